@@ -1,0 +1,1 @@
+//! Reads specs and Hugging Face checkpoints.

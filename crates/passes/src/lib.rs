@@ -1,0 +1,1 @@
+//! Rewrites on the IR.

@@ -1,0 +1,3 @@
+//! The `infernum` command.
+
+fn main() {}
