@@ -86,7 +86,7 @@ impl DType {
     /// product overflows.
     pub fn bytes(self, n: u64) -> Option<u64> {
         let (values, bytes) = self.block();
-        if n % values == 0 { (n / values).checked_mul(bytes) } else { None }
+        if n.is_multiple_of(values) { (n / values).checked_mul(bytes) } else { None }
     }
 
     /// True for the floating-point scalar types.

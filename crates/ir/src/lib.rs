@@ -1,6 +1,27 @@
 //! The typed intermediate representation.
 #![doc = include_str!("../README.md")]
 
+mod attr;
+mod diag;
+mod dim;
 mod dtype;
+pub mod expr;
+mod graph;
+pub mod interp;
+mod names;
+mod ops;
+pub mod text;
+mod types;
+mod verify;
 
+pub use attr::{Attr, AttrDef, AttrKind, Default as AttrDefault};
+pub use diag::SourceError;
+pub use dim::{Dim, Dims, Sym};
 pub use dtype::DType;
+pub use graph::{
+    CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
+};
+pub use names::nearest;
+pub use ops::{Call, Effect, Eval, OPS, Op, OpDef, OperandDef, Pointwise, Tolerance, Work};
+pub use types::{StateType, TensorType, Type};
+pub use verify::{Finding, VerifyError, verify};

@@ -1,0 +1,347 @@
+//! The expression language shared by specs, tables and pointwise ops.
+//!
+//! One grammar serves both uses. In a spec an expression ranges over config keys and parameters
+//! and may yield any [`Value`]; in `map`, `table` and the pointwise ops it must reduce to
+//! arithmetic on numbers, which [`ScalarFn`] compiles for execution and printing.
+//!
+//! ```text
+//! expr  := cond
+//! cond  := or ('?' expr ':' cond)?
+//! or    := and ('||' and)*           and   := coal ('&&' coal)*
+//! coal  := cmp ('??' cmp)*           cmp   := sum (('=='|'!='|'<'|'<='|'>'|'>=') sum)?
+//! sum   := term (('+'|'-') term)*    term  := unary (('*'|'/'|'%') unary)*
+//! unary := ('-'|'!') unary | power   power := postfix ('**' unary)?
+//! postfix := atom ('[' expr ']' | '.' name)*
+//! atom  := number | 'text' | true | false | null | name | name '(' expr,* ')' | '(' expr ')'
+//! ```
+
+mod fold;
+mod parse;
+mod scalar;
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use serde::{Deserialize, Serialize};
+
+pub use scalar::{Instr, ScalarFn};
+
+/// A value that an expression may yield.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "JSON's own kinds")]
+pub enum Value {
+    Null,
+    Bool(bool),
+    Num(f64),
+    Str(String),
+    List(Vec<Value>),
+    Map(Vec<(String, Value)>),
+}
+
+/// Why an expression could not be parsed or evaluated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ExprError {
+    /// Byte offset in the expression's text, when parsing.
+    pub at: usize,
+    /// What was expected and found.
+    pub message: String,
+}
+
+impl ExprError {
+    pub(crate) fn new(at: usize, message: impl Into<String>) -> ExprError {
+        ExprError { at, message: message.into() }
+    }
+}
+
+/// A parsed expression.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Expr {
+    /// A literal, or a value substituted for a name.
+    Lit(Value),
+    /// A name still to be resolved.
+    Var(String),
+    /// `-x`, `!x`.
+    Unary(UnaryOp, Box<Expr>),
+    /// `a op b`.
+    Binary(BinaryOp, Box<Expr>, Box<Expr>),
+    /// `c ? a : b`.
+    Cond(Box<Expr>, Box<Expr>, Box<Expr>),
+    /// `f(a, ..)`.
+    Call(Func, Vec<Expr>),
+    /// `list[i]`.
+    Index(Box<Expr>, Box<Expr>),
+    /// `map.key`; null when the key is absent or the map is null.
+    Member(Box<Expr>, String),
+}
+
+// Floats compare by value and no NaN literal can be written, so equality is total.
+impl Eq for Expr {}
+
+impl Hash for Expr {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.to_string().hash(state);
+    }
+}
+
+/// Prefix operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "named as usual")]
+pub enum UnaryOp {
+    Neg,
+    Not,
+}
+
+/// Infix operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "named as usual")]
+pub enum BinaryOp {
+    Or,
+    And,
+    Coalesce,
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Rem,
+    Pow,
+}
+
+impl BinaryOp {
+    /// Binding strength (larger binds tighter) and spelling.
+    pub(crate) const TABLE: [(BinaryOp, u8, &'static str); 15] = [
+        (BinaryOp::Or, 1, "||"),
+        (BinaryOp::And, 2, "&&"),
+        (BinaryOp::Coalesce, 3, "??"),
+        (BinaryOp::Eq, 4, "=="),
+        (BinaryOp::Ne, 4, "!="),
+        (BinaryOp::Le, 4, "<="),
+        (BinaryOp::Ge, 4, ">="),
+        (BinaryOp::Lt, 4, "<"),
+        (BinaryOp::Gt, 4, ">"),
+        (BinaryOp::Add, 5, "+"),
+        (BinaryOp::Sub, 5, "-"),
+        (BinaryOp::Pow, 8, "**"),
+        (BinaryOp::Mul, 6, "*"),
+        (BinaryOp::Div, 6, "/"),
+        (BinaryOp::Rem, 6, "%"),
+    ];
+
+    pub(crate) fn strength(self) -> u8 {
+        Self::TABLE.iter().find(|row| row.0 == self).map_or(0, |row| row.1)
+    }
+
+    pub(crate) fn spelling(self) -> &'static str {
+        Self::TABLE.iter().find(|row| row.0 == self).map_or("?", |row| row.2)
+    }
+}
+
+/// Built-in functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "named as in mathematics")]
+pub enum Func {
+    Exp,
+    Log,
+    Sqrt,
+    Tanh,
+    Erf,
+    Sin,
+    Cos,
+    Abs,
+    Floor,
+    Ceil,
+    Min,
+    Max,
+    /// Length of a list or text.
+    Len,
+    /// `contains(list, x)`, or `contains('text', 'part')`.
+    Contains,
+}
+
+impl Func {
+    /// Name and number of arguments of every function.
+    pub const TABLE: [(&'static str, Func, usize); 14] = [
+        ("exp", Func::Exp, 1),
+        ("log", Func::Log, 1),
+        ("sqrt", Func::Sqrt, 1),
+        ("tanh", Func::Tanh, 1),
+        ("erf", Func::Erf, 1),
+        ("sin", Func::Sin, 1),
+        ("cos", Func::Cos, 1),
+        ("abs", Func::Abs, 1),
+        ("floor", Func::Floor, 1),
+        ("ceil", Func::Ceil, 1),
+        ("min", Func::Min, 2),
+        ("max", Func::Max, 2),
+        ("len", Func::Len, 1),
+        ("contains", Func::Contains, 2),
+    ];
+
+    fn name(self) -> &'static str {
+        Self::TABLE.iter().find(|row| row.1 == self).map_or("?", |row| row.0)
+    }
+
+    /// The function on numbers; `b` is ignored by the unary ones.
+    pub fn apply(self, a: f64, b: f64) -> f64 {
+        match self {
+            Func::Exp => a.exp(),
+            Func::Log => a.ln(),
+            Func::Sqrt => a.sqrt(),
+            Func::Tanh => a.tanh(),
+            Func::Erf => scalar::erf(a),
+            Func::Sin => a.sin(),
+            Func::Cos => a.cos(),
+            Func::Abs => a.abs(),
+            Func::Floor => a.floor(),
+            Func::Ceil => a.ceil(),
+            Func::Min => a.min(b),
+            Func::Max => a.max(b),
+            Func::Len | Func::Contains => f64::NAN, // not numeric: refused when compiled
+        }
+    }
+}
+
+impl Value {
+    /// What kind of value this is, for messages.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Value::Null => "null",
+            Value::Bool(_) => "a boolean",
+            Value::Num(_) => "a number",
+            Value::Str(_) => "text",
+            Value::List(_) => "a list",
+            Value::Map(_) => "a map",
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Null => f.write_str("null"),
+            Value::Bool(b) => write!(f, "{b}"),
+            Value::Num(n) => write!(f, "{}", Number(*n)),
+            Value::Str(s) => write!(f, "'{}'", s.replace('\\', "\\\\").replace('\'', "\\'")),
+            Value::List(items) => {
+                f.write_str("[")?;
+                for (i, item) in items.iter().enumerate() {
+                    write!(f, "{}{item}", if i > 0 { ", " } else { "" })?;
+                }
+                f.write_str("]")
+            }
+            Value::Map(_) => f.write_str("{..}"),
+        }
+    }
+}
+
+/// Prints a float so that it reads back exactly: `12`, `0.5`, `1e-6`.
+pub(crate) struct Number(pub(crate) f64);
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = self.0;
+        if n != 0.0 && n.is_finite() && !(1e-4..1e16).contains(&n.abs()) {
+            write!(f, "{n:e}")
+        } else {
+            write!(f, "{n}")
+        }
+    }
+}
+
+impl Expr {
+    /// Calls `visit` with every name the expression mentions.
+    pub fn names<'a>(&'a self, visit: &mut dyn FnMut(&'a str)) {
+        match self {
+            Expr::Lit(_) => {}
+            Expr::Var(name) => visit(name),
+            Expr::Unary(_, a) | Expr::Member(a, _) => a.names(visit),
+            Expr::Binary(_, a, b) | Expr::Index(a, b) => {
+                a.names(visit);
+                b.names(visit);
+            }
+            Expr::Cond(c, a, b) => {
+                c.names(visit);
+                a.names(visit);
+                b.names(visit);
+            }
+            Expr::Call(_, args) => args.iter().for_each(|a| a.names(visit)),
+        }
+    }
+
+    fn strength(&self) -> u8 {
+        match self {
+            Expr::Cond(..) => 0,
+            Expr::Binary(op, ..) => op.strength(),
+            Expr::Unary(..) => 7,
+            // A negative literal prints as a negation.
+            Expr::Lit(Value::Num(n)) if n.is_sign_negative() => 7,
+            Expr::Index(..) | Expr::Member(..) => 9,
+            _ => 10,
+        }
+    }
+
+    fn print(&self, f: &mut fmt::Formatter<'_>, min: u8) -> fmt::Result {
+        let parens = self.strength() < min;
+        if parens {
+            f.write_str("(")?;
+        }
+        match self {
+            Expr::Lit(v) => write!(f, "{v}")?,
+            Expr::Var(name) => f.write_str(name)?,
+            Expr::Unary(op, a) => {
+                f.write_str(if *op == UnaryOp::Neg { "-" } else { "!" })?;
+                a.print(f, 7)?;
+            }
+            Expr::Binary(op, a, b) => {
+                let s = op.strength();
+                // Everything associates to the left but `**`; comparisons do not chain.
+                let (left, right) = match op {
+                    BinaryOp::Pow => (9, 7),
+                    _ if s == 4 => (5, 5),
+                    _ => (s, s + 1),
+                };
+                a.print(f, left)?;
+                write!(f, " {} ", op.spelling())?;
+                b.print(f, right)?;
+            }
+            Expr::Cond(c, a, b) => {
+                c.print(f, 1)?;
+                f.write_str(" ? ")?;
+                a.print(f, 0)?;
+                f.write_str(" : ")?;
+                b.print(f, 0)?;
+            }
+            Expr::Call(func, args) => {
+                write!(f, "{}(", func.name())?;
+                for (i, a) in args.iter().enumerate() {
+                    f.write_str(if i > 0 { ", " } else { "" })?;
+                    a.print(f, 0)?;
+                }
+                f.write_str(")")?;
+            }
+            Expr::Index(a, i) => {
+                a.print(f, 9)?;
+                f.write_str("[")?;
+                i.print(f, 0)?;
+                f.write_str("]")?;
+            }
+            Expr::Member(a, key) => {
+                a.print(f, 9)?;
+                write!(f, ".{key}")?;
+            }
+        }
+        if parens { f.write_str(")") } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for Expr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.print(f, 0)
+    }
+}

@@ -1,0 +1,292 @@
+//! The reference interpreter: plain loops in `f64`, the oracle for everything else.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use crate::graph::{Graph, Module, NodeKind, Param, StepInput, ValueId, WeightRef};
+use crate::ops::{Call, Eval};
+use crate::{DType, Dims, Type};
+
+/// A value: row-major, in `f64`.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Tensor {
+    /// Outermost dimension first; a ragged `[H, T, S]` is `[H, pairs]`.
+    pub shape: Vec<usize>,
+    /// The elements.
+    pub data: Vec<f64>,
+}
+
+/// The sequences of one step.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Step {
+    /// In the order of their tokens.
+    pub seqs: Vec<SeqStep>,
+}
+
+/// One sequence's part in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeqStep {
+    /// Tokens computed in this step.
+    pub new: usize,
+    /// Rows its cache holds after the step, the new ones included.
+    pub context: usize,
+}
+
+/// Where one token of a step stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenPlace {
+    /// Its sequence's first context row in the step.
+    pub context_start: usize,
+    /// Its sequence's context rows.
+    pub context_len: usize,
+    /// Its own row, counted from `context_start`.
+    pub row: usize,
+    /// Its first element in one head of a ragged value.
+    pub pair_start: usize,
+}
+
+impl TokenPlace {
+    /// Its elements in one head of a ragged value.
+    pub fn pairs(&self) -> Range<usize> {
+        self.pair_start..self.pair_start + self.context_len
+    }
+}
+
+impl Step {
+    /// A step of one sequence.
+    pub fn one(new: usize, context: usize) -> Step {
+        Step { seqs: vec![SeqStep { new, context }] }
+    }
+
+    /// The step's sizes.
+    pub fn dims(&self) -> Dims {
+        let sum = |f: fn(&SeqStep) -> usize| self.seqs.iter().map(f).sum::<usize>() as u64;
+        Dims {
+            t: sum(|s| s.new),
+            b: self.seqs.len() as u64,
+            s: sum(|s| s.context),
+            pairs: sum(|s| s.new * s.context),
+        }
+    }
+
+    /// Every token's place, in order.
+    pub fn tokens(&self) -> impl Iterator<Item = TokenPlace> + '_ {
+        let (mut context_start, mut pair_start) = (0, 0);
+        self.seqs.iter().flat_map(move |s| {
+            let (context, pairs) = (context_start, pair_start);
+            context_start += s.context;
+            pair_start += s.new * s.context;
+            let s = *s;
+            (0..s.new).map(move |i| TokenPlace {
+                context_start: context,
+                context_len: s.context,
+                row: s.context - s.new + i,
+                pair_start: pairs + i * s.context,
+            })
+        })
+    }
+}
+
+/// Where results are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// Nowhere: every result keeps `f64`.
+    Exact,
+    /// Each op's results to their element type.
+    ToType,
+}
+
+/// The KV cache between steps: for each layer and plane, each sequence's rows.
+#[derive(Clone, Debug, Default)]
+pub struct States(HashMap<(Option<u32>, String), Vec<Vec<f64>>>);
+
+/// Reads weights for the interpreter: each gets the layer of the call.
+pub type Weights<'a> = dyn Fn(&WeightRef, Option<u32>, &Type) -> Result<Tensor, String> + 'a;
+
+/// Runs modules and graphs.
+pub struct Interpreter<'a> {
+    weights: &'a Weights<'a>,
+    rounding: Rounding,
+}
+
+/// What one call computed: its tensor results (states are kept in [`States`]).
+pub type Carried = Vec<Tensor>;
+
+impl<'a> Interpreter<'a> {
+    /// An interpreter over these weights.
+    pub fn new(weights: &'a Weights<'a>, rounding: Rounding) -> Interpreter<'a> {
+        Interpreter { weights, rounding }
+    }
+
+    /// Runs one step of a module; `observe` sees what each call of the schedule carries on.
+    pub fn step(
+        &self,
+        module: &Module,
+        step: &Step,
+        tokens: &[u32],
+        states: &mut States,
+        observe: &mut dyn FnMut(usize, &Carried),
+    ) -> Result<Carried, String> {
+        let mut carried = Vec::new();
+        for (i, site) in module.schedule.iter().enumerate() {
+            let graph = &module.graphs[site.graph];
+            carried = self.graph(graph, site.layer, step, tokens, &carried, states)?;
+            observe(i, &carried);
+        }
+        Ok(carried)
+    }
+
+    /// Runs one graph.
+    pub fn graph(
+        &self,
+        graph: &Graph,
+        layer: Option<u32>,
+        step: &Step,
+        tokens: &[u32],
+        carried: &[Tensor],
+        states: &mut States,
+    ) -> Result<Carried, String> {
+        let mut values: Vec<Vec<Tensor>> = Vec::with_capacity(graph.len());
+        // Which plane a state value is a version of.
+        let mut planes: HashMap<ValueId, String> = HashMap::new();
+        for (index, node) in graph.nodes() {
+            let id = ValueId { node: index, result: 0 };
+            let results = match &node.kind {
+                NodeKind::Param(param) => {
+                    if let Param::State(plane) = param {
+                        planes.insert(id, plane.clone());
+                    }
+                    let ty = &node.types[0];
+                    vec![self.param(param, ty, layer, step, tokens, carried, states)?]
+                }
+                NodeKind::Op { op, attrs } => {
+                    let operands = graph.operands(index);
+                    if let Some(plane) =
+                        operands.first().copied().flatten().and_then(|v| planes.get(&v))
+                    {
+                        planes.insert(id, plane.clone());
+                    }
+                    let types: Vec<_> = operands.iter().map(|v| v.map(|v| graph.ty(v))).collect();
+                    let inputs: Vec<_> =
+                        operands.iter().map(|v| v.map(|v| &values[v.node][v.result])).collect();
+                    let call = Call { op: *op, operands: &types, attrs };
+                    let eval = Eval { call, values: &inputs, results: &node.types, step };
+                    let mut results =
+                        (op.reference)(&eval).map_err(|e| format!("%{}: {e}", node.names[0]))?;
+                    if self.rounding == Rounding::ToType {
+                        results.iter_mut().zip(&node.types).for_each(|(t, ty)| round(t, ty));
+                    }
+                    results
+                }
+            };
+            values.push(results);
+        }
+        let mut out = Vec::new();
+        for &v in graph.results() {
+            let value = &values[v.node][v.result];
+            match graph.ty(v) {
+                Type::Tensor(_) => out.push(value.clone()),
+                Type::State(_) => {
+                    let plane = planes.get(&v).ok_or("a state result of no plane")?;
+                    states.store(layer, plane, step, value);
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one call site, just above")]
+    fn param(
+        &self,
+        param: &Param,
+        ty: &Type,
+        layer: Option<u32>,
+        step: &Step,
+        tokens: &[u32],
+        carried: &[Tensor],
+        states: &States,
+    ) -> Result<Tensor, String> {
+        let vector = |data: Vec<f64>| Tensor { shape: vec![data.len()], data };
+        Ok(match param {
+            Param::Weight(weight) => (self.weights)(weight, layer, ty)?,
+            Param::Carry(i) => carried
+                .get(*i as usize)
+                .cloned()
+                .ok_or_else(|| format!("carry {i} of {} value(s)", carried.len()))?,
+            Param::State(plane) => states.load(layer, plane, step, ty)?,
+            Param::Step(StepInput::Tokens) => {
+                vector(tokens.iter().map(|&t| f64::from(t)).collect())
+            }
+            Param::Step(StepInput::Positions) => {
+                vector(step.tokens().map(|t| t.row as f64).collect())
+            }
+            Param::Step(StepInput::ContextPositions) => {
+                vector(step.seqs.iter().flat_map(|s| (0..s.context).map(|p| p as f64)).collect())
+            }
+            Param::Step(StepInput::OutputRows) => {
+                let rows = ty.tensor()?.sizes(&step.dims())[0];
+                if rows == step.dims().t as usize {
+                    vector((0..rows).map(|r| r as f64).collect())
+                } else {
+                    let mut end = 0;
+                    let last = step.seqs.iter().map(|s| {
+                        end += s.new;
+                        end as f64 - 1.0
+                    });
+                    vector(last.collect())
+                }
+            }
+        })
+    }
+}
+
+impl States {
+    fn load(
+        &self,
+        layer: Option<u32>,
+        plane: &str,
+        step: &Step,
+        ty: &Type,
+    ) -> Result<Tensor, String> {
+        let row = ty.state()?;
+        let (heads, dim) = (row.heads as usize, row.dim as usize);
+        let past = self.0.get(&(layer, plane.to_owned()));
+        let mut data = Vec::new();
+        for (i, seq) in step.seqs.iter().enumerate() {
+            let rows = past.and_then(|p| p.get(i)).map_or(&[][..], Vec::as_slice);
+            let held = (seq.context - seq.new) * heads * dim;
+            if rows.len() < held {
+                return Err(format!("sequence {i} holds fewer rows than the step's context"));
+            }
+            data.extend(&rows[..held]);
+            data.resize(data.len() + seq.new * heads * dim, f64::NAN);
+        }
+        Ok(Tensor { shape: vec![step.dims().s as usize, heads, dim], data })
+    }
+
+    fn store(&mut self, layer: Option<u32>, plane: &str, step: &Step, value: &Tensor) {
+        let width: usize = value.shape[1..].iter().product();
+        let mut at = 0;
+        let rows = step.seqs.iter().map(|s| {
+            let part = value.data[at..at + s.context * width].to_vec();
+            at += s.context * width;
+            part
+        });
+        self.0.insert((layer, plane.to_owned()), rows.collect());
+    }
+}
+
+/// Rounds every element to the type's element type, to nearest even.
+pub fn round(t: &mut Tensor, ty: &Type) {
+    let Ok(ty) = ty.tensor() else { return };
+    for v in &mut t.data {
+        *v = match ty.dtype {
+            DType::F32 => f64::from(*v as f32),
+            DType::F16 => f16::from_f64(*v).to_f64(),
+            DType::Bf16 => bf16::from_f64(*v).to_f64(),
+            _ => *v,
+        };
+    }
+}

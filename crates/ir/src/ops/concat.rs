@@ -1,0 +1,51 @@
+//! `concat`.
+
+use super::common::{around, const_axis, streaming};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use crate::Dim;
+use crate::attr::{AttrDef, AttrKind, Default};
+use crate::interp::Tensor;
+
+pub(super) static OP: OpDef = OpDef {
+    name: "concat",
+    doc: "Joins two tensors along a constant axis.",
+    operands: &[OperandDef::required("a"), OperandDef::required("b")],
+    attrs: &[AttrDef {
+        name: "axis",
+        kind: AttrKind::Int,
+        default: Default::Required,
+        doc: "the axis, counted from the outermost",
+    }],
+    infer: |call| {
+        let (a, b) = (call.tensor(0)?, call.tensor(1)?);
+        let axis = call.int("axis") as usize;
+        let size = const_axis(a, axis)?.checked_add(const_axis(b, axis)?);
+        let mut joined = a.clone();
+        joined.shape[axis] = Dim::Const(size.ok_or("sizes overflow")?);
+        let mut other = b.shape.clone();
+        other[axis] = a.shape[axis];
+        if other != a.shape || a.dtype != b.dtype {
+            return Err(call.mismatch(1, &format!("{a} but for axis {axis}"), b));
+        }
+        Ok(vec![joined.into()])
+    },
+    effect: Effect::Pure,
+    reference,
+    pointwise: Pointwise::No,
+    work: |call, results, dims| streaming(call, results, dims, 0),
+    cuda: None,
+    tolerance: Tolerance::EXACT,
+};
+
+fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
+    let (a, b) = (eval.value(0)?, eval.value(1)?);
+    let axis = eval.call.int("axis") as usize;
+    let (outer, na, inner) = around(&a.shape, axis);
+    let (_, nb, _) = around(&b.shape, axis);
+    let mut data = Vec::with_capacity(a.data.len() + b.data.len());
+    for o in 0..outer {
+        data.extend(&a.data[o * na * inner..(o + 1) * na * inner]);
+        data.extend(&b.data[o * nb * inner..(o + 1) * nb * inner]);
+    }
+    Ok(vec![Tensor { shape: eval.sizes(0)?, data }])
+}

@@ -1,0 +1,69 @@
+//! `expert_linear`.
+
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance, Work};
+use crate::interp::Tensor;
+use crate::{Dim, Dims, TensorType, Type};
+
+use super::Call;
+
+pub(super) static OP: OpDef = OpDef {
+    name: "expert_linear",
+    doc: "One linear layer an expert: w [E, N, K], ids [T, k]; x [T, K], the same for each of a \
+          token's experts, or [T, k, K]: [T, k, N].",
+    operands: &[OperandDef::required("x"), OperandDef::required("w"), OperandDef::required("ids")],
+    attrs: &[],
+    infer: |call| {
+        let (x, w, ids) = (call.float(0, 2)?, call.float(1, 3)?, call.index(2, 2)?);
+        let shared = x.rank() == 2 && x.shape[0] == ids.shape[0];
+        let each = x.rank() == 3 && x.shape[..2] == ids.shape[..];
+        if w.rank() != 3 || x.shape.last() != w.shape.last() || !(shared || each) {
+            return Err(call.mismatch(1, &format!("[E, N, K] for x: {x}, ids: {ids}"), w));
+        }
+        let shape = [ids.shape[0], ids.shape[1], w.shape[1]];
+        Ok(vec![TensorType::act(x.dtype, shape).into()])
+    },
+    effect: Effect::Pure,
+    reference,
+    pointwise: Pointwise::No,
+    work,
+    cuda: None,
+    tolerance: Tolerance::REDUCTION,
+};
+
+/// Each expert that may be hit is read once.
+fn work(call: &Call<'_>, results: &[Type], dims: &Dims) -> Work {
+    let (Ok(w), Ok(ids), Ok(out)) = (call.tensor(1), call.tensor(2), results[0].tensor()) else {
+        return Work::default();
+    };
+    let experts = w.shape[0].eval(dims).max(1);
+    let hit = ids.elements(dims).min(experts);
+    let activations = call.tensor(0).map_or(0, |x| x.bytes(dims)).saturating_add(out.bytes(dims));
+    Work {
+        bytes: (w.bytes(dims) / experts).saturating_mul(hit).saturating_add(activations),
+        flops: out
+            .elements(dims)
+            .saturating_mul(w.shape.last().map_or(0, |d: &Dim| d.eval(dims)))
+            .saturating_mul(2),
+    }
+}
+
+fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
+    let (x, w, ids) = (eval.value(0)?, eval.value(1)?, eval.value(2)?);
+    let (experts, n, k) = (w.shape[0], w.shape[1], w.shape[2]);
+    let per_token = ids.shape[1];
+    let shared = x.shape.len() == 2;
+    let mut data = Vec::with_capacity(ids.data.len() * n);
+    for (slot, &id) in ids.data.iter().enumerate() {
+        let expert = id as usize;
+        if expert >= experts {
+            return Err(format!("expert {expert} of {experts}"));
+        }
+        let row = if shared { slot / per_token } else { slot };
+        let xs = &x.data[row * k..(row + 1) * k];
+        for j in 0..n {
+            let ws = &w.data[(expert * n + j) * k..][..k];
+            data.push(xs.iter().zip(ws).map(|(a, b)| a * b).sum());
+        }
+    }
+    Ok(vec![Tensor { shape: eval.sizes(0)?, data }])
+}

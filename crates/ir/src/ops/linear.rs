@@ -1,0 +1,54 @@
+//! `linear`.
+
+use super::common::{rows_cols, streaming};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use crate::TensorType;
+use crate::attr::{AttrDef, AttrKind, Default};
+use crate::interp::Tensor;
+
+pub(super) static OP: OpDef = OpDef {
+    name: "linear",
+    doc: "`x · wᵀ + bias` over the last dimension: x [.., K], w [N, K], bias [N]: [.., N].",
+    operands: &[OperandDef::required("x"), OperandDef::required("w"), OperandDef::optional("bias")],
+    attrs: &[AttrDef {
+        name: "dtype",
+        kind: AttrKind::DType,
+        default: Default::Absent,
+        doc: "element type of the result; that of `x` when absent",
+    }],
+    infer: |call| {
+        let (x, w) = (call.float(0, 1)?, call.float(1, 2)?);
+        if w.rank() != 2 || x.shape.last() != w.shape.last() || x.is_ragged() {
+            return Err(call.mismatch(1, &format!("[N, K] with K as in {x}"), w));
+        }
+        call.channel_weight(2, w.shape[0])?;
+        let mut shape = x.shape.clone();
+        shape[x.rank() - 1] = w.shape[0];
+        Ok(vec![TensorType::act(call.dtype("dtype").unwrap_or(x.dtype), shape).into()])
+    },
+    effect: Effect::Pure,
+    reference,
+    pointwise: Pointwise::No,
+    work: |call, results, dims| {
+        let k = call.operands[1].and_then(|t| t.tensor().ok()?.last_const()).unwrap_or(0);
+        streaming(call, results, dims, k.saturating_mul(2))
+    },
+    cuda: None,
+    tolerance: Tolerance::REDUCTION,
+};
+
+fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
+    let (x, w, bias) = (eval.value(0)?, eval.value(1)?, eval.values[2]);
+    let (rows, k) = rows_cols(&x.shape);
+    let n = w.shape[0];
+    let mut data = Vec::with_capacity(rows * n);
+    for row in 0..rows {
+        let xs = &x.data[row * k..(row + 1) * k];
+        for j in 0..n {
+            let ws = &w.data[j * k..(j + 1) * k];
+            let dot: f64 = xs.iter().zip(ws).map(|(a, b)| a * b).sum();
+            data.push(dot + bias.map_or(0.0, |b| b.data[j]));
+        }
+    }
+    Ok(vec![Tensor { shape: eval.sizes(0)?, data }])
+}

@@ -1,0 +1,303 @@
+//! The table of primitive operations: one file an op, one list of them all.
+
+mod common;
+mod pointwise;
+
+mod add;
+mod cast;
+mod concat;
+mod dequantise;
+mod embedding;
+mod expert_linear;
+mod gather_rows;
+mod gelu;
+mod gelu_tanh;
+mod kv_read;
+mod kv_write;
+mod layernorm;
+mod linear;
+mod map;
+mod mask;
+mod matmul;
+mod mix;
+mod mul;
+mod reduce;
+mod reshape;
+mod rmsnorm;
+mod rope;
+mod scale;
+mod scores;
+mod silu;
+mod slice;
+mod softcap;
+mod softmax;
+mod table;
+mod topk;
+
+use std::fmt;
+
+use crate::attr::{Attr, AttrDef};
+use crate::expr::{Expr, ScalarFn, Value};
+use crate::interp::{Step, Tensor};
+use crate::names::nearest;
+use crate::{Dims, Type};
+
+/// Every primitive, in alphabetical order.
+pub static OPS: &[&OpDef] = &[
+    &add::OP,
+    &cast::OP,
+    &concat::OP,
+    &dequantise::OP,
+    &embedding::OP,
+    &expert_linear::OP,
+    &gather_rows::OP,
+    &gelu::OP,
+    &gelu_tanh::OP,
+    &kv_read::OP,
+    &kv_write::OP,
+    &layernorm::OP,
+    &linear::OP,
+    &map::OP,
+    &mask::OP,
+    &matmul::OP,
+    &mix::OP,
+    &mul::OP,
+    &reduce::OP,
+    &reshape::OP,
+    &rmsnorm::OP,
+    &rope::OP,
+    &scale::OP,
+    &scores::OP,
+    &silu::OP,
+    &slice::OP,
+    &softcap::OP,
+    &softmax::OP,
+    &table::OP,
+    &topk::OP,
+];
+
+/// Everything there is to know about an op. Printer, parser, verifier, interpreter, executors and
+/// documentation all read it; no field has a default.
+pub struct OpDef {
+    /// Its name in IR text and in specs.
+    pub name: &'static str,
+    /// What it computes.
+    pub doc: &'static str,
+    /// Its operands, in order.
+    pub operands: &'static [OperandDef],
+    /// Its attributes, in order.
+    pub attrs: &'static [AttrDef],
+    /// The types of its results. Whether a result is constant follows from the operands.
+    pub infer: fn(&Call<'_>) -> Result<Vec<Type>, String>,
+    /// What it does besides computing.
+    pub effect: Effect,
+    /// Its meaning in plain loops over `f64`: the oracle for every kernel.
+    pub reference: fn(&Eval<'_>) -> Result<Vec<Tensor>, String>,
+    /// For an elementwise op, the expression it applies.
+    pub pointwise: Pointwise,
+    /// Bytes moved and operations done.
+    pub work: fn(&Call<'_>, &[Type], &Dims) -> Work,
+    /// Stem of its CUDA template, if it has one.
+    pub cuda: Option<&'static str>,
+    /// How far a kernel may stray from the reference.
+    pub tolerance: Tolerance,
+}
+
+/// Declares one operand.
+#[derive(Clone, Copy, Debug)]
+pub struct OperandDef {
+    /// Its name in specs.
+    pub name: &'static str,
+    /// Whether it may be left out.
+    pub optional: bool,
+}
+
+impl OperandDef {
+    const fn required(name: &'static str) -> OperandDef {
+        OperandDef { name, optional: false }
+    }
+
+    const fn optional(name: &'static str) -> OperandDef {
+        OperandDef { name, optional: true }
+    }
+}
+
+/// What an op does besides computing its results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing.
+    Pure,
+    /// Nothing; its result is its first operand's bytes under another shape.
+    View,
+    /// Reads a KV-cache state.
+    Reads,
+    /// Makes the next version of a KV-cache state, in place.
+    Writes,
+}
+
+/// Whether an op is elementwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pointwise {
+    /// It is not.
+    No,
+    /// It applies this expression over operand and attribute names.
+    Fixed(&'static str),
+    /// It applies the expression in this attribute.
+    Attr(&'static str),
+}
+
+/// Work of one call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Bytes that must move between memory and the processor.
+    pub bytes: u64,
+    /// Floating-point operations, a multiply-add counting two.
+    pub flops: u64,
+}
+
+/// Largest normalised root-mean-square error of a correct kernel against the reference.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// With `f32` results.
+    pub f32: f64,
+    /// In units of the result's rounding step, with 16-bit results.
+    pub ulps16: f64,
+}
+
+impl Tolerance {
+    /// Moves or selects values; computes nothing.
+    pub const EXACT: Tolerance = Tolerance { f32: 0.0, ulps16: 0.0 };
+    /// A few operations an element.
+    pub const POINTWISE: Tolerance = Tolerance { f32: 1e-6, ulps16: 1.0 };
+    /// A sum over many elements.
+    pub const REDUCTION: Tolerance = Tolerance { f32: 1e-5, ulps16: 2.0 };
+}
+
+/// A call being typed: operand types and attributes.
+pub struct Call<'a> {
+    /// The op called.
+    pub op: Op,
+    /// One entry an operand declared; `None` where an optional one is left out.
+    pub operands: &'a [Option<&'a Type>],
+    /// One entry an attribute declared.
+    pub attrs: &'a [Attr],
+}
+
+/// A call being evaluated.
+pub struct Eval<'a> {
+    /// Types and attributes.
+    pub call: Call<'a>,
+    /// Operand values.
+    pub values: &'a [Option<&'a Tensor>],
+    /// Result types.
+    pub results: &'a [Type],
+    /// The step it belongs to.
+    pub step: &'a Step,
+}
+
+/// A handle to an op's definition; two handles are equal when they name the same op.
+#[derive(Clone, Copy)]
+pub struct Op(&'static OpDef);
+
+impl Op {
+    /// Looks an op up by name; the error suggests the nearest one.
+    pub fn find(name: &str) -> Result<Op, String> {
+        OPS.iter().find(|d| d.name == name).map(|d| Op(d)).ok_or_else(|| {
+            let hint = nearest(name, OPS.iter().map(|d| d.name));
+            format!("unknown op `{name}`{hint}")
+        })
+    }
+
+    /// Every op.
+    pub fn all() -> impl Iterator<Item = Op> {
+        OPS.iter().map(|d| Op(d))
+    }
+
+    /// Position of an operand.
+    pub fn operand(self, name: &str) -> Option<usize> {
+        self.operands.iter().position(|o| o.name == name)
+    }
+
+    /// Position of an attribute.
+    pub fn attr(self, name: &str) -> Option<usize> {
+        self.attrs.iter().position(|a| a.name == name)
+    }
+
+    /// Checks operands and attributes against the declaration and types the results.
+    pub fn infer(self, operands: &[Option<&Type>], attrs: &[Attr]) -> Result<Vec<Type>, String> {
+        if operands.len() != self.operands.len() || attrs.len() != self.attrs.len() {
+            return Err(format!(
+                "`{}` takes {} operand(s) and {} attribute(s), found {} and {}",
+                self.name,
+                self.operands.len(),
+                self.attrs.len(),
+                operands.len(),
+                attrs.len()
+            ));
+        }
+        for (def, operand) in self.operands.iter().zip(operands) {
+            if operand.is_none() && !def.optional {
+                return Err(format!("`{}` needs operand `{}`", self.name, def.name));
+            }
+        }
+        for (def, attr) in self.attrs.iter().zip(attrs) {
+            def.check(attr)?;
+        }
+        let mut results = (self.0.infer)(&Call { op: self, operands, attrs })?;
+        let constant =
+            operands.iter().flatten().all(|t| matches!(t, Type::Tensor(t) if t.constant));
+        for result in &mut results {
+            if let Type::Tensor(t) = result {
+                t.constant = constant;
+            }
+        }
+        Ok(results)
+    }
+
+    /// For an elementwise op, its expression with the attributes substituted, over operand names.
+    pub fn pointwise(self, attrs: &[Attr]) -> Option<Result<Expr, String>> {
+        let expr = match self.pointwise {
+            Pointwise::No => return None,
+            Pointwise::Fixed(text) => text.parse().map_err(|e| format!("{e}")),
+            Pointwise::Attr(name) => match &attrs[self.attr(name)?] {
+                Attr::Expr(e) => Ok(e.clone()),
+                other => Err(format!("attribute `{name}`: expected an expression, found {other}")),
+            },
+        };
+        let number = |name: &str| match attrs.get(self.attr(name)?)? {
+            Attr::Float(x) => Some(Value::Num(*x)),
+            Attr::Int(n) => Some(Value::Num(*n as f64)),
+            _ => None,
+        };
+        Some(expr.and_then(|e| e.fold(&number).map_err(|e| e.to_string())))
+    }
+
+    /// [`Op::pointwise`], compiled over the operands in order.
+    pub fn pointwise_fn(self, attrs: &[Attr]) -> Option<Result<ScalarFn, String>> {
+        let names: Vec<&str> = self.operands.iter().map(|o| o.name).collect();
+        let expr = self.pointwise(attrs)?;
+        Some(expr.and_then(|e| ScalarFn::compile(&e, &names).map_err(|e| e.to_string())))
+    }
+}
+
+impl std::ops::Deref for Op {
+    type Target = OpDef;
+
+    fn deref(&self) -> &OpDef {
+        self.0
+    }
+}
+
+impl PartialEq for Op {
+    fn eq(&self, other: &Op) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Op {}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}

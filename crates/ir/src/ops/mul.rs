@@ -1,0 +1,18 @@
+//! `mul`.
+
+use super::common::streaming;
+use super::{Effect, OpDef, OperandDef, Pointwise, Tolerance, pointwise};
+
+pub(super) static OP: OpDef = OpDef {
+    name: "mul",
+    doc: "Elementwise `a * b`; `b` broadcasts onto `a`.",
+    operands: &[OperandDef::required("a"), OperandDef::required("b")],
+    attrs: &[],
+    infer: pointwise::infer,
+    effect: Effect::Pure,
+    reference: pointwise::reference,
+    pointwise: Pointwise::Fixed("a * b"),
+    work: |call, results, dims| streaming(call, results, dims, 1),
+    cuda: None,
+    tolerance: Tolerance::POINTWISE,
+};

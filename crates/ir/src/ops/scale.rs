@@ -1,0 +1,24 @@
+//! `scale`.
+
+use super::common::streaming;
+use super::{Effect, OpDef, OperandDef, Pointwise, Tolerance, pointwise};
+use crate::attr::{AttrDef, AttrKind, Default};
+
+pub(super) static OP: OpDef = OpDef {
+    name: "scale",
+    doc: "Multiplies by a constant.",
+    operands: &[OperandDef::required("x")],
+    attrs: &[AttrDef {
+        name: "by",
+        kind: AttrKind::Float,
+        default: Default::Required,
+        doc: "the factor",
+    }],
+    infer: pointwise::infer,
+    effect: Effect::Pure,
+    reference: pointwise::reference,
+    pointwise: Pointwise::Fixed("x * by"),
+    work: |call, results, dims| streaming(call, results, dims, 1),
+    cuda: None,
+    tolerance: Tolerance::POINTWISE,
+};

@@ -1,0 +1,18 @@
+//! `silu`.
+
+use super::common::streaming;
+use super::{Effect, OpDef, OperandDef, Pointwise, Tolerance, pointwise};
+
+pub(super) static OP: OpDef = OpDef {
+    name: "silu",
+    doc: "Sigmoid-weighted linear unit (Elfwing et al. 2017), `x * sigmoid(x)`.",
+    operands: &[OperandDef::required("x")],
+    attrs: &[],
+    infer: pointwise::infer,
+    effect: Effect::Pure,
+    reference: pointwise::reference,
+    pointwise: Pointwise::Fixed("x / (1 + exp(-x))"),
+    work: |call, results, dims| streaming(call, results, dims, 4),
+    cuda: None,
+    tolerance: Tolerance::POINTWISE,
+};

@@ -1,0 +1,24 @@
+//! `softcap`.
+
+use super::common::streaming;
+use super::{Effect, OpDef, OperandDef, Pointwise, Tolerance, pointwise};
+use crate::attr::{AttrDef, AttrKind, Default};
+
+pub(super) static OP: OpDef = OpDef {
+    name: "softcap",
+    doc: "Soft capping (Gemma 2): `cap * tanh(x / cap)`.",
+    operands: &[OperandDef::required("x")],
+    attrs: &[AttrDef {
+        name: "cap",
+        kind: AttrKind::Float,
+        default: Default::Required,
+        doc: "the bound; not zero",
+    }],
+    infer: pointwise::infer,
+    effect: Effect::Pure,
+    reference: pointwise::reference,
+    pointwise: Pointwise::Fixed("cap * tanh(x / cap)"),
+    work: |call, results, dims| streaming(call, results, dims, 6),
+    cuda: None,
+    tolerance: Tolerance::POINTWISE,
+};

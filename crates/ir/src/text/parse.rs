@@ -1,0 +1,470 @@
+//! Text to IR. Statements are lines, so every error has a line and a column.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::attr::{Attr, AttrDef, AttrKind};
+use crate::diag::SourceError;
+use crate::graph::{
+    CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
+};
+use crate::names::nearest;
+use crate::{DType, Dim, Op, StateType, Sym, TensorType, Type};
+
+/// Layers a schedule may name: more is a mistake, not a model.
+const MAX_LAYERS: u64 = 100_000;
+
+/// Reads a module. The text need not be well typed: the verifier is what checks that.
+pub fn parse(text: &str, file: &str) -> Result<Module, SourceError> {
+    let mut p = Parser { text, at: 0, end: 0 };
+    let error = |e: Error| SourceError::new(file, text, e.at..e.at + 1, e.message);
+    let mut module = Module { name: String::new(), graphs: Vec::new(), schedule: Vec::new() };
+    p.module(&mut module).map_err(error)?;
+    Ok(module)
+}
+
+struct Error {
+    at: usize,
+    message: String,
+}
+
+type Res<T> = Result<T, Error>;
+
+/// A cursor over the current line, `at..end`.
+struct Parser<'a> {
+    text: &'a str,
+    at: usize,
+    end: usize,
+}
+
+impl<'a> Parser<'a> {
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..self.end]
+    }
+
+    fn fail<T>(&self, message: impl Into<String>) -> Res<T> {
+        Err(Error { at: self.at, message: message.into() })
+    }
+
+    fn expected<T>(&self, what: &str) -> Res<T> {
+        match self.rest().chars().next() {
+            Some(c) => self.fail(format!("expected {what}, found `{c}`")),
+            None => self.fail(format!("expected {what}, found the end of the line")),
+        }
+    }
+
+    /// Moves to the next line that says something; false at the end of the text.
+    fn next_line(&mut self) -> bool {
+        let mut start = self.end;
+        while start < self.text.len() {
+            if self.text.as_bytes()[start] == b'\n' {
+                start += 1;
+                continue;
+            }
+            let end = self.text[start..].find('\n').map_or(self.text.len(), |n| start + n);
+            (self.at, self.end) = (start, end);
+            self.space();
+            if !self.rest().is_empty() && !self.rest().starts_with("//") {
+                return true;
+            }
+            start = end;
+        }
+        (self.at, self.end) = (self.text.len(), self.text.len());
+        false
+    }
+
+    fn space(&mut self) {
+        self.at += self.rest().len() - self.rest().trim_start().len();
+    }
+
+    fn eat(&mut self, token: &str) -> bool {
+        self.space();
+        let hit = self.rest().starts_with(token);
+        if hit {
+            self.at += token.len();
+        }
+        hit
+    }
+
+    fn want(&mut self, token: &str) -> Res<()> {
+        if self.eat(token) { Ok(()) } else { self.expected(&format!("`{token}`")) }
+    }
+
+    fn line_end(&mut self) -> Res<()> {
+        self.space();
+        if self.rest().is_empty() { Ok(()) } else { self.expected("the end of the line") }
+    }
+
+    fn word(&mut self, what: &str) -> Res<&'a str> {
+        self.space();
+        let rest = self.rest();
+        let is_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
+        let len = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+        if len == 0 {
+            return self.expected(what);
+        }
+        self.at += len;
+        Ok(&rest[..len])
+    }
+
+    fn number<T: std::str::FromStr>(&mut self, what: &str) -> Res<T> {
+        self.space();
+        let rest = self.rest();
+        let is_number = |c: char| c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | 'e' | 'E');
+        let len = rest.find(|c| !is_number(c)).unwrap_or(rest.len());
+        match rest[..len].parse() {
+            Ok(n) => {
+                self.at += len;
+                Ok(n)
+            }
+            Err(_) => self.expected(what),
+        }
+    }
+
+    /// A Rust-style quoted string.
+    fn quoted(&mut self) -> Res<String> {
+        self.want("\"")?;
+        let mut out = String::new();
+        let mut chars = self.rest().char_indices();
+        while let Some((i, c)) = chars.next() {
+            match c {
+                '"' => {
+                    self.at += i + 1;
+                    return Ok(out);
+                }
+                '\\' => match chars.next() {
+                    Some((_, 'n')) => out.push('\n'),
+                    Some((_, 't')) => out.push('\t'),
+                    Some((_, 'u')) => out.push(unicode_escape(&mut chars).unwrap_or('\u{fffd}')),
+                    Some((_, c)) => out.push(c),
+                    None => break,
+                },
+                c => out.push(c),
+            }
+        }
+        self.fail("text is not closed: expected `\"`")
+    }
+
+    fn module(&mut self, module: &mut Module) -> Res<()> {
+        self.next_line();
+        self.want("module")?;
+        self.word("the module's name")?.clone_into(&mut module.name);
+        self.line_end()?;
+        while self.next_line() {
+            if self.eat("graph") {
+                let graph = self.graph()?;
+                if module.graph(&graph.name).is_some() {
+                    return self.fail(format!("there are two graphs `{}`", graph.name));
+                }
+                module.graphs.push(graph);
+            } else if self.eat("schedule") {
+                self.schedule(module)?;
+            } else {
+                return self.expected("`graph` or `schedule`");
+            }
+        }
+        Ok(())
+    }
+
+    fn schedule(&mut self, module: &mut Module) -> Res<()> {
+        self.space();
+        while !self.rest().is_empty() {
+            if !module.schedule.is_empty() {
+                self.want(",")?;
+            }
+            let name = self.word("a graph's name")?;
+            let Some(graph) = module.graphs.iter().position(|g| g.name == name) else {
+                let hint = nearest(name, module.graphs.iter().map(|g| g.name.as_str()));
+                return self.fail(format!("there is no graph `{name}`{hint}"));
+            };
+            self.space();
+            if self.rest().starts_with(|c: char| c.is_ascii_digit()) {
+                let (first, end) = self.range()?;
+                if end > MAX_LAYERS || first >= end {
+                    return self.fail(format!("{first}..{end} is not a range of layers"));
+                }
+                let layers = (first..end).map(|l| CallSite { graph, layer: Some(l as u32) });
+                module.schedule.extend(layers);
+                if module.schedule.len() as u64 > MAX_LAYERS {
+                    return self.fail("the schedule has too many layers");
+                }
+            } else {
+                module.schedule.push(CallSite { graph, layer: None });
+            }
+            self.space();
+        }
+        Ok(())
+    }
+
+    fn range(&mut self) -> Res<(u64, u64)> {
+        let digits = |p: &mut Self| {
+            let rest = p.rest();
+            let len = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+            p.at += len;
+            rest[..len].parse::<u64>().ok()
+        };
+        let first = digits(self);
+        self.want("..")?;
+        match (first, digits(self)) {
+            (Some(a), Some(b)) => Ok((a, b)),
+            _ => self.expected("a range of layers such as 0..4"),
+        }
+    }
+
+    fn graph(&mut self) -> Res<Graph> {
+        let mut graph = Graph::new(self.word("the graph's name")?);
+        self.want("{")?;
+        self.line_end()?;
+        let mut names: HashMap<&'a str, ValueId> = HashMap::new();
+        loop {
+            if !self.next_line() {
+                return self.fail("the graph is not closed: expected `}`");
+            }
+            if self.eat("}") {
+                self.line_end()?;
+                return Ok(graph);
+            }
+            if self.eat("return") {
+                let results = self.return_values(&names)?;
+                graph.set_results(results);
+            } else {
+                self.statement(&mut graph, &mut names)?;
+            }
+        }
+    }
+
+    fn return_values(&mut self, names: &HashMap<&'a str, ValueId>) -> Res<Vec<ValueId>> {
+        let mut results = Vec::new();
+        self.space();
+        while !self.rest().is_empty() {
+            if !results.is_empty() {
+                self.want(",")?;
+            }
+            results.push(self.value(names)?);
+            self.space();
+        }
+        Ok(results)
+    }
+
+    fn value(&mut self, names: &HashMap<&'a str, ValueId>) -> Res<ValueId> {
+        self.want("%")?;
+        let start = self.at;
+        let name = self.word("a value's name")?;
+        names.get(name).copied().ok_or_else(|| Error {
+            at: start,
+            message: format!("unknown value `%{name}`{}", nearest(name, names.keys().copied())),
+        })
+    }
+
+    fn statement(&mut self, graph: &mut Graph, names: &mut HashMap<&'a str, ValueId>) -> Res<()> {
+        let mut defined = Vec::new();
+        loop {
+            self.want("%")?;
+            defined.push((self.at, self.word("a value's name")?));
+            if !self.eat(",") {
+                break;
+            }
+        }
+        self.want("=")?;
+        let (kind, operands) = self.node_kind(names)?;
+        self.want(":")?;
+        let mut types = vec![self.ty()?];
+        while self.eat(",") {
+            types.push(self.ty()?);
+        }
+        if types.len() != defined.len() {
+            let (types, defined) = (types.len(), defined.len());
+            return self.fail(format!("expected {defined} type(s), one a name, found {types}"));
+        }
+        let loc = if self.eat("@") { Some(self.loc()?) } else { None };
+        self.line_end()?;
+        let node = Node {
+            kind,
+            names: defined.iter().map(|(_, n)| (*n).to_owned()).collect(),
+            types,
+            loc,
+        };
+        let first = graph.add_node(node, &operands);
+        for (result, (at, name)) in defined.into_iter().enumerate() {
+            if names.insert(name, ValueId { node: first.node, result }).is_some() {
+                return Err(Error { at, message: format!("`%{name}` is defined twice") });
+            }
+        }
+        Ok(())
+    }
+
+    fn node_kind(
+        &mut self,
+        names: &HashMap<&'a str, ValueId>,
+    ) -> Res<(NodeKind, Vec<Option<ValueId>>)> {
+        self.space();
+        let start = self.at;
+        let word = self.word("an op, or weight, carry, state, step")?;
+        self.space();
+        if self.rest().starts_with('(') {
+            let op = Op::find(word).map_err(|message| Error { at: start, message })?;
+            let operands = self.operands(names)?;
+            if operands.len() != op.operands.len() {
+                let (want, found) = (op.operands.len(), operands.len());
+                return self.fail(format!(
+                    "`{}` takes {want} operand(s), found {found} (`_` stands for one left out)",
+                    op.name
+                ));
+            }
+            let attrs = self.attrs(op)?;
+            return Ok((NodeKind::Op { op, attrs }, operands));
+        }
+        let param = match word {
+            "carry" => Param::Carry(self.number("the carried value's index")?),
+            "state" => Param::State(self.word("the plane's name")?.to_owned()),
+            "step" => {
+                let name = self.word("a step input")?;
+                let found = StepInput::ALL.iter().find(|(_, n)| *n == name);
+                let Some((input, _)) = found else {
+                    let hint = nearest(name, StepInput::ALL.iter().map(|(_, n)| *n));
+                    return self.fail(format!("unknown step input `{name}`{hint}"));
+                };
+                Param::Step(*input)
+            }
+            "weight" => {
+                let name = self.quoted()?;
+                let stack = if self.eat("stack") { Some(self.number("a count")?) } else { None };
+                Param::Weight(WeightRef { name, stack })
+            }
+            _ => return self.expected(&format!("`(` after `{word}`")),
+        };
+        Ok((NodeKind::Param(param), Vec::new()))
+    }
+
+    fn operands(&mut self, names: &HashMap<&'a str, ValueId>) -> Res<Vec<Option<ValueId>>> {
+        self.want("(")?;
+        let mut operands = Vec::new();
+        while !self.eat(")") {
+            if !operands.is_empty() {
+                self.want(",")?;
+            }
+            operands.push(if self.eat("_") { None } else { Some(self.value(names)?) });
+        }
+        Ok(operands)
+    }
+
+    fn attrs(&mut self, op: Op) -> Res<Vec<Attr>> {
+        let mut attrs = Vec::new();
+        if op.attrs.is_empty() {
+            return Ok(attrs);
+        }
+        self.want("{")?;
+        for (i, def) in op.attrs.iter().enumerate() {
+            if i > 0 {
+                self.want(",")?;
+            }
+            self.want(def.name)?;
+            self.want(":")?;
+            attrs.push(self.attr(def)?);
+        }
+        self.want("}")?;
+        Ok(attrs)
+    }
+
+    fn attr(&mut self, def: &AttrDef) -> Res<Attr> {
+        self.space();
+        if def.default_value() == Some(Attr::None) && self.eat("none") {
+            return Ok(Attr::None);
+        }
+        Ok(match def.kind {
+            AttrKind::Int => Attr::Int(self.number("an integer")?),
+            AttrKind::Float => Attr::Float(self.number("a number")?),
+            AttrKind::Bool => match self.word("true or false")? {
+                "true" => Attr::Bool(true),
+                "false" => Attr::Bool(false),
+                _ => return self.fail("expected true or false before here"),
+            },
+            AttrKind::Enum(_) => Attr::Enum(self.word("a name")?.to_owned()),
+            AttrKind::DType => Attr::DType(self.dtype()?),
+            AttrKind::Dims => Attr::Dims(self.shape()?),
+            AttrKind::Expr => {
+                let start = self.at;
+                let text = self.quoted()?;
+                let parsed = text.parse();
+                Attr::Expr(parsed.map_err(|e: crate::expr::ExprError| Error {
+                    // Escapes shift the offset: an error may point a little early.
+                    at: (start + 1 + e.at).min(self.at - 1),
+                    message: e.message,
+                })?)
+            }
+        })
+    }
+
+    fn dtype(&mut self) -> Res<DType> {
+        self.space();
+        let at = self.at;
+        self.word("an element type")?.parse().map_err(|message| Error { at, message })
+    }
+
+    fn shape(&mut self) -> Res<Vec<Dim>> {
+        self.want("[")?;
+        let mut dims = Vec::new();
+        while !self.eat("]") {
+            if !dims.is_empty() {
+                self.want(",")?;
+            }
+            dims.push(self.dim()?);
+        }
+        Ok(dims)
+    }
+
+    fn dim(&mut self) -> Res<Dim> {
+        self.space();
+        if let Some(sym) = Sym::ALL.into_iter().find(|s| self.rest().starts_with(s.name())) {
+            self.at += 1;
+            let times = if self.eat("*") { self.number("a multiple")? } else { 1 };
+            if times == 0 {
+                return self.fail("a symbol's multiple is at least 1");
+            }
+            return Ok(Dim::Sym { sym, times });
+        }
+        Ok(Dim::Const(self.number("a dimension: a number, T, B or S")?))
+    }
+
+    fn ty(&mut self) -> Res<Type> {
+        if self.eat("state ") {
+            let dtype = self.dtype()?;
+            return match self.shape()?[..] {
+                [Dim::Const(heads), Dim::Const(dim)] => Ok(StateType { dtype, heads, dim }.into()),
+                _ => self.fail("a state's rows are [heads, dim]"),
+            };
+        }
+        let constant = self.eat("const ");
+        let dtype = self.dtype()?;
+        Ok(TensorType { dtype, shape: self.shape()?, constant }.into())
+    }
+
+    /// `file:line:col`, to the end of the line; the file's name may hold anything.
+    fn loc(&mut self) -> Res<Loc> {
+        self.space();
+        let rest = self.rest().trim_end();
+        let mut parts = rest.rsplitn(3, ':');
+        let col = parts.next().and_then(|s| s.parse().ok());
+        let line = parts.next().and_then(|s| s.parse().ok());
+        match (parts.next(), line, col) {
+            (Some(file), Some(line), Some(col)) if !file.is_empty() => {
+                self.at = self.end;
+                Ok(Loc { file: Arc::from(file), line, col })
+            }
+            _ => self.expected("file:line:column"),
+        }
+    }
+}
+
+/// The `{7f}` of `\u{7f}`.
+fn unicode_escape(chars: &mut std::str::CharIndices<'_>) -> Option<char> {
+    let mut code = 0u32;
+    for (_, c) in chars.by_ref() {
+        match c {
+            '{' => {}
+            '}' => return char::from_u32(code),
+            c => code = code.checked_mul(16)?.checked_add(c.to_digit(16)?)?,
+        }
+    }
+    None
+}

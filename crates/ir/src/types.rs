@@ -1,0 +1,164 @@
+//! Types of IR values.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{DType, Dim, Dims, Sym};
+
+/// The type of one value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Type {
+    /// A tensor.
+    Tensor(TensorType),
+    /// One version of one plane of a layer's KV cache: a row `[heads, dim]` per cached token.
+    State(StateType),
+}
+
+/// A row-major tensor.
+///
+/// A shape that ends in `T, S` is *ragged*: token `t` holds only the context rows of its own
+/// sequence, so a head has `Dims::pairs` elements, in token order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct TensorType {
+    /// Element type.
+    pub dtype: DType,
+    /// Outermost dimension first.
+    pub shape: Vec<Dim>,
+    /// Known when the checkpoint is loaded: a weight, or computed from weights alone.
+    pub constant: bool,
+}
+
+/// The row type of a KV-cache plane.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct StateType {
+    /// Element type of the cache.
+    pub dtype: DType,
+    /// Heads per row.
+    pub heads: u64,
+    /// Values per head.
+    pub dim: u64,
+}
+
+impl TensorType {
+    /// An activation.
+    pub fn act(dtype: DType, shape: impl Into<Vec<Dim>>) -> TensorType {
+        TensorType { dtype, shape: shape.into(), constant: false }
+    }
+
+    /// A weight.
+    pub fn weight(dtype: DType, shape: &[u64]) -> TensorType {
+        TensorType { dtype, shape: shape.iter().copied().map(Dim::Const).collect(), constant: true }
+    }
+
+    /// Number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// The innermost dimension, when it is a constant.
+    pub fn last_const(&self) -> Option<u64> {
+        self.shape.last().and_then(|d| d.as_const())
+    }
+
+    /// True for a shape ending in `T, S`.
+    pub fn is_ragged(&self) -> bool {
+        matches!(
+            self.shape.as_slice(),
+            [.., Dim::Sym { sym: Sym::T, times: 1 }, Dim::Sym { sym: Sym::S, times: 1 }]
+        )
+    }
+
+    /// Concrete sizes under `dims`; a ragged `[.., T, S]` becomes `[.., pairs]`.
+    pub fn sizes(&self, dims: &Dims) -> Vec<usize> {
+        let mut sizes: Vec<usize> = self.shape.iter().map(|d| d.eval(dims) as usize).collect();
+        if self.is_ragged() {
+            sizes.truncate(sizes.len() - 2);
+            sizes.push(dims.pairs as usize);
+        }
+        sizes
+    }
+
+    /// Number of elements under `dims`, saturating.
+    pub fn elements(&self, dims: &Dims) -> u64 {
+        let plain = if self.is_ragged() { self.rank() - 2 } else { self.rank() };
+        let head = if self.is_ragged() { dims.pairs } else { 1 };
+        self.shape[..plain].iter().fold(head, |n, d| n.saturating_mul(d.eval(dims)))
+    }
+
+    /// Bytes under `dims`, saturating; a partial block counts as a whole one.
+    pub fn bytes(&self, dims: &Dims) -> u64 {
+        let (values, bytes) = self.dtype.block();
+        self.elements(dims).div_ceil(values).saturating_mul(bytes)
+    }
+}
+
+impl Type {
+    /// The tensor type, or a message naming what was found.
+    pub fn tensor(&self) -> Result<&TensorType, String> {
+        match self {
+            Type::Tensor(t) => Ok(t),
+            Type::State(_) => Err(format!("expected a tensor, found {self}")),
+        }
+    }
+
+    /// The state type, or a message naming what was found.
+    pub fn state(&self) -> Result<&StateType, String> {
+        match self {
+            Type::State(s) => Ok(s),
+            Type::Tensor(_) => Err(format!("expected a KV-cache state, found {self}")),
+        }
+    }
+}
+
+impl From<TensorType> for Type {
+    fn from(t: TensorType) -> Type {
+        Type::Tensor(t)
+    }
+}
+
+impl From<StateType> for Type {
+    fn from(s: StateType) -> Type {
+        Type::State(s)
+    }
+}
+
+/// Prints `[a, b, c]`.
+pub(crate) struct Shape<'a>(pub(crate) &'a [Dim]);
+
+impl fmt::Display for Shape<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[")?;
+        for (i, d) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str(", ")?;
+            }
+            write!(f, "{d}")?;
+        }
+        f.write_str("]")
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.constant {
+            f.write_str("const ")?;
+        }
+        write!(f, "{}{}", self.dtype, Shape(&self.shape))
+    }
+}
+
+impl fmt::Display for StateType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "state {}[{}, {}]", self.dtype, self.heads, self.dim)
+    }
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Type::Tensor(t) => t.fmt(f),
+            Type::State(s) => s.fmt(f),
+        }
+    }
+}
