@@ -1,1 +1,4 @@
 //! Reads specs and Hugging Face checkpoints.
+
+pub mod lower;
+pub mod spec;

@@ -187,8 +187,10 @@ fn call(func: Func, values: &[&Value], args: &[Expr]) -> Result<Value, ExprError
 }
 
 fn index(list: &Value, i: &Value, e: &Expr) -> Result<Value, ExprError> {
-    let (Value::List(items), Value::Num(n)) = (list, i) else {
-        return Err(expected("a list", list, e));
+    let (items, n) = match (list, i) {
+        (Value::List(items), Value::Num(n)) => (items, n),
+        (Value::Map(_) | Value::Null, Value::Str(key)) => return member(list.clone(), key, e),
+        _ => return Err(expected("a list", list, e)),
     };
     items.get(*n as usize).filter(|_| *n >= 0.0).cloned().ok_or_else(|| {
         failed(format!("index {n} is outside `{e}`, which has {} item(s)", items.len()))
