@@ -18,7 +18,7 @@ mod write;
 
 pub use dtype::StoredType;
 pub use error::HeaderError;
-use error::shown;
+pub(crate) use error::shown;
 use scan::{RawStr, RawTensor};
 pub use write::{TensorData, TensorOut, WriteError, write_safetensors};
 
@@ -240,11 +240,9 @@ impl Header {
     fn sort_by_name(&mut self, file: &[u8]) -> Result<(), HeaderError> {
         let mut entries = std::mem::take(&mut self.entries);
         entries.sort_unstable_by(|a, b| self.name_bytes(file, a).cmp(self.name_bytes(file, b)));
-        let twice = entries
-            .windows(2)
-            .find(|w| self.name_bytes(file, &w[0]) == self.name_bytes(file, &w[1]));
-        if let Some(pair) = twice {
-            return Err(HeaderError::Duplicate { tensor: shown(self.name(file, &pair[0])) });
+        let same = |a, b| self.name_bytes(file, a) == self.name_bytes(file, b);
+        if let Some([entry, ..]) = entries.windows(2).find(|w| same(&w[0], &w[1])) {
+            return Err(HeaderError::Duplicate { tensor: shown(self.name(file, entry)) });
         }
         self.entries = entries;
         Ok(())

@@ -1,6 +1,5 @@
 //! A minimal writer: a few tensors of one of three float types, written whole or not at all.
 
-use std::fs::Permissions;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -101,9 +100,9 @@ fn save(path: &Path, tensors: &[&TensorOut<'_>]) -> io::Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     builder.prefix(".infernum-").suffix(".partial");
-    if let Some(permissions) = ordinary_permissions() {
-        builder.permissions(permissions);
-    }
+    // What `File::create` would give (the umask applies), instead of an owner-only temporary.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     let file = builder.tempfile_in(folder)?;
     let mut out = BufWriter::with_capacity(1 << 16, file);
     let header = header(tensors);
@@ -115,14 +114,6 @@ fn save(path: &Path, tensors: &[&TensorOut<'_>]) -> io::Result<()> {
     let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.persist(path)?;
     Ok(())
-}
-
-/// What `File::create` would give (the umask applies), instead of a temporary's owner-only mode.
-fn ordinary_permissions() -> Option<Permissions> {
-    #[cfg(unix)]
-    return Some(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    #[cfg(not(unix))]
-    None
 }
 
 /// The JSON header, padded with spaces so that the data starts at a multiple of 8.
