@@ -1,4 +1,16 @@
 //! Reads specs and Hugging Face checkpoints.
 
+pub mod chat;
+pub mod checkpoint;
+pub mod config;
 pub mod lower;
+mod mmap;
+mod pyjson;
+pub mod safetensors;
+pub mod source;
 pub mod spec;
+pub mod tokenizer;
+
+pub use checkpoint::{Checkpoint, TensorLocation, TensorView};
+pub use config::Config;
+pub use source::{Bytes, ModelFiles};
