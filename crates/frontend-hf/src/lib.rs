@@ -16,3 +16,4 @@ pub use checkpoint::{Checkpoint, TensorLocation, TensorView};
 pub use config::Config;
 pub use model::{LowerOptions, Model, ModelError};
 pub use source::{Bytes, ModelFiles};
+pub use spec::demo;

@@ -78,6 +78,25 @@ impl Model {
         library: &Library,
     ) -> Result<Model, ModelError> {
         let config = Config::open(&files)?;
+        Model::assemble(files, config, spec, library)
+    }
+
+    /// A model that is nothing but a config.
+    pub fn from_config(
+        config: Config,
+        spec: Option<&Path>,
+        library: &Library,
+    ) -> Result<Model, ModelError> {
+        let files = ModelFiles::embedded(config.file().to_owned(), &[]);
+        Model::assemble(files, config, spec, library)
+    }
+
+    fn assemble(
+        files: ModelFiles,
+        config: Config,
+        spec: Option<&Path>,
+        library: &Library,
+    ) -> Result<Model, ModelError> {
         let spec = match spec {
             Some(path) => Library::open(path)?,
             None => family_for(&files, &config, library)?,
