@@ -283,6 +283,7 @@ fn compiled_lookup_is_clamped() {
 
 /// Values of Python's `math.erf` (the C library's).
 #[test]
+#[allow(clippy::unreadable_literal, reason = "as printed by the C library")]
 fn erf_matches_known_values() {
     for (x, y) in [
         (1e-300, 1.1283791670955126e-300),
