@@ -119,6 +119,17 @@ impl Loaded {
         self
     }
 
+    /// The bytes from `at` on, up to the end of their piece.
+    pub(crate) fn from(&self, mut at: usize) -> &[u8] {
+        for segment in &self.segments {
+            if at < segment.len() {
+                return &segment[at..];
+            }
+            at -= segment.len();
+        }
+        &[]
+    }
+
     /// Copies into one piece.
     fn join(&mut self) {
         if self.segments.len() > 1 {
@@ -267,8 +278,10 @@ fn evaluate(
     result: usize,
 ) -> Result<Bytes, String> {
     let op = Op::find(op)?;
-    let values: Vec<Option<Tensor>> =
-        operands.iter().map(|w| w.as_ref().map(Loaded::decode).transpose()).collect::<Result<_, _>>()?;
+    let values: Vec<Option<Tensor>> = operands
+        .iter()
+        .map(|w| w.as_ref().map(Loaded::decode).transpose())
+        .collect::<Result<_, _>>()?;
     let operand_types: Vec<Option<Type>> = operands
         .iter()
         .map(|w| {

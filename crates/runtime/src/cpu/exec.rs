@@ -101,7 +101,9 @@ impl CpuExecutor {
         let mut states = plan.states.iter().map(state).collect::<Result<Vec<_>, _>>()?;
         let mut arena = zeroed("activations", Some(plan.arena_bytes))?;
         if options.poison {
-            states.iter_mut().for_each(|s| s.as_bytes_mut().fill(POISON));
+            for state in &mut states {
+                state.as_bytes_mut().fill(POISON);
+            }
             arena.as_bytes_mut().fill(POISON);
         }
         let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build();
@@ -241,7 +243,12 @@ impl Core {
             let mut data = Vec::new();
             let decoded = convert::decode(ty.dtype, bytes, &mut data);
             let shape = ty.sizes(&self.step.dims);
-            Some(decoded.map(|()| Observed { name: carried.name.clone(), ty: ty.clone(), shape, data }))
+            Some(decoded.map(|()| Observed {
+                name: carried.name.clone(),
+                ty: ty.clone(),
+                shape,
+                data,
+            }))
         });
         let results: Result<Vec<_>, String> = results.collect();
         results.map_err(|message| ExecError::Launch { launch: program.name.clone(), message })
@@ -379,9 +386,10 @@ fn check(plan: &Plan) -> Result<(), LoadError> {
                 && l.operands.iter().flatten().chain(&l.results).all(fits)
                 && l.frees.iter().all(|f| (*f as usize) < program.buffers.len())
         };
-        let carried = program.results.iter().all(|c| {
-            fits(&Value { arg: Arg::Buffer(c.buffer), ty: Type::Tensor(c.ty.clone()) })
-        });
+        let carried = program
+            .results
+            .iter()
+            .all(|c| fits(&Value { arg: Arg::Buffer(c.buffer), ty: Type::Tensor(c.ty.clone()) }));
         if !program.buffers.iter().all(inside) || !program.launches.iter().all(values) || !carried {
             return fail(format!("program `{}` leaves its buffers", program.name));
         }

@@ -46,7 +46,9 @@ impl StepState {
         let (size, mut end) = (inputs.block_size(), 0);
         for (i, seq) in self.step.seqs.iter().enumerate() {
             let blocks = inputs.blocks(i);
-            self.rows.extend((0..seq.context).map(|r| blocks[r / size] * size as u32 + (r % size) as u32));
+            self.rows.extend(
+                (0..seq.context).map(|r| blocks[r / size] * size as u32 + (r % size) as u32),
+            );
             self.context_positions.extend(0..seq.context as i32);
             end += seq.new as u32;
             if output_rows != Some(Sym::T) {

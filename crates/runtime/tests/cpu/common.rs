@@ -76,7 +76,11 @@ impl Checkpoint {
                 let sizes = ty.sizes(&Dims::default());
                 let shape = if w.stack.is_some() { &sizes[1..] } else { &sizes[..] };
                 // Wide enough that attention is far from uniform, small enough not to saturate.
-                let gain = if shape.len() > 1 { 3.0 / (shape[shape.len() - 1] as f64).sqrt() } else { 1.0 };
+                let gain = if shape.len() > 1 {
+                    3.0 / (shape[shape.len() - 1] as f64).sqrt()
+                } else {
+                    1.0
+                };
                 for name in w.tensors(site.layer) {
                     let n = shape.iter().product();
                     let values: Vec<f64> = noise(&name, n).into_iter().map(|v| v * gain).collect();

@@ -105,15 +105,26 @@ struct Seq {
     expected: Vec<Vec<f64>>,
 }
 
-fn sequences(module: &Module, checkpoint: &Checkpoint, lens: &[usize], rounding: Rounding) -> Vec<Seq> {
+fn sequences(
+    module: &Module,
+    checkpoint: &Checkpoint,
+    lens: &[usize],
+    rounding: Rounding,
+) -> Vec<Seq> {
     let seq = |(i, &len): (usize, &usize)| {
-        let tokens: Vec<u32> = (0..len).map(|t| ((t * t * 7 + t * 3 + i * 5) % VOCAB) as u32).collect();
+        let tokens: Vec<u32> =
+            (0..len).map(|t| ((t * t * 7 + t * 3 + i * 5) % VOCAB) as u32).collect();
         let step = Step::one(len, len);
         let carried =
             checkpoint.interpret(module, &step, &tokens, &mut States::default(), rounding);
         let logits = &carried[carried.len() - 1][0].data;
         let blocks = (0..len.div_ceil(4)).map(|b| ((b * 3 + i) * 17 % 40) as u32).collect();
-        Seq { tokens, blocks, done: 0, expected: logits.chunks(VOCAB).map(<[f64]>::to_vec).collect() }
+        Seq {
+            tokens,
+            blocks,
+            done: 0,
+            expected: logits.chunks(VOCAB).map(<[f64]>::to_vec).collect(),
+        }
     };
     lens.iter().enumerate().map(seq).collect()
 }
@@ -158,10 +169,7 @@ fn worst(dtype: &str, rounding: Rounding) -> f64 {
         run(&[23], &[&[23]]);
         run(&[23], &[&[9], &[1], &[13]]);
         run(&[11], &[&[1][..]; 11]);
-        run(
-            &[17, 5, 9],
-            &[&[7, 1, 0], &[1, 1, 6], &[6, 0, 1], &[1, 2, 1], &[2, 1, 1]],
-        );
+        run(&[17, 5, 9], &[&[7, 1, 0], &[1, 1, 6], &[6, 0, 1], &[1, 2, 1], &[2, 1, 1]]);
     }
     worst
 }

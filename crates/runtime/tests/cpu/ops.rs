@@ -51,7 +51,10 @@ const CASES: &[(&str, &str)] = &[
     ),
     ("%r = reduce(%x) {by: sum, axis: 1} : DT[T, 1]", "%r"),
     ("%r = reduce(%sc) {by: max, axis: 0} : f32[1, T, S]", "%r"),
-    ("%r = cast(%x) {dtype: f32} : f32[T, 42]\n  %s = cast(%r) {dtype: f16} : f16[T, 42]", "%r, %s"),
+    (
+        "%r = cast(%x) {dtype: f32} : f32[T, 42]\n  %s = cast(%r) {dtype: f16} : f16[T, 42]",
+        "%r, %s",
+    ),
     ("%r = cast(%x) {dtype: bf16} : bf16[T, 42]", "%r"),
     ("%r = concat(%x, %y) {axis: 1} : DT[T, 84]", "%r"),
     ("%r = concat(%q, %kt) {axis: 1} : DT[T, 9, 7]", "%r"),
@@ -131,7 +134,8 @@ const CASES: &[(&str, &str)] = &[
 fn case(index: usize, dtype: &str) -> String {
     let (statements, results) = CASES[index];
     let weight = "%wq = weight \"narrow\" : const DT[5, 7]\n  ";
-    let extra = if statements.contains("%wq,") && !statements.contains("quantised") { weight } else { "" };
+    let extra =
+        if statements.contains("%wq,") && !statements.contains("quantised") { weight } else { "" };
     let text = format!(
         "module case\n\ngraph g {{{PRELUDE}  {extra}{statements}\n  return {results}, %k1\n}}\n\nschedule g\n"
     );
@@ -174,7 +178,11 @@ fn check(index: usize, dtype: DType) {
                 // The scores that a case starts from are sums too.
                 let allowed = allowed + tolerance("scores", found.ty.dtype);
                 let error = rms_error(&found.data, &exact.data);
-                assert!(error <= allowed, "{dtype} {own:?} {}: {error:e} > {allowed:e}", found.name);
+                assert!(
+                    error <= allowed,
+                    "{dtype} {own:?} {}: {error:e} > {allowed:e}",
+                    found.name
+                );
             }
         };
         executor.submit_observed(&inputs, &mut observe).unwrap_or_else(|e| panic!("{e}"));
@@ -225,9 +233,12 @@ fn only_these_ops_fall_back() {
     for i in 0..CASES.len() {
         let module = module(&case(i, "bf16"));
         let executor = executor(&module, &Checkpoint::random(&module), LIMITS);
-        slow.extend(executor.fallbacks().into_iter().filter_map(|f| {
-            f.rsplit(' ').next().map(str::to_owned)
-        }));
+        slow.extend(
+            executor
+                .fallbacks()
+                .into_iter()
+                .filter_map(|f| f.rsplit(' ').next().map(str::to_owned)),
+        );
     }
     assert_eq!(slow.into_iter().collect::<Vec<_>>(), ["matmul"]);
 }

@@ -3,9 +3,7 @@
 use infernum_ir::DType;
 
 use super::super::simd;
-use super::{
-    Args, Float, Kernel, Site, Source, act, act_mut, norm, parallel,
-};
+use super::{Args, Float, Kernel, Site, Source, act, act_mut, norm, parallel};
 
 type Prepared = Result<Option<Box<dyn Kernel>>, String>;
 
@@ -171,4 +169,3 @@ fn with_sink(isa: simd::Isa, x: &mut [f32], sink: f32) {
     let sum = simd::exp_sum(isa, x, max) + (sink - max).exp();
     simd::scale(isa, x, 1.0 / sum);
 }
-

@@ -170,23 +170,12 @@ struct Embedding {
 impl Kernel for Embedding {
     fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
         let (ids, out, row_bytes) = (args.ids(0)?, args.take(0)?, self.row_bytes);
-        match args.operands[1] {
-            Some(Operand::Weight(w, _)) => gather(out, row_bytes, ids, w.shape[0], |row| {
-                let mut at = row * row_bytes;
-                for segment in &w.segments {
-                    if at < segment.len() {
-                        return &segment[at..];
-                    }
-                    at -= segment.len();
-                }
-                &[]
-            }),
-            _ => {
-                let table = args.view(1)?.bytes;
-                let rows = table.len() / row_bytes.max(1);
-                gather(out, row_bytes, ids, rows, |row| &table[row * row_bytes..])
-            }
+        if let Some(Operand::Weight(w, _)) = args.operands[1] {
+            return gather(out, row_bytes, ids, w.shape[0], |row| w.from(row * row_bytes));
         }
+        let table = args.view(1)?.bytes;
+        let rows = table.len() / row_bytes.max(1);
+        gather(out, row_bytes, ids, rows, |row| &table[row * row_bytes..])
     }
 
     fn reads_values(&self, _: usize) -> bool {

@@ -64,7 +64,9 @@ impl Kernel for LayerNorm {
         let (x, out) = (args.source(0)?, args.take(0)?);
         each_row(self.dtype, d, isa, x, out, |row| {
             let mean = row.iter().map(|v| f64::from(*v)).sum::<f64>() / d as f64;
-            row.iter_mut().for_each(|v| *v = (f64::from(*v) - mean) as f32);
+            for v in row.iter_mut() {
+                *v = (f64::from(*v) - mean) as f32;
+            }
             let variance = simd::sum_squares(isa, simd::Act::F32(row)) / d as f32;
             let inverse = 1.0 / (variance + self.eps).sqrt();
             for (i, v) in row.iter_mut().enumerate() {

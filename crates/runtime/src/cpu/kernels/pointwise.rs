@@ -245,7 +245,9 @@ fn below(stack: &mut [f32], top: usize, n: usize) -> &mut [f32] {
 }
 
 fn each(x: &mut [f32], f: impl Fn(f32) -> f32) {
-    x.iter_mut().for_each(|x| *x = f(*x));
+    for x in x {
+        *x = f(*x);
+    }
 }
 
 fn both(a: &mut [f32], b: &[f32], f: impl Fn(f32, f32) -> f32) {
