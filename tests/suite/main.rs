@@ -2,3 +2,6 @@
 
 mod ir_files;
 mod ir_fixtures;
+mod mutations;
+mod parity;
+mod support;

@@ -122,7 +122,9 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         what: "gate and up swapped",
         fixture: "llama/gqa3",
-        change: |t| swap(&swap(t, " = silu(", "ffn.gate", "ffn.up"), " = mul(", "ffn.up", "ffn.gate"),
+        change: |t| {
+            swap(&swap(t, " = silu(", "ffn.gate", "ffn.up"), " = mul(", "ffn.up", "ffn.gate")
+        },
     },
     Mutation {
         what: "residual dropped",

@@ -13,7 +13,9 @@ fn for_each(check: impl Fn(&Fixture) -> Vec<String>) {
     assert!(names.len() >= 32, "fixtures are missing: found {}", names.len());
     let failures: Vec<String> = names
         .iter()
-        .flat_map(|name| check(&Fixture::open(name)).into_iter().map(move |f| format!("{name}: {f}")))
+        .flat_map(|name| {
+            check(&Fixture::open(name)).into_iter().map(move |f| format!("{name}: {f}"))
+        })
         .collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

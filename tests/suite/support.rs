@@ -45,7 +45,8 @@ impl Fixture {
     pub(crate) fn open(name: &str) -> Fixture {
         let dir = root().join(name);
         let files = ModelFiles::folder(&dir).expect("a fixture's folder");
-        let model = Model::open(files, None, &Library::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let model =
+            Model::open(files, None, &Library::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
         let bytes = std::fs::read(dir.join("expected.safetensors")).expect("expected values");
         let expected = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
         let meta = std::fs::read(dir.join("fixture.json")).expect("fixture.json");
@@ -79,7 +80,8 @@ impl Fixture {
             target: TargetKind::Cpu,
             limits: self.limits(),
         };
-        let compiled = compile(&options, &mut |_, _| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        let compiled =
+            compile(&options, &mut |_, _| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name));
         self.run_plan(compiled.plan, chunk)
     }
 
@@ -118,12 +120,15 @@ pub(crate) fn numbers(t: &safetensors::tensor::TensorView<'_>) -> Vec<f64> {
     use safetensors::Dtype;
     let data = t.data();
     match t.dtype() {
-        Dtype::F64 => data.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect(),
+        Dtype::F64 => {
+            data.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect()
+        }
         Dtype::F32 => {
             data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()).into()).collect()
         }
         Dtype::BF16 => {
-            let value = |b: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
+            let value =
+                |b: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
             data.chunks_exact(2).map(|b| value(b).into()).collect()
         }
         Dtype::I32 => {

@@ -374,9 +374,10 @@ impl<'a> Lowering<'a> {
                 continue;
             };
             let dies = self.storages[from as usize].last == now;
-            let used_twice = operands[1..].iter().flatten().any(|v| {
-                self.args.get(v) == Some(&Arg::Buffer(from))
-            });
+            let used_twice = operands[1..]
+                .iter()
+                .flatten()
+                .any(|v| self.args.get(v) == Some(&Arg::Buffer(from)));
             let same = self.graph.ty(x) == self.graph.ty(result);
             if may_alias(*op) && dies && same && !used_twice {
                 self.storages[from as usize].last = self.storages[to as usize].last;
@@ -445,8 +446,7 @@ impl<'a> Lowering<'a> {
         launches: &mut Vec<Launch>,
     ) -> Vec<Carried> {
         let graph = self.graph;
-        let values: Vec<ValueId> =
-            tensor_results(graph).filter(|v| self.live[v.node]).collect();
+        let values: Vec<ValueId> = tensor_results(graph).filter(|v| self.live[v.node]).collect();
         let mut results = Vec::new();
         let mut copies = Vec::new();
         for (i, &v) in values.iter().enumerate() {

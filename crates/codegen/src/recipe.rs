@@ -13,12 +13,7 @@ pub(crate) fn weight(graph: &Graph, value: ValueId, layer: Option<u32>) -> Optio
     unfold(graph, value, layer, &mut 0)
 }
 
-fn unfold(
-    graph: &Graph,
-    value: ValueId,
-    layer: Option<u32>,
-    nodes: &mut usize,
-) -> Option<Weight> {
+fn unfold(graph: &Graph, value: ValueId, layer: Option<u32>, nodes: &mut usize) -> Option<Weight> {
     *nodes += 1;
     if *nodes > MAX_NODES {
         return None;

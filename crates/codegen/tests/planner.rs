@@ -154,7 +154,9 @@ fn run(plan: &Plan) -> Vec<Vec<u64>> {
             }
         }
         let carried = program.results.iter();
-        out.push(carried.map(|c| memory.read(Memory::range(plan, index, c.buffer, &c.ty))).collect());
+        out.push(
+            carried.map(|c| memory.read(Memory::range(plan, index, c.buffer, &c.ty))).collect(),
+        );
     }
     out
 }

@@ -51,6 +51,12 @@ impl Bytes {
     }
 }
 
+impl AsRef<[u8]> for Bytes {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl Deref for Bytes {
     type Target = [u8];
 

@@ -56,7 +56,9 @@ pub enum EngineError {
     Token { token: u32, vocab: usize },
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    #[error("the KV cache is full: {wanted} tokens do not fit {free} free block(s) of {block_size}")]
+    #[error(
+        "the KV cache is full: {wanted} tokens do not fit {free} free block(s) of {block_size}"
+    )]
     CacheFull { wanted: usize, free: usize, block_size: usize },
     #[error(transparent)]
     Exec(#[from] ExecError),
@@ -264,7 +266,8 @@ fn fitting_chunk(wanted: usize, past: usize, left: &Dims) -> usize {
     let mut new = wanted.min(t).min(s.saturating_sub(past));
     // new * (past + new) <= pairs: start from the real root and correct for rounding.
     if new * (past + new) > pairs {
-        let root = ((past as f64).mul_add(past as f64, 4.0 * pairs as f64).sqrt() - past as f64) / 2.0;
+        let root =
+            ((past as f64).mul_add(past as f64, 4.0 * pairs as f64).sqrt() - past as f64) / 2.0;
         new = new.min(root as usize + 1);
         while new > 0 && new * (past + new) > pairs {
             new -= 1;
@@ -311,14 +314,15 @@ mod tests {
                 for p in seq.context - seq.new..seq.context {
                     self.rows[slot(p)] = tokens.next().copied();
                 }
-                let context = (0..seq.context).map(|p| self.rows[slot(p)].expect("a row that was written"));
+                let context =
+                    (0..seq.context).map(|p| self.rows[slot(p)].expect("a row that was written"));
                 let next = hash(context) as usize;
                 let row = (0..VOCAB).map(|t| if t == next { 1.0 } else { 0.0 });
                 self.output.logits.extend(row);
             }
             self.output.rows = dims.b as usize;
             self.output.columns = VOCAB;
-            Ok(Ticket::new(0))
+            Ok(Ticket(0))
         }
 
         fn wait(&mut self, _: Ticket) -> Result<&StepOutput, ExecError> {
@@ -330,8 +334,7 @@ mod tests {
         let (blocks, block_size) = (64, 4);
         let rows = vec![None; blocks * block_size];
         let executor = Fake { rows, block_size, limits: step, output: StepOutput::default() };
-        let limits =
-            EngineLimits { step, max_length: 40, chunk, blocks, block_size, vocab: VOCAB };
+        let limits = EngineLimits { step, max_length: 40, chunk, blocks, block_size, vocab: VOCAB };
         Engine::new(executor, limits)
     }
 

@@ -57,7 +57,11 @@ impl SamplingParams {
     /// Refuses parameters that mean nothing.
     pub fn check(&self) -> Result<(), SamplingError> {
         let within = |name, found: f32, low: f32, high: f32, expected| {
-            if (low..=high).contains(&found) { Ok(()) } else { Err(SamplingError { name, expected, found }) }
+            if (low..=high).contains(&found) {
+                Ok(())
+            } else {
+                Err(SamplingError { name, expected, found })
+            }
         };
         within("temperature", self.temperature, 0.0, 100.0, "0 to 100")?;
         within("top_p", self.top_p, f32::MIN_POSITIVE, 1.0, "above 0 and at most 1")?;
@@ -151,11 +155,12 @@ impl Sampler {
         let all = &mut self.candidates;
         all.clear();
         let scaled = logits.iter().enumerate().filter(|(_, l)| **l > f32::NEG_INFINITY);
-        all.extend(scaled.map(|(i, l)| Candidate { logit: l / params.temperature, token: i as u32 }));
+        all.extend(
+            scaled.map(|(i, l)| Candidate { logit: l / params.temperature, token: i as u32 }),
+        );
         // Likeliest first; ties by token, so that the order is total and repeatable.
-        let order = |a: &Candidate, b: &Candidate| {
-            b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
-        };
+        let order =
+            |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
         let k = params.top_k as usize;
         if k > 0 && k < all.len() {
             all.select_nth_unstable_by(k - 1, order);
@@ -266,9 +271,15 @@ mod tests {
         assert_eq!(alive(SamplingParams { top_k: 2, ..base }), [false, true, false, false, true]);
         assert_eq!(alive(SamplingParams { top_p: 0.7, ..base }), [false, true, false, false, true]);
         assert_eq!(alive(SamplingParams { top_p: 0.75, ..base }), [false, true, true, false, true]);
-        assert_eq!(alive(SamplingParams { top_p: 1e-6, ..base }), [false, true, false, false, false]);
+        assert_eq!(
+            alive(SamplingParams { top_p: 1e-6, ..base }),
+            [false, true, false, false, false]
+        );
         assert_eq!(alive(SamplingParams { min_p: 0.3, ..base }), [false, true, true, false, true]);
-        assert_eq!(alive(SamplingParams { min_p: 1.0, ..base }), [false, true, false, false, false]);
+        assert_eq!(
+            alive(SamplingParams { min_p: 1.0, ..base }),
+            [false, true, false, false, false]
+        );
     }
 
     #[test]
@@ -292,7 +303,8 @@ mod tests {
     fn a_choice_depends_on_seed_and_position_alone() {
         let params = SamplingParams { temperature: 1.0, seed: 7, ..Default::default() };
         let draw = |seed, position| {
-            Sampler::new(SamplingParams { seed, ..params }, &[]).sample(&mut LOGITS.clone(), position)
+            Sampler::new(SamplingParams { seed, ..params }, &[])
+                .sample(&mut LOGITS.clone(), position)
         };
         let line = |seed| (0..64).map(|p| draw(seed, p)).collect::<Vec<_>>();
         assert_eq!(line(7), line(7));

@@ -74,10 +74,14 @@ impl WeightSource for RandomWeights {
         let shape: Vec<u64> = ty.sizes(&dims).into_iter().map(|n| n as u64).collect();
         let elements = ty.elements(&dims) as usize;
         // Each tensor its own stream, so that the order of loading does not matter.
-        let stream = name.bytes().fold(self.seed, |h, b| {
-            (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        Some(TensorBytes { dtype: ty.dtype, shape, bytes: random(ty.dtype, elements, stream)?.into() })
+        let stream = name
+            .bytes()
+            .fold(self.seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
+        Some(TensorBytes {
+            dtype: ty.dtype,
+            shape,
+            bytes: random(ty.dtype, elements, stream)?.into(),
+        })
     }
 }
 
@@ -122,7 +126,8 @@ mod tests {
         let pairs = halves(DType::F16);
         assert!(pairs.chunks(2).all(|b| ok(f16::from_le_bytes([b[0], b[1]]).to_f32())));
         let words = halves(DType::F32);
-        let words: Vec<f32> = words.chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let words: Vec<f32> =
+            words.chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
         assert!(words.iter().all(|v| ok(*v)));
         assert!(words.iter().any(|v| *v < 0.0) && words.iter().any(|v| *v > 0.0));
     }

@@ -1,3 +1,10 @@
 //! The CPU target.
 
+pub(crate) mod convert;
+mod exec;
+mod kernels;
+mod memory;
 pub mod simd;
+mod state;
+
+pub use exec::{CpuExecutor, CpuOptions, Observed, Observer};

@@ -1,6 +1,6 @@
 //! `infernum doctor`.
 
-use infernum_runtime::cpu::simd::Isa;
+use infernum_runtime::cpu::simd::{Isa, Level};
 use serde::Serialize;
 
 use crate::report::{self, Outcome};
@@ -19,7 +19,7 @@ struct Machine {
     architecture: &'static str,
     cpu: Option<String>,
     cores: usize,
-    vector_kernels: String,
+    vector_kernels: &'static str,
     memory_bytes: Option<u64>,
     memory_available_bytes: Option<u64>,
     cuda: &'static str,
@@ -32,7 +32,12 @@ pub(crate) fn run(args: &Args) -> Outcome {
         architecture: std::env::consts::ARCH,
         cpu: field("/proc/cpuinfo", "model name"),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
-        vector_kernels: Isa::best().to_string(),
+        vector_kernels: match Isa::best().level() {
+            Level::Portable => "portable",
+            Level::Avx2 => "AVX2, FMA, F16C",
+            Level::Avx512 => "AVX-512",
+            Level::Avx512Bf16 => "AVX-512 with bf16 products",
+        },
         memory_bytes: meminfo("MemTotal"),
         memory_available_bytes: meminfo("MemAvailable"),
         cuda: "not built yet: plans run on the CPU",

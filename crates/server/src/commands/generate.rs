@@ -169,7 +169,7 @@ impl Generator<'_> {
             generated_tokens_per_second: 0.0,
         };
         let mut stream = self.tokenizer.stream(true);
-        let mut show = |answer: &mut Answer, piece: &str| {
+        let show = |answer: &mut Answer, piece: &str| {
             answer.text.push_str(piece);
             if self.args.json { Ok(()) } else { report::text(piece) }
         };

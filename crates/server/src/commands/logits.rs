@@ -44,16 +44,19 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let max_length = args.model.max_length.unwrap_or(args.tokens.len() as u64);
     let plan = session::plan(&model, &args.model, &args.run, Sym::T, max_length)?;
     let checkpoint = model.checkpoint.as_ref().ok_or("the model has no weights")?;
-    let mut executor =
-        session::executor(plan, &CheckpointWeights::new(checkpoint), &args.run, max_length as usize)?;
+    let mut executor = session::executor(
+        plan,
+        &CheckpointWeights::new(checkpoint),
+        &args.run,
+        max_length as usize,
+    )?;
     let tensors = compute(&mut executor, args)?;
+    let shapes: Vec<[u64; 2]> =
+        tensors.iter().map(|t| [(t.data.len() / t.width.max(1)) as u64, t.width as u64]).collect();
     let out: Vec<TensorOut<'_>> = tensors
         .iter()
-        .map(|t| TensorOut {
-            name: &t.name,
-            shape: vec![(t.data.len() / t.width.max(1)) as u64, t.width as u64],
-            data: TensorData::F32(&t.data),
-        })
+        .zip(&shapes)
+        .map(|(t, shape)| TensorOut { name: &t.name, shape, data: TensorData::F32(&t.data) })
         .collect();
     write_safetensors(&args.out, &out)?;
     let rows = args.tokens.len();

@@ -1,0 +1,448 @@
+//! The executor: resolves each launch's places and runs its kernel.
+
+use std::ops::Range;
+
+use infernum_codegen::{Arg, Call, Launch, Plan, Program, TargetKind, VERSION, Value};
+use infernum_ir::{Dims, TensorType, Type};
+use rayon::ThreadPool;
+
+use super::kernels::{self, Args, Kernel, Operand, Plane, RopeTables, View, ViewMut};
+use super::memory::{MAX_ARGS, Parts};
+use super::simd::Isa;
+use super::state::StepState;
+use super::{convert, simd};
+use crate::weights::{Loaded, load};
+use crate::{
+    Buffer, Cpu, ExecError, Executor, LoadError, StepInputs, StepOutput, Ticket, WeightSource,
+};
+
+/// How to set an executor up.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuOptions {
+    /// Blocks of the KV cache.
+    pub kv_blocks: usize,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Threads; 0 for one a core.
+    pub threads: usize,
+    /// Fills memory with NaN before it is written and after it is last read, so that a wrong plan
+    /// or kernel shows. Slow.
+    pub poison: bool,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        CpuOptions { kv_blocks: 64, block_size: StepInputs::BLOCK_SIZE, threads: 0, poison: false }
+    }
+}
+
+/// A value that a call carries on, widened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observed {
+    /// Its name in the IR.
+    pub name: String,
+    /// Its type.
+    pub ty: TensorType,
+    /// Sizes in this step.
+    pub shape: Vec<usize>,
+    /// Its elements.
+    pub data: Vec<f64>,
+}
+
+/// Called after each call of the schedule with what it carries on.
+pub type Observer<'a> = dyn FnMut(usize, Vec<Observed>) + Send + 'a;
+
+/// Runs a plan on the host.
+pub struct CpuExecutor {
+    pool: ThreadPool,
+    core: Core,
+    output: StepOutput,
+    ticket: u64,
+}
+
+/// All that the pool's threads work on.
+struct Core {
+    plan: Plan,
+    /// By program and launch.
+    kernels: Vec<Vec<Box<dyn Kernel>>>,
+    weights: Vec<Loaded>,
+    arena: Buffer<Cpu>,
+    states: Vec<Buffer<Cpu>>,
+    step: StepState,
+    rope: RopeTables,
+    isa: Isa,
+    options: CpuOptions,
+}
+
+impl CpuExecutor {
+    /// Loads a plan's weights, prepares its kernels and takes its memory.
+    pub fn new(
+        plan: Plan,
+        source: &dyn WeightSource,
+        options: CpuOptions,
+    ) -> Result<CpuExecutor, LoadError> {
+        check(&plan)?;
+        let kernels = prepare(&plan)?;
+        let mut weights = load(&plan, source)?;
+        widen_weights(&plan, &kernels, &mut weights);
+        let zeroed = |what, bytes: Option<u64>| {
+            let bytes = bytes.unwrap_or(u64::MAX);
+            let memory = usize::try_from(bytes).ok().and_then(Buffer::zeroed);
+            memory.ok_or(LoadError::Memory { what, bytes })
+        };
+        let rows = (options.kv_blocks as u64).checked_mul(options.block_size as u64);
+        if rows.is_none_or(|r| r > u64::from(u32::MAX)) {
+            return Err(LoadError::Memory { what: "the KV cache", bytes: u64::MAX });
+        }
+        let state = |s: &infernum_codegen::StateSpec| {
+            let elements = s.ty.heads.checked_mul(s.ty.dim).and_then(|n| n.checked_mul(rows?));
+            zeroed("the KV cache", elements.and_then(|n| s.ty.dtype.bytes(n)))
+        };
+        let mut states = plan.states.iter().map(state).collect::<Result<Vec<_>, _>>()?;
+        let mut arena = zeroed("activations", Some(plan.arena_bytes))?;
+        if options.poison {
+            for state in &mut states {
+                state.as_bytes_mut().fill(POISON);
+            }
+            arena.as_bytes_mut().fill(POISON);
+        }
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build();
+        let pool = pool.map_err(|e| LoadError::Threads(e.to_string()))?;
+        let (step, rope, isa) = (StepState::default(), RopeTables::default(), Isa::best());
+        let core = Core { plan, kernels, weights, arena, states, step, rope, isa, options };
+        Ok(CpuExecutor { pool, core, output: StepOutput::default(), ticket: 0 })
+    }
+
+    /// What it runs.
+    pub fn plan(&self) -> &Plan {
+        &self.core.plan
+    }
+
+    /// Threads that steps run on.
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
+    /// As [`Executor::submit`], showing what each call carries on.
+    pub fn submit_observed(
+        &mut self,
+        inputs: &StepInputs,
+        observer: &mut Observer<'_>,
+    ) -> Result<Ticket, ExecError> {
+        self.run(inputs, Some(observer))
+    }
+
+    /// Launches for which there is no kernel: they run the op's reference, slowly.
+    pub fn fallbacks(&self) -> Vec<String> {
+        let programs = self.core.plan.programs.iter().zip(&self.core.kernels);
+        let launches = programs.flat_map(|(p, k)| p.launches.iter().zip(k).map(move |l| (p, l)));
+        launches
+            .filter(|(_, (_, kernel))| kernel.is_reference())
+            .map(|(p, (l, _))| format!("{}/%{}: {}", p.name, l.name, l.op))
+            .collect()
+    }
+
+    fn run(
+        &mut self,
+        inputs: &StepInputs,
+        observer: Option<&mut Observer<'_>>,
+    ) -> Result<Ticket, ExecError> {
+        let (core, output) = (&mut self.core, &mut self.output);
+        self.ticket += 1;
+        self.pool.install(|| core.run(inputs, output, observer))?;
+        Ok(Ticket(self.ticket))
+    }
+}
+
+impl Executor for CpuExecutor {
+    type Target = Cpu;
+
+    fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
+        self.run(inputs, None)
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
+        if ticket.0 == self.ticket { Ok(&self.output) } else { Err(ExecError::Ticket) }
+    }
+}
+
+/// A NaN in every float type, and no row of anything as an integer.
+const POISON: u8 = 0xff;
+
+impl Core {
+    fn run(
+        &mut self,
+        inputs: &StepInputs,
+        output: &mut StepOutput,
+        mut observer: Option<&mut Observer<'_>>,
+    ) -> Result<(), ExecError> {
+        if inputs.block_size() != self.options.block_size {
+            let (found, expected) = (inputs.block_size(), self.options.block_size);
+            let message = format!("blocks of {found} tokens, the cache has blocks of {expected}");
+            return Err(ExecError::Inputs(message));
+        }
+        let (limits, rows) = (self.plan.limits, self.plan.output_rows);
+        self.step.fill(inputs, &limits, self.options.kv_blocks, rows)?;
+        self.rope.begin_step();
+        for i in 0..self.plan.calls.len() {
+            self.call(i)?;
+            if let Some(observer) = &mut observer {
+                observer(i, self.observe(i)?);
+            }
+        }
+        self.read_output(output);
+        Ok(())
+    }
+
+    fn call(&mut self, index: usize) -> Result<(), ExecError> {
+        let call = &self.plan.calls[index];
+        let program = &self.plan.programs[call.program as usize];
+        let kernels = &self.kernels[call.program as usize];
+        for (launch, kernel) in program.launches.iter().zip(kernels) {
+            let mut state_index = None;
+            for arg in launch.operands.iter().flatten().map(|v| v.arg) {
+                if let Arg::State(slot) = arg {
+                    state_index = Some(call.states[slot as usize] as usize);
+                }
+            }
+            let frame = Frame {
+                program,
+                call,
+                dims: &self.step.dims,
+                step: &self.step,
+                weights: &self.weights,
+            };
+            let plane = state_index.map(|i| Plane {
+                bytes: self.states[i].as_bytes_mut(),
+                row_bytes: row_bytes(&self.plan.states[i].ty),
+            });
+            let arena = self.arena.as_bytes_mut();
+            if self.options.poison {
+                frame.poison_results(launch, arena);
+            }
+            let args = frame.args(launch, arena, plane, &mut self.rope, self.isa);
+            args.and_then(|mut args| kernel.run(&mut args)).map_err(|message| {
+                let layer = call.layer.map_or_else(String::new, |l| format!(" {l}"));
+                let launch = format!("{}{layer}/%{}", program.name, launch.name);
+                ExecError::Launch { launch, message }
+            })?;
+            if self.options.poison {
+                frame.poison_freed(launch, self.arena.as_bytes_mut());
+            }
+        }
+        Ok(())
+    }
+
+    fn carried(&self, call: usize, result: usize) -> Option<(&TensorType, &[u8])> {
+        let program = &self.plan.programs[self.plan.calls.get(call)?.program as usize];
+        let carried = program.results.get(result)?;
+        let bytes = carried.ty.bytes(&self.step.dims) as usize;
+        let start = program.buffers[carried.buffer as usize].offset as usize;
+        Some((&carried.ty, &self.arena.as_bytes()[start..start + bytes]))
+    }
+
+    fn observe(&self, call: usize) -> Result<Vec<Observed>, ExecError> {
+        let program = &self.plan.programs[self.plan.calls[call].program as usize];
+        let results = program.results.iter().enumerate().filter_map(|(i, carried)| {
+            let (ty, bytes) = self.carried(call, i)?;
+            let mut data = Vec::new();
+            let decoded = convert::decode(ty.dtype, bytes, &mut data);
+            let shape = ty.sizes(&self.step.dims);
+            Some(decoded.map(|()| Observed {
+                name: carried.name.clone(),
+                ty: ty.clone(),
+                shape,
+                data,
+            }))
+        });
+        let results: Result<Vec<_>, String> = results.collect();
+        results.map_err(|message| ExecError::Launch { launch: program.name.clone(), message })
+    }
+
+    /// The first result of the last call; a plan without calls has none.
+    fn read_output(&self, output: &mut StepOutput) {
+        output.logits.clear();
+        (output.rows, output.columns) = (0, 0);
+        let found = self.carried(self.plan.calls.len().wrapping_sub(1), 0);
+        if let Some((ty, bytes)) = found
+            && let Some(dtype) = kernels::float(ty.dtype)
+        {
+            output.logits.resize(bytes.len() / dtype.size(), 0.0);
+            simd::widen_bytes(self.isa, dtype, bytes, &mut output.logits);
+            output.columns = ty.last_const().unwrap_or(1) as usize;
+            output.rows = output.logits.len().checked_div(output.columns).unwrap_or(0);
+        }
+    }
+}
+
+fn row_bytes(ty: &infernum_ir::StateType) -> usize {
+    ty.dtype.bytes(ty.heads.saturating_mul(ty.dim)).unwrap_or(0) as usize
+}
+
+/// What a launch's places are resolved against.
+struct Frame<'a> {
+    program: &'a Program,
+    call: &'a Call,
+    dims: &'a Dims,
+    step: &'a StepState,
+    weights: &'a [Loaded],
+}
+
+impl<'a> Frame<'a> {
+    /// Where a value lies in the arena, at this step's sizes.
+    fn range(&self, value: &Value) -> Option<Range<usize>> {
+        let (Arg::Buffer(b), Type::Tensor(ty)) = (value.arg, &value.ty) else { return None };
+        let start = self.program.buffers[b as usize].offset as usize;
+        Some(start..start + ty.bytes(self.dims) as usize)
+    }
+
+    fn args(
+        &self,
+        launch: &'a Launch,
+        arena: &'a mut [u8],
+        plane: Option<Plane<'a>>,
+        rope: &'a mut RopeTables,
+        isa: Isa,
+    ) -> Result<Args<'a>, String> {
+        let mut reads = [const { None }; MAX_ARGS];
+        let mut writes = [const { None }; MAX_ARGS];
+        for (range, value) in reads.iter_mut().zip(&launch.operands) {
+            *range = value.as_ref().and_then(|v| self.range(v));
+        }
+        for (range, value) in writes.iter_mut().zip(&launch.results) {
+            *range = self.range(value);
+        }
+        let parts = Parts::carve(arena, &reads, &writes);
+        let mut parts = parts.ok_or("operands and results overlap in the arena")?;
+        let mut operands = [const { None }; MAX_ARGS];
+        for (i, value) in launch.operands.iter().enumerate() {
+            let Some(value) = value else { continue };
+            let dtype = value.ty.tensor().map_or(infernum_ir::DType::F32, |t| t.dtype);
+            operands[i] = Some(match value.arg {
+                Arg::Weight(slot) => {
+                    let index = self.call.weights[slot as usize];
+                    Operand::Weight(&self.weights[index as usize], index)
+                }
+                Arg::State(_) => Operand::State,
+                Arg::Step(input) => Operand::Tensor(View {
+                    dtype,
+                    bytes: self.step.input(input),
+                    input: Some(input),
+                }),
+                Arg::Buffer(_) => {
+                    let start = reads[i].as_ref().map_or(0, |r| r.start);
+                    match parts.read(start) {
+                        Some(bytes) => Operand::Tensor(View { dtype, bytes, input: None }),
+                        None => Operand::InPlace,
+                    }
+                }
+            });
+        }
+        let mut results = [const { None }; MAX_ARGS];
+        for (i, value) in launch.results.iter().enumerate() {
+            let dtype = value.ty.tensor().map_or(infernum_ir::DType::F32, |t| t.dtype);
+            results[i] = parts.write(i).map(|bytes| ViewMut { dtype, bytes });
+        }
+        Ok(Args { step: self.step, operands, results, plane, rope, isa })
+    }
+
+    fn poison_results(&self, launch: &Launch, arena: &mut [u8]) {
+        let kept = launch.operands.iter().flatten().filter_map(|v| self.range(v));
+        let kept: Vec<usize> = kept.map(|r| r.start).collect();
+        for range in launch.results.iter().filter_map(|v| self.range(v)) {
+            if !kept.contains(&range.start) {
+                arena[range].fill(POISON);
+            }
+        }
+    }
+
+    fn poison_freed(&self, launch: &Launch, arena: &mut [u8]) {
+        for &freed in &launch.frees {
+            let region = self.program.buffers[freed as usize];
+            arena[region.offset as usize..(region.offset + region.bytes) as usize].fill(POISON);
+        }
+    }
+}
+
+/// Checks once what running then takes for granted.
+fn check(plan: &Plan) -> Result<(), LoadError> {
+    let fail = |what: String| Err(LoadError::Plan(what));
+    if plan.version != VERSION {
+        return fail(format!("it has version {}, expected {VERSION}", plan.version));
+    }
+    if plan.target != TargetKind::Cpu {
+        return fail(format!("it is for {:?}", plan.target));
+    }
+    for program in &plan.programs {
+        let fits = |value: &Value| match (value.arg, &value.ty) {
+            (Arg::Buffer(b), Type::Tensor(ty)) => program
+                .buffers
+                .get(b as usize)
+                .is_some_and(|r| r.offset % 64 == 0 && ty.bytes(&plan.limits) <= r.bytes),
+            (Arg::Buffer(_), Type::State(_)) => false,
+            _ => true,
+        };
+        let inside = |r: &infernum_codegen::Region| {
+            r.offset.checked_add(r.bytes).is_some_and(|end| end <= plan.arena_bytes)
+        };
+        let values = |l: &Launch| {
+            l.operands.len() <= MAX_ARGS
+                && l.results.len() <= MAX_ARGS
+                && l.operands.iter().flatten().chain(&l.results).all(fits)
+                && l.frees.iter().all(|f| (*f as usize) < program.buffers.len())
+        };
+        let carried = program
+            .results
+            .iter()
+            .all(|c| fits(&Value { arg: Arg::Buffer(c.buffer), ty: Type::Tensor(c.ty.clone()) }));
+        if !program.buffers.iter().all(inside) || !program.launches.iter().all(values) || !carried {
+            return fail(format!("program `{}` leaves its buffers", program.name));
+        }
+    }
+    for call in &plan.calls {
+        let program = plan.programs.get(call.program as usize);
+        let slots = |arg: Arg| match arg {
+            Arg::Weight(s) => call.weights.get(s as usize).is_some(),
+            Arg::State(s) => call.states.get(s as usize).is_some(),
+            _ => true,
+        };
+        let bound = program.is_some_and(|p| {
+            p.launches.iter().flat_map(|l| l.operands.iter().flatten()).all(|v| slots(v.arg))
+        });
+        let known = call.weights.iter().all(|w| (*w as usize) < plan.weights.len())
+            && call.states.iter().all(|s| (*s as usize) < plan.states.len());
+        if !bound || !known {
+            return fail("a call is not bound".to_owned());
+        }
+    }
+    Ok(())
+}
+
+fn prepare(plan: &Plan) -> Result<Vec<Vec<Box<dyn Kernel>>>, LoadError> {
+    let program = |p: &Program| {
+        let kernel = |l: &Launch| {
+            kernels::prepare(l).map_err(|message| {
+                let launch = format!("{}/%{}", p.name, l.name);
+                LoadError::Kernel { launch, message }
+            })
+        };
+        p.launches.iter().map(kernel).collect()
+    };
+    plan.programs.iter().map(program).collect()
+}
+
+/// Constants that kernels use by value are widened once; matrices stay as they are.
+fn widen_weights(plan: &Plan, kernels: &[Vec<Box<dyn Kernel>>], weights: &mut [Loaded]) {
+    for call in &plan.calls {
+        let program = call.program as usize;
+        for (launch, kernel) in plan.programs[program].launches.iter().zip(&kernels[program]) {
+            for (i, value) in launch.operands.iter().enumerate() {
+                if let Some(Value { arg: Arg::Weight(slot), .. }) = value
+                    && kernel.reads_values(i)
+                {
+                    weights[call.weights[*slot as usize] as usize].widen();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Attention in its parts, over ragged `[H, pairs]` values.
+
+use infernum_ir::DType;
+
+use super::super::simd;
+use super::{Args, Float, Kernel, Site, Source, act, act_mut, norm, parallel};
+
+type Prepared = Result<Option<Box<dyn Kernel>>, String>;
+
+struct Scores {
+    q: Float,
+    k: Float,
+    heads: usize,
+    kv_heads: usize,
+    d: usize,
+}
+
+pub(super) fn scores(site: &Site<'_>) -> Prepared {
+    let (Some(q), Some(k)) = (site.activation(0), site.activation(1)) else { return Ok(None) };
+    let (heads, kv_heads, d) = (site.dim(0, 1)?, site.dim(1, 1)?, site.dim(0, 0)?);
+    Ok(Some(Box::new(Scores { q, k, heads, kv_heads, d })))
+}
+
+impl Kernel for Scores {
+    fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
+        let (q, k) = (act(self.q, args.view(0)?.bytes), act(self.k, args.view(1)?.bytes));
+        let (out, step, isa, d) = (args.take(0)?, args.step, args.isa, self.d);
+        let pairs = step.dims.pairs as usize;
+        let (group, stride) = (self.heads / self.kv_heads, self.kv_heads * d);
+        parallel::rows(out, pairs * size_of::<f32>(), pairs * d, |head, row| {
+            let row: &mut [f32] = bytemuck::cast_slice_mut(row);
+            parallel::scratch(0, d, |query| {
+                for (t, place) in step.places.iter().enumerate() {
+                    let at = (t * self.heads + head) * d;
+                    simd::widen(isa, q.slice(at..at + d), query);
+                    let from = place.context_start * stride + head / group * d;
+                    let keys = k.slice(from..k.len());
+                    simd::dot_rows(isa, query, keys, stride, &mut row[place.pairs()]);
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+struct Mix {
+    v: Float,
+    heads: usize,
+    kv_heads: usize,
+    d: usize,
+}
+
+pub(super) fn mix(site: &Site<'_>) -> Prepared {
+    let (Some(Float::F32), Some(v)) = (site.activation(0), site.activation(1)) else {
+        return Ok(None);
+    };
+    let heads = site.tensor(0)?.shape[0].as_const().unwrap_or(0) as usize;
+    let (kv_heads, d) = (site.dim(1, 1)?, site.dim(1, 0)?);
+    Ok(Some(Box::new(Mix { v, heads, kv_heads, d })))
+}
+
+impl Kernel for Mix {
+    fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
+        let p: &[f32] = bytemuck::cast_slice(args.view(0)?.bytes);
+        let v = act(self.v, args.view(1)?.bytes);
+        let (out, step, isa, d) = (args.take(0)?, args.step, args.isa, self.d);
+        let pairs = step.dims.pairs as usize;
+        let (group, stride) = (self.heads / self.kv_heads, self.kv_heads * d);
+        let work = pairs / step.places.len().max(1) * d;
+        parallel::rows(out, d * self.v.size(), work, |row, out| {
+            let (t, head) = (row / self.heads, row % self.heads);
+            let place = &step.places[t];
+            let weights = &p[head * pairs..][place.pairs()];
+            let from = place.context_start * stride + head / group * d;
+            parallel::scratch(0, d, |sum| {
+                sum.fill(0.0);
+                simd::axpy_rows(isa, sum, weights, v.slice(from..v.len()), stride);
+                simd::narrow(isa, sum, act_mut(self.v, out));
+            });
+        });
+        Ok(())
+    }
+}
+
+struct Mask {
+    dtype: Float,
+    window: usize,
+}
+
+pub(super) fn mask(site: &Site<'_>) -> Prepared {
+    let window = site.call.maybe_int("window").map_or(usize::MAX, |w| w as usize);
+    Ok(site.activation(0).map(|dtype| Box::new(Mask { dtype, window }) as Box<dyn Kernel>))
+}
+
+impl Kernel for Mask {
+    fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
+        let (x, out, step) = (args.source(0)?, args.take(0)?, args.step);
+        let pairs = step.dims.pairs as usize;
+        let row_bytes = pairs * self.dtype.size();
+        parallel::rows(out, row_bytes, pairs, |head, row| {
+            if let Source::There(x) = x {
+                row.copy_from_slice(&x[head * row_bytes..][..row_bytes]);
+            }
+            for place in &step.places {
+                let size = self.dtype.size();
+                let seen = &mut row[place.pair_start * size..][..place.context_len * size];
+                let first = (place.row + 1).saturating_sub(self.window);
+                self.hide(&mut seen[..first * size]);
+                self.hide(&mut seen[(place.row + 1) * size..]);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Mask {
+    fn hide(&self, bytes: &mut [u8]) {
+        match act_mut(self.dtype, bytes) {
+            simd::ActMut::F32(x) => x.fill(f32::NEG_INFINITY),
+            simd::ActMut::Bf16(x) => x.fill(half::bf16::NEG_INFINITY),
+            simd::ActMut::F16(x) => x.fill(half::f16::NEG_INFINITY),
+        }
+    }
+}
+
+struct Softmax {
+    dtype: Float,
+    /// The row's length, unless it is ragged.
+    d: Option<usize>,
+}
+
+pub(super) fn softmax(site: &Site<'_>) -> Prepared {
+    let (Some(dtype), true) = (site.activation(0), site.channel(1)) else { return Ok(None) };
+    let x = site.tensor(0)?;
+    let d = x.last_const().map(|d| d as usize);
+    let known = d.is_some() || (x.is_ragged() && x.rank() == 3 && x.dtype == DType::F32);
+    Ok(known.then(|| Box::new(Softmax { dtype, d }) as Box<dyn Kernel>))
+}
+
+impl Kernel for Softmax {
+    fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
+        let sinks = args.channel(1)?;
+        let (x, out, step, isa) = (args.source(0)?, args.take(0)?, args.step, args.isa);
+        if let Some(d) = self.d {
+            norm::each_row(self.dtype, d, isa, x, out, |row| simd::softmax(isa, row));
+            return Ok(());
+        }
+        let pairs = step.dims.pairs as usize;
+        let row_bytes = pairs * size_of::<f32>();
+        parallel::rows(out, row_bytes, 4 * pairs, |head, row| {
+            if let Source::There(x) = x {
+                row.copy_from_slice(&x[head * row_bytes..][..row_bytes]);
+            }
+            let row: &mut [f32] = bytemuck::cast_slice_mut(row);
+            for place in &step.places {
+                match sinks.as_deref() {
+                    None => simd::softmax(isa, &mut row[place.pairs()]),
+                    Some(sinks) => with_sink(isa, &mut row[place.pairs()], sinks[head]),
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Softmax with one more logit, whose probability is dropped.
+fn with_sink(isa: simd::Isa, x: &mut [f32], sink: f32) {
+    let max = simd::max(isa, x).max(sink);
+    let sum = simd::exp_sum(isa, x, max) + (sink - max).exp();
+    simd::scale(isa, x, 1.0 / sum);
+}

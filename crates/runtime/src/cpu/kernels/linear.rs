@@ -1,0 +1,107 @@
+//! Products with weights.
+
+use infernum_codegen::Arg;
+
+use super::super::simd::{self, Act, ActMut, Float, Isa, Weights};
+use super::{Args, Kernel, Operand, Site, act, act_mut, float};
+use crate::weights::Bytes;
+
+/// `y = x · wᵀ + bias`.
+pub(super) struct Linear {
+    x: Float,
+    w: Float,
+    bias: Option<Float>,
+    y: Float,
+    k: usize,
+}
+
+pub(super) fn linear(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    let k = site.dim(0, 0)?;
+    let bias = site.call.optional(2)?;
+    let in_arena = |i: usize| {
+        let value = site.launch.operands[i].as_ref();
+        value.is_none_or(|v| matches!(v.arg, Arg::Buffer(_) | Arg::Weight(_)))
+    };
+    let known = bias.is_none_or(|b| float(b.dtype).is_some()) && in_arena(1) && in_arena(2);
+    let types = (site.activation(0), float(site.tensor(1)?.dtype), site.result(0));
+    Ok(match types {
+        (Some(x), Some(w), Some(y)) if known && k > 0 => {
+            Some(Box::new(Linear { x, w, bias: bias.and_then(|b| float(b.dtype)), y, k }))
+        }
+        _ => None,
+    })
+}
+
+impl Kernel for Linear {
+    fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
+        let x = act(self.x, args.view(0)?.bytes);
+        let y = act_mut(self.y, args.take(0)?);
+        with_rows(args.operands[1], self.w, self.k, |w| {
+            let (isa, t) = (args.isa, x.len() / self.k);
+            match self.bias {
+                None => product(isa, x, t, w, None, y),
+                Some(dtype) => with_rows(args.operands[2], dtype, 1, |bias| {
+                    product(isa, x, t, w, Some(bias), y)
+                })?,
+            }
+        })?
+    }
+
+    fn reads_values(&self, _: usize) -> bool {
+        false
+    }
+}
+
+/// [`simd::linear`] with its preconditions checked.
+pub(super) fn product(
+    isa: Isa,
+    x: Act<'_>,
+    t: usize,
+    w: &Weights<'_>,
+    bias: Option<&Weights<'_>>,
+    y: ActMut<'_>,
+) -> Result<(), String> {
+    let (n, k) = (w.rows(), w.columns());
+    if x.len() != t * k || y.len() != t * n || bias.is_some_and(|b| b.rows() != n) {
+        return Err(format!("x [{t}, {k}] and w [{n}, {k}] do not fit their memory"));
+    }
+    simd::linear(isa, x, t, w, bias, y);
+    Ok(())
+}
+
+/// Lends an operand as rows of `columns`.
+fn with_rows<R>(
+    operand: Option<Operand<'_>>,
+    dtype: Float,
+    columns: usize,
+    f: impl FnOnce(&Weights<'_>) -> R,
+) -> Result<R, String> {
+    match operand {
+        Some(Operand::Weight(w, _)) => with_segments(&w.segments, dtype, columns, f),
+        Some(Operand::Tensor(view)) => {
+            let weights = Weights::new(dtype, columns, &[view.bytes]).map(|w| f(&w));
+            weights.map_err(|e| e.to_string())
+        }
+        _ => Err("a weight is missing".to_owned()),
+    }
+}
+
+/// Lends segments as rows of `columns`, without allocating when they are few.
+pub(super) fn with_segments<R>(
+    segments: &[Bytes],
+    dtype: Float,
+    columns: usize,
+    f: impl FnOnce(&Weights<'_>) -> R,
+) -> Result<R, String> {
+    const FEW: usize = 8;
+    let mut few: [&[u8]; FEW] = [&[]; FEW];
+    let many: Vec<&[u8]>;
+    let parts: &[&[u8]] = if segments.len() <= FEW {
+        few.iter_mut().zip(segments).for_each(|(part, s)| *part = s);
+        &few[..segments.len()]
+    } else {
+        many = segments.iter().map(|s| &**s).collect();
+        &many
+    };
+    Weights::new(dtype, columns, parts).map(|w| f(&w)).map_err(|e| e.to_string())
+}

@@ -1,0 +1,335 @@
+//! CPU kernels: one table by op name; any other op runs its reference.
+//!
+//! Values are stored in their element type, computed in f32 and rounded once.
+
+#![allow(clippy::unnecessary_wraps, reason = "the table's functions have one type")]
+
+mod attention;
+mod experts;
+mod linear;
+mod math;
+mod moves;
+mod norm;
+mod parallel;
+mod pointwise;
+mod reduce;
+mod reference;
+mod rope;
+mod topk;
+
+use infernum_codegen::{Arg, Launch};
+use infernum_ir::{DType, Dim, Dims, Op, StepInput, TensorType, Type};
+
+pub(super) use rope::RopeTables;
+
+use super::memory::MAX_ARGS;
+use super::simd::{Act, ActMut, Float, Isa};
+use super::state::StepState;
+use crate::weights::Loaded;
+
+/// A launch, made ready once.
+pub(super) trait Kernel: Send + Sync {
+    /// Computes the results; everything that can fail is named in the message.
+    fn run(&self, args: &mut Args<'_>) -> Result<(), String>;
+
+    /// Whether a constant operand is used as widened values ([`Args::channel`]), not in its bytes.
+    fn reads_values(&self, _operand: usize) -> bool {
+        true
+    }
+
+    /// Whether it is the slow fallback.
+    fn is_reference(&self) -> bool {
+        false
+    }
+}
+
+/// Makes a kernel; `None` when the kernel does not do this case.
+type Prepare = fn(&Site<'_>) -> Result<Option<Box<dyn Kernel>>, String>;
+
+/// Every op with a kernel of its own.
+static CPU_KERNELS: &[(&str, Prepare)] = &[
+    (Launch::COPY, moves::copy),
+    ("cast", moves::cast),
+    ("concat", moves::concat),
+    ("embedding", moves::embedding),
+    ("expert_linear", experts::expert_linear),
+    ("gather_rows", moves::gather_rows),
+    ("kv_read", moves::kv_read),
+    ("kv_write", moves::kv_write),
+    ("layernorm", norm::layernorm),
+    ("linear", linear::linear),
+    ("mask", attention::mask),
+    ("mix", attention::mix),
+    ("reduce", reduce::reduce),
+    ("rmsnorm", norm::rmsnorm),
+    ("rope", rope::rope),
+    ("scores", attention::scores),
+    ("slice", moves::slice),
+    ("softmax", attention::softmax),
+    ("topk", topk::topk),
+];
+
+/// A launch being prepared.
+pub(super) struct Site<'a> {
+    pub(super) launch: &'a Launch,
+    /// Its operands' types, and its attributes.
+    pub(super) call: infernum_ir::Call<'a>,
+}
+
+/// Prepares a launch: its own kernel, the elementwise one, or the reference.
+pub(super) fn prepare(launch: &Launch) -> Result<Box<dyn Kernel>, String> {
+    let types: Vec<Option<&Type>> =
+        launch.operands.iter().map(|v| v.as_ref().map(|v| &v.ty)).collect();
+    // A copy is no op; its kernel reads neither op nor attributes.
+    let op = Op::find(if launch.op == Launch::COPY { "reshape" } else { &launch.op })?;
+    if launch.op != Launch::COPY {
+        let inferred = op.infer(&types, &launch.attrs)?;
+        if inferred.iter().ne(launch.results.iter().map(|r| &r.ty)) {
+            return Err("its result types are not those of its operands".to_owned());
+        }
+    }
+    let call = infernum_ir::Call { op, operands: &types, attrs: &launch.attrs };
+    let site = Site { launch, call };
+    let own = CPU_KERNELS.iter().find(|(name, _)| *name == launch.op);
+    let kernel = match own {
+        Some((_, prepare)) => prepare(&site)?,
+        None => pointwise::pointwise(&site)?,
+    };
+    match kernel {
+        Some(kernel) => Ok(kernel),
+        None => reference::reference(&site),
+    }
+}
+
+impl<'a> Site<'a> {
+    /// The element type of a float operand that is activations, if kernels can read it.
+    fn activation(&self, i: usize) -> Option<Float> {
+        let value = self.launch.operands.get(i)?.as_ref()?;
+        match (value.arg, &value.ty) {
+            (Arg::Buffer(_), Type::Tensor(ty)) => float(ty.dtype),
+            _ => None,
+        }
+    }
+
+    /// The element type of operand `i`, a float constant or activations; or of one left out.
+    fn channel(&self, i: usize) -> bool {
+        match self.launch.operands.get(i) {
+            Some(Some(value)) => {
+                matches!(&value.ty, Type::Tensor(ty) if float(ty.dtype).is_some())
+                    && matches!(value.arg, Arg::Buffer(_) | Arg::Weight(_))
+            }
+            _ => true,
+        }
+    }
+
+    fn result(&self, i: usize) -> Option<Float> {
+        float(self.launch.results.get(i)?.ty.tensor().ok()?.dtype)
+    }
+
+    fn tensor(&self, i: usize) -> Result<&'a TensorType, String> {
+        self.call.tensor(i)
+    }
+
+    /// A constant dimension of operand `i`, counted from the innermost.
+    fn dim(&self, i: usize, from_last: usize) -> Result<usize, String> {
+        let ty = self.tensor(i)?;
+        let dim = ty.shape.iter().rev().nth(from_last).and_then(|d| d.as_const());
+        dim.map(|d| d as usize).ok_or_else(|| format!("{ty} has no constant dimension there"))
+    }
+}
+
+/// The scalar floats that kernels compute with.
+pub(super) fn float(dtype: DType) -> Option<Float> {
+    match dtype {
+        DType::F32 => Some(Float::F32),
+        DType::Bf16 => Some(Float::Bf16),
+        DType::F16 => Some(Float::F16),
+        _ => None,
+    }
+}
+
+/// A launch being run.
+pub(super) struct Args<'a> {
+    pub(super) step: &'a StepState,
+    pub(super) operands: [Option<Operand<'a>>; MAX_ARGS],
+    pub(super) results: [Option<ViewMut<'a>>; MAX_ARGS],
+    /// The cache plane it works on.
+    pub(super) plane: Option<Plane<'a>>,
+    pub(super) rope: &'a mut RopeTables,
+    pub(super) isa: Isa,
+}
+
+/// An operand.
+#[derive(Clone, Copy)]
+pub(super) enum Operand<'a> {
+    Tensor(View<'a>),
+    /// It lies where result 0 goes.
+    InPlace,
+    /// A constant, with its index in the plan.
+    Weight(&'a Loaded, u32),
+    /// [`Args::plane`].
+    State,
+}
+
+/// A tensor to read; its bytes are aligned to its elements.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    pub(super) dtype: DType,
+    pub(super) bytes: &'a [u8],
+    /// Which input of the step it is.
+    pub(super) input: Option<StepInput>,
+}
+
+/// A tensor to write.
+pub(super) struct ViewMut<'a> {
+    pub(super) dtype: DType,
+    pub(super) bytes: &'a mut [u8],
+}
+
+/// A plane of the KV cache.
+pub(super) struct Plane<'a> {
+    pub(super) bytes: &'a mut [u8],
+    pub(super) row_bytes: usize,
+}
+
+impl<'a> Args<'a> {
+    fn dims(&self) -> &'a Dims {
+        &self.step.dims
+    }
+
+    /// Takes result `i`'s memory.
+    fn take(&mut self, i: usize) -> Result<&'a mut [u8], String> {
+        let view = self.results[i].take();
+        view.map(|v| v.bytes).ok_or_else(|| format!("result {i} has no place"))
+    }
+
+    /// Operand `i`, a tensor that is not in place.
+    fn view(&self, i: usize) -> Result<View<'a>, String> {
+        match self.operands[i] {
+            Some(Operand::Tensor(view)) => Ok(view),
+            _ => Err(format!("operand {i} is not in the arena")),
+        }
+    }
+
+    /// Operand `i`, where it is read row by row just before the same row is written.
+    fn source(&self, i: usize) -> Result<Source<'a>, String> {
+        match self.operands[i] {
+            Some(Operand::InPlace) if i == 0 => Ok(Source::Here),
+            _ => Ok(Source::There(self.view(i)?.bytes)),
+        }
+    }
+
+    /// A small float operand as f32; `None` if it is left out.
+    fn channel(&self, i: usize) -> Result<Option<std::borrow::Cow<'a, [f32]>>, String> {
+        Ok(match self.operands[i] {
+            None => None,
+            Some(Operand::Weight(w, _)) => {
+                Some(w.values.as_deref().ok_or("a constant was not widened")?.into())
+            }
+            Some(Operand::Tensor(view)) => {
+                let dtype = float(view.dtype).ok_or("expected a float operand")?;
+                let mut out = vec![0.0; view.bytes.len() / dtype.size()];
+                super::simd::widen_bytes(self.isa, dtype, view.bytes, &mut out);
+                Some(out.into())
+            }
+            Some(_) => return Err(format!("operand {i} cannot be read")),
+        })
+    }
+
+    /// Operand `i`, integers.
+    fn ids(&self, i: usize) -> Result<Ids<'a>, String> {
+        let View { dtype, bytes, .. } = self.view(i)?;
+        match dtype {
+            DType::U32 => Ok(Ids::U32(bytemuck::cast_slice(bytes))),
+            DType::I32 => Ok(Ids::I32(bytemuck::cast_slice(bytes))),
+            _ => Err(format!("operand {i}: expected integers, found {dtype}")),
+        }
+    }
+}
+
+/// Where a row of an operand is read.
+#[derive(Clone, Copy)]
+pub(super) enum Source<'a> {
+    /// In the result's own row.
+    Here,
+    /// In other memory of the same layout.
+    There(&'a [u8]),
+}
+
+impl<'a> Source<'a> {
+    /// Bytes `from..from + row.len()`, given the result's memory there.
+    fn row<'r>(self, from: usize, row: &'r [u8]) -> &'r [u8]
+    where
+        'a: 'r,
+    {
+        match self {
+            Source::Here => row,
+            Source::There(bytes) => &bytes[from..from + row.len()],
+        }
+    }
+}
+
+/// Integers to read.
+#[derive(Clone, Copy)]
+pub(super) enum Ids<'a> {
+    U32(&'a [u32]),
+    I32(&'a [i32]),
+}
+
+impl Ids<'_> {
+    fn len(self) -> usize {
+        match self {
+            Ids::U32(x) => x.len(),
+            Ids::I32(x) => x.len(),
+        }
+    }
+
+    fn get(self, i: usize) -> i64 {
+        match self {
+            Ids::U32(x) => i64::from(x[i]),
+            Ids::I32(x) => i64::from(x[i]),
+        }
+    }
+
+    /// Element `i`, a row of a table of `rows`.
+    fn row(self, i: usize, rows: usize) -> Result<usize, String> {
+        let id = self.get(i);
+        usize::try_from(id)
+            .ok()
+            .filter(|row| *row < rows)
+            .ok_or_else(|| format!("row {id} is outside a table of {rows}"))
+    }
+}
+
+/// Activations of an element type, from aligned bytes.
+fn act(dtype: Float, bytes: &[u8]) -> Act<'_> {
+    match dtype {
+        Float::F32 => Act::F32(bytemuck::cast_slice(bytes)),
+        Float::Bf16 => Act::Bf16(bytemuck::cast_slice(bytes)),
+        Float::F16 => Act::F16(bytemuck::cast_slice(bytes)),
+    }
+}
+
+/// As [`act`], to write.
+fn act_mut(dtype: Float, bytes: &mut [u8]) -> ActMut<'_> {
+    match dtype {
+        Float::F32 => ActMut::F32(bytemuck::cast_slice_mut(bytes)),
+        Float::Bf16 => ActMut::Bf16(bytemuck::cast_slice_mut(bytes)),
+        Float::F16 => ActMut::F16(bytemuck::cast_slice_mut(bytes)),
+    }
+}
+
+/// The product of some dimensions.
+fn product(shape: &[Dim], dims: &Dims) -> usize {
+    shape.iter().map(|d| d.eval(dims) as usize).product()
+}
+
+/// Sizes around an axis: (outside, along, inside). The inside of a ragged value is its pairs.
+fn around(ty: &TensorType, axis: usize, dims: &Dims) -> (usize, usize, usize) {
+    let inner = if ty.is_ragged() && axis + 2 < ty.rank() {
+        product(&ty.shape[axis + 1..ty.rank() - 2], dims) * dims.pairs as usize
+    } else {
+        product(&ty.shape[axis + 1..], dims)
+    };
+    (product(&ty.shape[..axis], dims), ty.shape[axis].eval(dims) as usize, inner)
+}

@@ -1,0 +1,90 @@
+//! Disjoint parts of the arena, in safe code.
+
+use std::ops::Range;
+
+/// Most operands and results of a launch.
+pub(super) const MAX_ARGS: usize = 8;
+
+/// Parts of the arena lent to one launch.
+#[derive(Default)]
+pub(super) struct Parts<'a> {
+    reads: [Option<(usize, &'a [u8])>; MAX_ARGS],
+    writes: [Option<&'a mut [u8]>; MAX_ARGS],
+}
+
+impl<'a> Parts<'a> {
+    /// Lends `writes` mutably and `reads` (those that are not written) shared. `None` when two of
+    /// them overlap otherwise than by being the same, or lie outside: no plan does that.
+    pub(super) fn carve(
+        arena: &'a mut [u8],
+        reads: &[Option<Range<usize>>],
+        writes: &[Option<Range<usize>>],
+    ) -> Option<Parts<'a>> {
+        // (start, end, position among the writes)
+        let mut wanted = [(0, 0, None); 2 * MAX_ARGS];
+        let mut n = 0;
+        let writes = writes.iter().enumerate().filter_map(|(i, r)| Some((r.as_ref()?, Some(i))));
+        let reads = reads.iter().flatten().map(|r| (r, None));
+        for (range, write) in writes.chain(reads) {
+            // The same read twice, or a read in place.
+            if wanted[..n].iter().any(|w| w.0 == range.start && w.1 == range.end) {
+                if write.is_some() {
+                    return None;
+                }
+                continue;
+            }
+            *wanted.get_mut(n)? = (range.start, range.end, write);
+            n += 1;
+        }
+        wanted[..n].sort_unstable_by_key(|w| (w.0, w.1));
+        let mut parts = Parts::default();
+        let (mut rest, mut at, mut read) = (arena, 0usize, 0);
+        for &(start, end, write) in &wanted[..n] {
+            let (_, tail) = rest.split_at_mut_checked(start.checked_sub(at)?)?;
+            let (part, tail) = tail.split_at_mut_checked(end.checked_sub(start)?)?;
+            (rest, at) = (tail, end);
+            if let Some(i) = write {
+                *parts.writes.get_mut(i)? = Some(part);
+            } else {
+                *parts.reads.get_mut(read)? = Some((start, part));
+                read += 1;
+            }
+        }
+        Some(parts)
+    }
+
+    /// The bytes read from `start` on; `None` if they are also written.
+    pub(super) fn read(&self, start: usize) -> Option<&'a [u8]> {
+        self.reads.iter().flatten().find(|r| r.0 == start).map(|r| r.1)
+    }
+
+    /// The bytes of write `i`, once.
+    pub(super) fn write(&mut self, i: usize) -> Option<&'a mut [u8]> {
+        self.writes.get_mut(i)?.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Parts;
+
+    #[test]
+    fn parts_are_what_was_asked_for() {
+        let mut arena: Vec<u8> = (0..64).collect();
+        let reads = [Some(32..40), None, Some(0..8), Some(32..40), Some(16..20)];
+        let mut parts = Parts::carve(&mut arena, &reads, &[Some(16..20), Some(8..16)]).expect("ok");
+        assert_eq!(parts.read(32), Some(&[32, 33, 34, 35, 36, 37, 38, 39][..]));
+        assert_eq!(parts.read(0).map(<[u8]>::len), Some(8));
+        assert_eq!(parts.read(16), None, "it is written in place");
+        assert_eq!(parts.write(1).map(|w| w[0]), Some(8));
+        assert_eq!(parts.write(0).map(|w| w[0]), Some(16));
+    }
+
+    #[test]
+    fn overlaps_are_refused() {
+        let mut arena = vec![0; 64];
+        assert!(Parts::carve(&mut arena, &[Some(0..16)], &[Some(8..24)]).is_none());
+        assert!(Parts::carve(&mut arena, &[Some(60..70)], &[]).is_none());
+        assert!(Parts::carve(&mut arena, &[], &[Some(0..8), Some(0..8)]).is_none());
+    }
+}

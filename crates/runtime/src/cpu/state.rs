@@ -1,0 +1,83 @@
+//! What kernels know about the step.
+
+use infernum_ir::interp::{Step, TokenPlace};
+use infernum_ir::{Dims, StepInput, Sym};
+
+use crate::{ExecError, StepInputs};
+
+/// One step, worked out once for all its launches. Kept between steps for its memory.
+#[derive(Debug, Default)]
+pub(super) struct StepState {
+    pub(super) step: Step,
+    pub(super) dims: Dims,
+    /// Every token's place in ragged values.
+    pub(super) places: Vec<TokenPlace>,
+    /// For every context row, its row in a plane of the cache.
+    pub(super) rows: Vec<u32>,
+    tokens: Vec<u32>,
+    positions: Vec<i32>,
+    context_positions: Vec<i32>,
+    output_rows: Vec<u32>,
+}
+
+impl StepState {
+    /// Takes a step over, after checking it against a cache of `blocks` blocks.
+    pub(super) fn fill(
+        &mut self,
+        inputs: &StepInputs,
+        limits: &Dims,
+        blocks: usize,
+        output_rows: Option<Sym>,
+    ) -> Result<(), ExecError> {
+        let dims = inputs.step().dims();
+        ExecError::check_limits(&dims, limits)?;
+        if let Some(block) = inputs.all_blocks().iter().find(|b| **b as usize >= blocks) {
+            let message = format!("block {block} is outside a KV cache of {blocks} block(s)");
+            return Err(ExecError::Inputs(message));
+        }
+        self.dims = dims;
+        self.step.seqs.clone_from(&inputs.step().seqs);
+        refill(&mut self.places, self.step.tokens());
+        refill(&mut self.tokens, inputs.tokens().iter().copied());
+        refill(&mut self.positions, self.places.iter().map(|p| p.row as i32));
+        self.rows.clear();
+        self.context_positions.clear();
+        self.output_rows.clear();
+        let (size, mut end) = (inputs.block_size(), 0);
+        for (i, seq) in self.step.seqs.iter().enumerate() {
+            let blocks = inputs.blocks(i);
+            self.rows.extend(
+                (0..seq.context).map(|r| blocks[r / size] * size as u32 + (r % size) as u32),
+            );
+            self.context_positions.extend(0..seq.context as i32);
+            end += seq.new as u32;
+            if output_rows != Some(Sym::T) {
+                self.output_rows.push(end - 1);
+            }
+        }
+        if output_rows == Some(Sym::T) {
+            self.output_rows.extend(0..end);
+        }
+        Ok(())
+    }
+
+    /// An input's elements, as bytes.
+    pub(super) fn input(&self, input: StepInput) -> &[u8] {
+        match input {
+            StepInput::Tokens => bytemuck::cast_slice(&self.tokens),
+            StepInput::Positions => bytemuck::cast_slice(&self.positions),
+            StepInput::ContextPositions => bytemuck::cast_slice(&self.context_positions),
+            StepInput::OutputRows => bytemuck::cast_slice(&self.output_rows),
+        }
+    }
+
+    /// The cache rows of the new tokens, in order.
+    pub(super) fn slots(&self) -> impl Iterator<Item = usize> + '_ {
+        self.places.iter().map(|p| self.rows[p.context_start + p.row] as usize)
+    }
+}
+
+fn refill<T>(vec: &mut Vec<T>, items: impl Iterator<Item = T>) {
+    vec.clear();
+    vec.extend(items);
+}

@@ -1,0 +1,114 @@
+//! What goes into a step and what comes out.
+
+use infernum_ir::interp::{SeqStep, Step};
+
+use crate::ExecError;
+
+/// The inputs of one step: tokens of several sequences, flattened, and where each sequence's
+/// rows lie in the paged KV cache. Filled again for every step, without allocating once it has
+/// grown.
+#[derive(Clone, Debug)]
+pub struct StepInputs {
+    block_size: usize,
+    step: Step,
+    tokens: Vec<u32>,
+    blocks: Vec<u32>,
+    /// Where each sequence's blocks begin in `blocks`.
+    tables: Vec<usize>,
+}
+
+/// The result of one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepOutput {
+    /// `[rows, columns]`, row-major: the logits.
+    pub logits: Vec<f32>,
+    /// One for each sequence (its last token), or one for each token, as the plan says.
+    pub rows: usize,
+    /// The size of the vocabulary.
+    pub columns: usize,
+}
+
+impl StepOutput {
+    /// One row of logits; panics outside.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.logits[row * self.columns..(row + 1) * self.columns]
+    }
+}
+
+impl StepInputs {
+    /// Tokens that one block of the KV cache holds, unless one chooses otherwise.
+    pub const BLOCK_SIZE: usize = 16;
+
+    /// No sequences yet. `block_size` is that of the executor's cache, in tokens.
+    pub fn new(block_size: usize) -> StepInputs {
+        StepInputs {
+            block_size: block_size.max(1),
+            step: Step::default(),
+            tokens: Vec::new(),
+            blocks: Vec::new(),
+            tables: Vec::new(),
+        }
+    }
+
+    /// Removes all sequences.
+    pub fn clear(&mut self) {
+        self.step.seqs.clear();
+        self.tokens.clear();
+        self.blocks.clear();
+        self.tables.clear();
+    }
+
+    /// Adds a sequence: `tokens` to compute, after which its cache holds `context` rows, row `i`
+    /// in block `blocks[i / block_size]`. No block may be another sequence's that is written.
+    pub fn push(
+        &mut self,
+        tokens: &[u32],
+        context: usize,
+        blocks: &[u32],
+    ) -> Result<(), ExecError> {
+        if tokens.is_empty() || tokens.len() > context {
+            let n = tokens.len();
+            let message = format!("{n} token(s) do not fit a context of {context} row(s)");
+            return Err(ExecError::Inputs(message));
+        }
+        let needed = context.div_ceil(self.block_size);
+        if blocks.len() < needed {
+            return Err(ExecError::Inputs(format!(
+                "{context} context rows need {needed} block(s) of {}, found {}",
+                self.block_size,
+                blocks.len()
+            )));
+        }
+        self.tokens.extend_from_slice(tokens);
+        self.tables.push(self.blocks.len());
+        self.blocks.extend_from_slice(&blocks[..needed]);
+        self.step.seqs.push(SeqStep { new: tokens.len(), context });
+        Ok(())
+    }
+
+    /// Tokens in a block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// The sequences, in the order of their tokens.
+    pub fn step(&self) -> &Step {
+        &self.step
+    }
+
+    /// Token ids, u32 [T].
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The blocks of one sequence; panics outside.
+    pub fn blocks(&self, seq: usize) -> &[u32] {
+        let end = self.tables.get(seq + 1).copied().unwrap_or(self.blocks.len());
+        &self.blocks[self.tables[seq]..end]
+    }
+
+    /// All blocks that the step uses.
+    pub fn all_blocks(&self) -> &[u32] {
+        &self.blocks
+    }
+}
