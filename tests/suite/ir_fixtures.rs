@@ -117,7 +117,7 @@ fn check_router(fixture: &Fixture) {
     }
 }
 
-/// RoPE's sines and cosines are f32, and torch's differ from the correctly rounded ones by one step
+/// `RoPE`'s sines and cosines are f32, and torch's differ from the correctly rounded ones by one step
 /// in about one value of a hundred. We reach 6e-16.
 const ROPE: f64 = 1e-15;
 
@@ -136,7 +136,7 @@ fn gemma2() {
     check("gemma2", ROPE);
 }
 
-// Without RoPE only the order of sums differs: 1e-31 to 2e-31.
+// Without `RoPE` only the order of sums differs: 1e-31 to 2e-31.
 
 #[test]
 fn sigmoid_routed_experts() {
