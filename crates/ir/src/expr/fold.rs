@@ -193,8 +193,10 @@ fn call(func: Func, values: &[&Value], args: &[Expr]) -> Result<Value, ExprError
 }
 
 fn index(list: &Value, i: &Value, (e, at): (&Expr, &Expr)) -> Result<Value, ExprError> {
-    let Value::List(items) = list else {
-        return Err(expected("a list", list, e));
+    let items = match (list, i) {
+        (Value::List(items), _) => items,
+        (Value::Map(_) | Value::Null, Value::Str(key)) => return member(list.clone(), key, e),
+        _ => return Err(expected("a list", list, e)),
     };
     let n = &num(i, at)?;
     items.get(*n as usize).filter(|_| *n >= 0.0).cloned().ok_or_else(|| {
