@@ -21,6 +21,16 @@ impl Fixture {
         Fixture { module: ir_files::load(&dir.join(name).with_extension("ir")), bytes }
     }
 
+    /// The same with every `from` in the IR text replaced.
+    fn mutated(name: &str, from: &str, to: &str) -> Fixture {
+        let fixture = Fixture::load(name);
+        let text = infernum_ir::text::print(&fixture.module);
+        assert!(text.contains(from), "{name}: no {from}");
+        let module = infernum_ir::text::parse(&text.replace(from, to), name).unwrap();
+        infernum_ir::verify(&module).unwrap_or_else(|e| panic!("{e}"));
+        Fixture { module, ..fixture }
+    }
+
     fn tensor(&self, name: &str) -> Result<Tensor, String> {
         let file = SafeTensors::deserialize(&self.bytes).map_err(|e| e.to_string())?;
         let view = file.tensor(name).map_err(|e| format!("{name}: {e}"))?;
@@ -117,7 +127,7 @@ fn check_router(fixture: &Fixture) {
     }
 }
 
-/// RoPE's sines and cosines are f32, and torch's differ from the correctly rounded ones by one step
+/// `RoPE`'s sines and cosines are f32, and torch's differ from the correctly rounded ones by one step
 /// in about one value of a hundred. We reach 6e-16.
 const ROPE: f64 = 1e-15;
 
@@ -136,7 +146,7 @@ fn gemma2() {
     check("gemma2", ROPE);
 }
 
-// Without RoPE only the order of sums differs: 1e-31 to 2e-31.
+// Without `RoPE` only the order of sums differs: 1e-31 to 2e-31.
 
 #[test]
 fn sigmoid_routed_experts() {
@@ -147,5 +157,33 @@ fn sigmoid_routed_experts() {
 fn softmax_routed_experts() {
     for name in ["moe_qwen3", "moe_qwen3_unnormed", "moe_mixtral"] {
         check_router(&check(name, 1e-30));
+    }
+}
+
+/// The bounds mean something: each of these mistakes is far outside them.
+#[test]
+fn mistakes_are_caught() {
+    for (name, from, to) in [
+        ("mla", "eps: 1e-6", "eps: 1e-5"),
+        ("mla", "style: interleaved", "style: neox"),
+        ("mla", "add(%s_nope, %s_rope)", "add(%s_nope, %s_nope)"),
+        ("mla_yarn", "scale: 0.964326914892074", "scale: 1"),
+        ("mla_yarn", "by: 0.3464980512014568", "by: 0.2672612419124244"),
+        ("gemma2", "window: 9", "window: 10"),
+        ("gemma2", "cap: 4", "cap: 5"),
+        ("gemma2", "offset: 1", "offset: 0"),
+        ("gemma2", "style: neox", "style: interleaved"),
+        ("gemma2", "gelu_tanh", "gelu"),
+        ("moe_sigmoid", "topk(%scores, %bias)", "topk(%scores, _)"),
+        ("moe_sigmoid", "groups: 4, keep: 2", "groups: 4, keep: 4"),
+        ("moe_sigmoid", "2.5 * a", "a"),
+        ("moe_qwen3", "a / b", "a"),
+        ("moe_mixtral", "expert_linear(%x, %w_gate, %ids)", "expert_linear(%x, %w_up, %ids)"),
+    ] {
+        let fixture = Fixture::mutated(name, from, to);
+        let found = fixture.run(&[fixture.tokens()]);
+        let error = nmse(&found[0], &fixture.tensor("y").unwrap());
+        assert!(error > 1e-12, "{name}: {from} -> {to}: NMSE {error:.1e}");
+        println!("{name}: {from} -> {to}: NMSE {error:.1e}");
     }
 }

@@ -242,7 +242,7 @@ fn size_and_depth_are_bounded() {
         format!("a{}", ".b".repeat(100_000)),
         "[1,".repeat(100_000),
     ] {
-        assert!(text.parse::<Expr>().is_err(), "{:.20}", text);
+        assert!(text.parse::<Expr>().is_err(), "{text:.20}");
     }
     assert!(format!("1{}", " + 1".repeat(100)).parse::<Expr>().is_ok());
     assert!(format!("{}1{}", "(".repeat(50), ")".repeat(50)).parse::<Expr>().is_ok());

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::random;
 
-/// Two layers of attention with a window in one of them, soft capping, and both RoPE styles.
+/// Two layers of attention with grouped heads, soft capping and keys that are rotated at read.
 const DECODER: &str = r#"
 module tiny
 graph embed {

@@ -204,8 +204,8 @@ schedule first 0..2, last
 
 #[test]
 fn many_findings_are_cut() {
-    let lines: String = (0..1000).map(|i| format!("%w{i} = weight \"w\" : f32[2]\n")).collect();
-    let error = verify(&module(&lines)).unwrap_err();
+    let lines: Vec<_> = (0..1000).map(|i| format!("%w{i} = weight \"w\" : f32[2]")).collect();
+    let error = verify(&module(&lines.join("\n"))).unwrap_err();
     assert_eq!(error.findings.len(), 256);
     assert!(error.to_string().contains("256 finding(s), and maybe more"));
 }
