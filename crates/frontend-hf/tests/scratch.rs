@@ -46,8 +46,10 @@ fn all() {
                     let t = text::print(&l.module);
                     let back = text::parse(&t, "x").unwrap_or_else(|e| panic!("{t}\n{e}"));
                     assert_eq!(back, l.module);
-                    if p.ends_with("yarn_long") {
-                        println!("{t}");
+                    if let Ok(d) = std::env::var("DUMP") {
+                        std::fs::create_dir_all(&d).unwrap();
+                        let stem = p.file_name().unwrap().to_str().unwrap();
+                        std::fs::write(format!("{d}/{fam}-{stem}.ir"), &t).unwrap();
                     }
                 }
             }

@@ -22,7 +22,7 @@ pub fn print_with_notes(module: &Module, findings: &[Finding]) -> String {
     }
     let _ = write_schedule(&mut out, module);
     for finding in findings.iter().filter(|f| f.graph.is_none()) {
-        let _ = writeln!(out, "// error: {}", finding.message);
+        let _ = writeln!(out, "// error: {}", finding.message.replace('\n', " "));
     }
     out
 }
@@ -42,9 +42,9 @@ fn write_graph(out: &mut String, graph: &Graph, notes: &[&Finding]) -> fmt::Resu
             writeln!(out, "  // ^ error: {}", note.message.replace('\n', " "))?;
         }
     }
-    out.push_str("  return ");
+    out.push_str("  return");
     for (i, &v) in graph.results().iter().enumerate() {
-        write!(out, "{}%{}", comma(i), graph.value_name(v))?;
+        write!(out, "{} %{}", if i > 0 { "," } else { "" }, graph.value_name(v))?;
     }
     out.push('\n');
     for note in notes.iter().filter(|f| f.node.is_none()) {
@@ -98,7 +98,14 @@ fn write_node(out: &mut String, graph: &Graph, index: usize) -> fmt::Result {
         write!(out, "{}{ty}", comma(i))?;
     }
     if let Some(loc) = &node.loc {
-        write!(out, " @ {loc}")?;
+        let plain = !loc.file.is_empty()
+            && !loc.file.starts_with(['"', ' '])
+            && !loc.file.contains(|c: char| c.is_control() || (c.is_whitespace() && c != ' '));
+        if plain {
+            write!(out, " @ {loc}")?;
+        } else {
+            write!(out, " @ {:?}:{}:{}", loc.file, loc.line, loc.col)?;
+        }
     }
     out.push('\n');
     Ok(())
@@ -106,11 +113,13 @@ fn write_node(out: &mut String, graph: &Graph, index: usize) -> fmt::Result {
 
 /// Consecutive layers of one kind print as a range.
 fn write_schedule(out: &mut String, module: &Module) -> fmt::Result {
-    out.push_str("\nschedule ");
+    out.push_str("\nschedule");
     let mut i = 0;
     while i < module.schedule.len() {
         let site = module.schedule[i];
-        write!(out, "{}{}", comma(i), module.graphs[site.graph].name)?;
+        // The verifier prints modules whose schedule is wrong.
+        let name = module.graphs.get(site.graph).map_or("?", |g| &g.name);
+        write!(out, "{} {name}", if i > 0 { "," } else { "" })?;
         let mut end = i + 1;
         if let Some(first) = site.layer {
             let follows = |k: usize| {
