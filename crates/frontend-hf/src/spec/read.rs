@@ -12,7 +12,7 @@ use serde::de::{
 use super::{Arg, Argument, Call, Entries, Source};
 
 /// A spec is a page or two of text.
-const MAX_SPEC_BYTES: usize = 1 << 20;
+const MAX_SPEC_BYTES: usize = 128 << 10;
 
 pub(super) fn from_str<'a, T: Deserialize<'a>>(source: &'a Source) -> Result<T, SourceError> {
     let text = &*source.text;
