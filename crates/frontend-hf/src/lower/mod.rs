@@ -18,6 +18,7 @@ use scope::{Context, Scope, brief};
 
 /// Layers a model may have: more is a mistake in a config, not a model.
 const MAX_LAYERS: u64 = 4096;
+const LAYER_COUNT: &str = "at most 4096 layers";
 /// Files a family may be made of.
 const MAX_BASES: usize = 8;
 const MAX_FILES: usize = 64;
@@ -185,7 +186,11 @@ fn lower_parts(
         Module { name: family.name.to_owned(), graphs: Vec::new(), schedule: Vec::new() };
     let (graph, carried) = lower_part("embed", embed, blocks, scope, None, &[])?;
     add(&mut module, graph, None);
-    lower_layers(&mut module, layers, blocks, scope, &carried)?;
+    let place = layers.kinds.iter().next().map_or(family.name, |(kind, _)| kind);
+    let count = layer_count(layers.count, scope, place)?;
+    for layer in 0..count {
+        add_layer(&mut module, layer, place, layers, blocks, scope, &carried)?;
+    }
     let (graph, logits) = lower_part("head", head, blocks, scope, None, &carried)?;
     if logits.len() != 1 {
         let place = head.gives.get(1).copied().unwrap_or(family.name);
@@ -207,31 +212,36 @@ fn add(module: &mut Module, graph: Graph, layer: Option<u32>) -> usize {
     index
 }
 
-/// Adds the layers: a graph for each kind that occurs, a call for each layer.
-fn lower_layers(
+/// How many layers; errors are at `place` where the number is written as one.
+fn layer_count(count: Arg<'_>, scope: &Scope<'_>, place: &str) -> Result<u32, SourceError> {
+    match scope.eval_int(place, count)? {
+        n if n <= MAX_LAYERS => Ok(n as u32),
+        n => Err(scope.unexpected(place, count, LAYER_COUNT, &Value::Num(n as f64))),
+    }
+}
+
+/// Adds a layer: a call, and before the first of its kind the graph.
+fn add_layer<'a>(
     module: &mut Module,
-    layers: &Layers<'_>,
-    blocks: &Blocks<'_>,
-    scope: &Scope<'_>,
-    carried: &[(&str, Type)],
+    layer: u32,
+    place: &str,
+    layers: &'a Layers<'a>,
+    blocks: &'a Blocks<'a>,
+    scope: &'a Scope<'a>,
+    carried: &[(&'a str, Type)],
 ) -> Result<(), SourceError> {
-    let cx = scope.cx;
-    let count = scope.eval_int("", layers.count)?;
-    if count > MAX_LAYERS {
-        let message = format!("expected at most {MAX_LAYERS} layers, found {count}");
-        return Err(cx.at_arg(layers.count, "", message));
+    let (kind, part) = layer_kind(layers, scope, layer, place)?;
+    if let Some(graph) = module.graphs.iter().position(|g| g.name == kind) {
+        module.schedule.push(CallSite { graph, layer: Some(layer) });
+        return Ok(());
     }
-    let mut graphs: HashMap<&str, usize> = HashMap::new();
-    for layer in 0..count as u32 {
-        let (kind, part) = layer_kind(layers, scope, layer)?;
-        if let Some(&graph) = graphs.get(kind) {
-            module.schedule.push(CallSite { graph, layer: Some(layer) });
-            continue;
-        }
-        let (graph, given) = lower_part(kind, part, blocks, scope, Some(layer), carried)?;
-        check_given(cx, kind, part, carried, &given)?;
-        graphs.insert(kind, add(module, graph, Some(layer)));
+    check_name(scope.cx, kind)?;
+    if kind == "embed" || kind == "head" {
+        return Err(scope.cx.at(kind, format!("`{kind}` is the name of another part")));
     }
+    let (graph, given) = lower_part(kind, part, blocks, scope, Some(layer), carried)?;
+    check_given(scope.cx, kind, part, carried, &given)?;
+    add(module, graph, Some(layer));
     Ok(())
 }
 
@@ -258,38 +268,34 @@ fn check_given(
     Err(cx.at(place, message))
 }
 
-/// The kind of a layer, by name.
-fn layer_kind<'s, 'a>(
-    layers: &'s Layers<'a>,
+/// The kind of a layer, with its name.
+fn layer_kind<'a>(
+    layers: &'a Layers<'a>,
     scope: &Scope<'_>,
     layer: u32,
-) -> Result<(&'a str, &'s Part<'a>), SourceError> {
-    let cx = scope.cx;
-    let kinds = || layers.kinds.iter().map(|(k, _)| k);
-    let name = match (layers.kind, &layers.kinds.0[..]) {
-        (None, [(name, part)]) => return Ok((name, part)),
-        (None, kinds) => {
-            let place = kinds.get(1).map_or("", |(name, _)| name);
+    place: &str,
+) -> Result<(&'a str, &'a Part<'a>), SourceError> {
+    let kinds = &layers.kinds.0;
+    let Some(kind) = layers.kind else {
+        let [(name, part)] = &kinds[..] else {
             let message = "expected one kind, or `kind`, an expression over `layer` that names one";
-            return Err(cx.at(place, message));
-        }
-        (Some(kind), _) => {
-            let mut scope = scope.child();
-            scope.set("layer", Value::Num(f64::from(layer)));
-            match scope.eval(kind)? {
-                Value::Str(name) => name,
-                v => return Err(scope.unexpected("", kind, "the name of a kind", &v)),
-            }
-        }
+            return Err(scope.cx.at(place, message));
+        };
+        return Ok((name, part));
     };
-    let found = layers.kinds.0.iter().find(|(k, _)| *k == name);
+    let mut inner = scope.child();
+    inner.set("layer", Value::Num(f64::from(layer)));
+    let name = match inner.eval(kind)? {
+        Value::Str(name) => name,
+        v => return Err(inner.unexpected(place, kind, "the name of a kind", &v)),
+    };
+    let found = kinds.iter().find(|(k, _)| *k == name);
     found.map(|(k, part)| (*k, part)).ok_or_else(|| {
-        let hint = nearest(&name, kinds());
-        let known = kinds().collect::<Vec<_>>().join(", ");
+        let known: Vec<&str> = kinds.iter().map(|(k, _)| *k).collect();
+        let (hint, known) = (nearest(&name, known.iter().copied()), known.join(", "));
         let name = brief(&Value::Str(name));
         let message = format!("layer {layer} is of kind {name}{hint}; expected one of {known}");
-        let place = layers.kind.unwrap_or(Arg::Null);
-        cx.at_arg(place, "", message)
+        scope.cx.at_arg(kind, place, message)
     })
 }
 
@@ -303,12 +309,6 @@ fn lower_part<'a>(
     carried: &[(&'a str, Type)],
 ) -> Result<(Graph, Vec<(&'a str, Type)>), SourceError> {
     let cx = scope.cx;
-    if layer.is_some() {
-        check_name(cx, name)?;
-        if name == "embed" || name == "head" {
-            return Err(cx.at(name, format!("`{name}` is the name of another part")));
-        }
-    }
     let mut builder = Builder::new(name, scope, blocks, layer);
     let mut frame = builder.frame(part.prefix, carried);
     builder.declare_weights(&mut frame, &part.weights)?;

@@ -18,6 +18,13 @@ pub struct Source {
     dir: Option<PathBuf>,
 }
 
+impl Source {
+    /// A text that is no file; what it includes comes from the library.
+    pub fn new(file: &str, text: &str) -> Source {
+        Source { file: file.into(), text: text.into(), dir: None }
+    }
+}
+
 /// A data file could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
@@ -84,11 +91,7 @@ impl Library {
         }
         let embedded = EMBEDDED.get_file(name).and_then(|f| f.contents_utf8());
         embedded
-            .map(|text| Source {
-                file: format!("models/{name}").into(),
-                text: text.into(),
-                dir: None,
-            })
+            .map(|text| Source::new(&format!("models/{name}"), text))
             .ok_or_else(|| self.missing(name))
     }
 

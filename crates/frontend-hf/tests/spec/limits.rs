@@ -1,0 +1,93 @@
+//! What a hostile spec is refused for, before it costs more than its own length. (Peak memory is
+//! measured by the `spec` fuzz target.)
+
+use crate::{CONFIG, lower_text};
+
+fn refused(spec: &str, why: &str) {
+    match lower_text(spec, CONFIG) {
+        Ok(_) => panic!("expected: {why}"),
+        Err(e) => assert!(e.to_string().contains(why), "expected {why}, found {e}"),
+    }
+}
+
+/// A family on Llama's, with these blocks and this body for its layers.
+fn family(params: &str, blocks: &str, body: &str) -> String {
+    format!(
+        r#"Family(name: "hostile", doc: "", base: "llama.ron", architectures: [],
+        params: {{ {params} }},
+        blocks: {{ {blocks} }},
+        layers: (count: 1, kinds: {{ "decoder": (body: {{ {body} }}, gives: ["x"]) }}),
+    )"#
+    )
+}
+
+/// `b0` adds `x` to itself; each block calls the one before twice.
+fn doubling(inner: &str) -> String {
+    let block = |i: usize, body: &str| {
+        format!(r#""b{i}": Inline((doc: "", inputs: ["x"], body: {{ {body} }}, result: "z")),"#)
+    };
+    let twice = |i: usize| format!(r#""y": b{i}(x: "x"), "z": b{i}(x: "y")"#);
+    (1..15).map(|i| block(i, &twice(i - 1))).fold(block(0, inner), |a, b| a + &b)
+}
+
+const UNFOLDS: &str = "unfolds to far more than its text";
+
+#[test]
+fn blocks_that_double_each_other() {
+    let body = r#""x": b14(x: "x")"#;
+    refused(&family("", &doubling(r#""z": add(a: "x", b: "x")"#), body), UNFOLDS);
+    // Even where nothing is added to the graph.
+    let nothing = r#""z": add(a: "x", b: "x", when: false)"#;
+    refused(&family("", &doubling(nothing), body), UNFOLDS);
+}
+
+#[test]
+fn values_that_are_repeated() {
+    let long = "x".repeat(40_000);
+    let copies: String = (0..1000).map(|i| format!(r#""p{i}": "long","#)).collect();
+    refused(&family(&format!(r#""long": "'{long}'", {copies}"#), "", ""), UNFOLDS);
+    let pairs = (0..60).map(|_| "long == long").collect::<Vec<_>>().join(" && ");
+    refused(&family(&format!(r#""long": "'{long}'", "p": "{pairs}""#), "", ""), "too long to work");
+    let list = (0..200).map(|i| i.to_string()).collect::<Vec<_>>().join(", ");
+    let tables: String = (0..600)
+        .map(|i| format!(r#""t{i}": table(len: 4, expr: "list[i]+list[i]+list[i]+list[i]"),"#))
+        .collect();
+    refused(&family(&format!(r#""list": "[{list}]""#), "", &tables), UNFOLDS);
+}
+
+#[test]
+fn sizes_and_names() {
+    let deep = format!(r#""p": "{}1{}""#, "(".repeat(5000), ")".repeat(5000));
+    refused(&family(&deep, "", ""), "nested deeper");
+    refused(&"Family(".repeat(5000), "");
+    refused(&format!("Family(name: {}", "[".repeat(5000)), "");
+    refused(&" ".repeat(200_000), "not a spec");
+    let long = "n".repeat(5000);
+    let block = |weights: &str, body: &str| {
+        format!(
+            r#""b": Inline((doc: "", inputs: ["x"], weights: {{ {weights} }},
+                body: {{ {body} }}, result: "x"))"#
+        )
+    };
+    let call = |at: &str| format!(r#""x": b(at: "{at}", x: "x")"#);
+    refused(&family("", &block("", ""), &call(&long)), "too long");
+    let weight = format!(r#""{long}": (shape: [1])"#);
+    refused(&family("", &block(&weight, ""), &call("")), "too long");
+    let name = format!(r#""{long}": add(a: "x", b: "x")"#);
+    refused(&family("", &block("", &name), &call("")), "expected a name");
+    let rank = r#""w": (shape: [1, 1, 1, 1, 1, 1, 1, 1, 1])"#;
+    refused(&family("", &block(rank, ""), &call("")), "at most 8 dimensions");
+    let files: String = (0..100)
+        .map(|i| format!(r#""f{i}": File("blocks/{}rope.ron"),"#, "./".repeat(i)))
+        .collect();
+    refused(&family("", &files, ""), "at most 64 block files");
+}
+
+/// A stack is one tensor of the graph however many there are in the checkpoint.
+#[test]
+fn stacks_cost_one_name() {
+    let block = r#""b": Inline((doc: "", inputs: ["x"],
+        weights: { "e.{expert}.w": (shape: ["hidden", "hidden"], stack: 1e9) },
+        body: { "y": linear(x: "x", w: "e.{expert}.w") }, result: "y"))"#;
+    refused(&family("", block, r#""x": b(x: "x")"#), "`linear`");
+}
