@@ -1,15 +1,16 @@
 //! Arguments of a call to attributes of its op.
 
 use infernum_ir::expr::{BinaryOp, Expr, Value};
-use infernum_ir::{Attr, AttrDef, AttrKind, DType, Dim, Op, SourceError, Sym, nearest};
+use infernum_ir::{Attr, AttrDef, AttrKind, DType, Dim, SourceError, Sym, nearest};
 
 use super::scope::Scope;
 use crate::spec::{Arg, Argument};
 
-/// The value of attribute `def` from the argument written for it.
+/// The value of attribute `def` from the argument written for it; a scalar expression may range
+/// over the names `free`.
 pub(super) fn attr(
     scope: &Scope<'_>,
-    op: Op,
+    free: &[&str],
     def: &AttrDef,
     key: &str,
     argument: &Argument<'_>,
@@ -26,12 +27,7 @@ pub(super) fn attr(
         Argument::One(arg) => *arg,
     };
     if let (Arg::Text(text), AttrKind::Expr) = (arg, def.kind) {
-        // A table ranges over `i`, a pointwise op over its operands.
-        let free: Vec<&str> = match op.operands {
-            [] => vec!["i"],
-            operands => operands.iter().map(|o| o.name).collect(),
-        };
-        return Ok(Attr::Expr(scope.fold(text, &free)?));
+        return Ok(Attr::Expr(scope.fold(text, free)?));
     }
     if let Arg::Text(text) = arg
         && let Some(literal) = literal(def.kind, text)

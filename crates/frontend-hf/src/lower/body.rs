@@ -294,10 +294,20 @@ impl<'a> Builder<'a> {
             }
             operands.push(value);
         }
+        // What a scalar expression may range over: the operands there are, or a table's index.
+        let free: Vec<&str> = match op.operands {
+            [] => vec!["i"],
+            all => all
+                .iter()
+                .zip(&operands)
+                .filter(|(_, v)| v.is_some())
+                .map(|(o, _)| o.name)
+                .collect(),
+        };
         let mut values = Vec::new();
         for def in op.attrs {
             values.push(match call.arg(def.name) {
-                Some((key, argument)) => attrs::attr(&frame.scope, op, def, key, argument)?,
+                Some((key, argument)) => attrs::attr(&frame.scope, &free, def, key, argument)?,
                 None => def.default_value().ok_or_else(|| {
                     let message =
                         format!("`{}` needs attribute `{}`, {}", op.name, def.name, def.kind);
@@ -325,10 +335,11 @@ impl<'a> Builder<'a> {
             line: place.line as u32,
             col: place.col as u32,
         });
-        let results = self
-            .graph
-            .call(unique, op, operands, values, loc)
-            .map_err(|e| self.cx.at(call.name, format!("`{}`: {e}", op.name)))?;
+        let results = self.graph.call(unique, op, operands, values, loc).map_err(|e| {
+            let named = e.starts_with(&format!("`{}`", op.name));
+            let message = if named { e } else { format!("`{}`: {e}", op.name) };
+            self.cx.at(call.name, message)
+        })?;
         if op.effect == Effect::Writes
             && let (Some(Some(from)), Some(to)) = (operands.first(), results.first())
         {

@@ -229,10 +229,16 @@ impl<'a> Scope<'a> {
     /// `message` with what the config holds for the names to blame: those that are null where a
     /// null was found, the others else.
     fn explained(&self, expr: &Expr, message: String) -> String {
+        // The part of the expression that the message is about, where it says so.
+        let part = message.split_once("from `").and_then(|(_, rest)| rest.split_once("`, found"));
+        let part = part.and_then(|(part, _)| part.parse::<Expr>().ok());
+        let expr = part.as_ref().unwrap_or(expr);
         let null = message.ends_with("found null");
         let mut notes = Vec::new();
         self.blame(expr, null, self.params.len(), 8, &mut notes);
-        notes.dedup();
+        if notes.is_empty() {
+            self.blame(expr, !null, self.params.len(), 8, &mut notes);
+        }
         message + &notes.concat()
     }
 
@@ -255,7 +261,10 @@ impl<'a> Scope<'a> {
             } else if let value = self.cx.config(name)
                 && (value == Value::Null) == null
             {
-                notes.push(self.config_note(name, &value));
+                let note = self.config_note(name, &value);
+                if !notes.contains(&note) {
+                    notes.push(note);
+                }
             }
         });
     }
@@ -350,7 +359,13 @@ fn weight(value: &Value) -> usize {
 
 /// A value as it may stand in a message.
 pub(super) fn brief(value: &Value) -> String {
-    let text = value.to_string();
+    let text = match value {
+        Value::Map(entries) => {
+            let keys: Vec<&str> = entries.iter().map(|(k, _)| k.as_str()).collect();
+            format!("an object of {}", keys.join(", "))
+        }
+        other => other.to_string(),
+    };
     match text.char_indices().nth(80) {
         Some((end, _)) => format!("{}.. ({})", &text[..end], value.kind()),
         None => text,
