@@ -5,6 +5,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod lower;
 mod mmap;
+mod model;
 mod pyjson;
 pub mod safetensors;
 pub mod source;
@@ -13,4 +14,6 @@ pub mod tokenizer;
 
 pub use checkpoint::{Checkpoint, TensorLocation, TensorView};
 pub use config::Config;
+pub use model::{LowerOptions, Model, ModelError};
 pub use source::{Bytes, ModelFiles};
+pub use spec::demo;

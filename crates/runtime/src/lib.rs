@@ -1,1 +1,3 @@
 //! Executes plans.
+
+pub mod cpu;

@@ -1,12 +1,23 @@
 //! Where specs and blocks are found: embedded in the binary, with a folder of the user's on top.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use include_dir::{Dir, include_dir};
 use infernum_ir::nearest;
 
+use crate::source::ModelFiles;
+
 static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../models");
+
+/// The demo model that is part of the binary.
+pub fn demo() -> ModelFiles {
+    static FILES: LazyLock<Vec<(&'static str, &'static [u8])>> = LazyLock::new(|| {
+        let files = EMBEDDED.get_dir("demo").into_iter().flat_map(Dir::files);
+        files.filter_map(|f| Some((f.path().file_name()?.to_str()?, f.contents()))).collect()
+    });
+    ModelFiles::embedded("the built-in demo model", &FILES)
+}
 
 /// A text with the name that errors give it.
 #[derive(Clone, Debug)]

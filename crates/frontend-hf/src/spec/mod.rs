@@ -22,7 +22,7 @@ mod read;
 use infernum_ir::SourceError;
 use serde::Deserialize;
 
-pub use library::{Library, LibraryError, Source};
+pub use library::{Library, LibraryError, Source, demo};
 
 /// `{ "name": value, .. }` in the order written.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::graph::{Graph, Module, NodeKind, Param};
+use crate::graph::{Graph, Module, NodeKind, Param, ValueId};
 use crate::verify::Finding;
 
 /// The text of a module.
@@ -44,7 +44,7 @@ fn write_graph(out: &mut String, graph: &Graph, notes: &[&Finding]) -> fmt::Resu
     }
     out.push_str("  return");
     for (i, &v) in graph.results().iter().enumerate() {
-        write!(out, "{} %{}", if i > 0 { "," } else { "" }, graph.value_name(v))?;
+        write!(out, "{} %{}", if i > 0 { "," } else { "" }, value_name(graph, v))?;
     }
     out.push('\n');
     for note in notes.iter().filter(|f| f.node.is_none()) {
@@ -56,6 +56,12 @@ fn write_graph(out: &mut String, graph: &Graph, notes: &[&Finding]) -> fmt::Resu
 
 fn comma(i: usize) -> &'static str {
     if i > 0 { ", " } else { "" }
+}
+
+/// The verifier also prints graphs in which a reference leads nowhere.
+fn value_name(graph: &Graph, v: ValueId) -> &str {
+    let node = (v.node < graph.len()).then(|| graph.node(v.node));
+    node.and_then(|n| n.names.get(v.result)).map_or("?", String::as_str)
 }
 
 fn write_node(out: &mut String, graph: &Graph, index: usize) -> fmt::Result {
@@ -79,7 +85,7 @@ fn write_node(out: &mut String, graph: &Graph, index: usize) -> fmt::Result {
             write!(out, "{}(", op.name)?;
             for (i, operand) in graph.operands(index).into_iter().enumerate() {
                 match operand {
-                    Some(v) => write!(out, "{}%{}", comma(i), graph.value_name(v))?,
+                    Some(v) => write!(out, "{}%{}", comma(i), value_name(graph, v))?,
                     None => write!(out, "{}_", comma(i))?,
                 }
             }

@@ -1,1 +1,4 @@
 //! End-to-end tests: fixtures, filetests, mutations.
+
+mod ir_files;
+mod ir_fixtures;

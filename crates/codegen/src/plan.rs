@@ -1,0 +1,279 @@
+//! The plan: plain data.
+
+use std::fmt;
+
+use infernum_ir::{Attr, Dims, StateType, StepInput, Sym, TensorType, Type};
+use serde::{Deserialize, Serialize};
+
+/// Version of the serialised form. A plan of another version must be compiled again.
+pub const VERSION: u32 = 1;
+
+/// The machine that a plan is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "named as usual")]
+pub enum TargetKind {
+    Cpu,
+    Cuda,
+}
+
+/// A compiled module.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// [`VERSION`] of the compiler that made it.
+    pub version: u32,
+    /// The module's name.
+    pub module: String,
+    /// What it runs on.
+    pub target: TargetKind,
+    /// The largest step that its buffers hold.
+    pub limits: Dims,
+    /// Size of the one arena that all programs share.
+    pub arena_bytes: u64,
+    /// One for each graph.
+    pub programs: Vec<Program>,
+    /// The calls that make up a step, in order.
+    pub calls: Vec<Call>,
+    /// What to load; shared by all calls that use the same.
+    pub weights: Vec<Weight>,
+    /// The planes of the KV cache.
+    pub states: Vec<StateSpec>,
+    /// Which rows the output has: `B`, the last token of each sequence, or `T`, every token;
+    /// `None` when the plan does not ask.
+    pub output_rows: Option<Sym>,
+}
+
+/// The launches of one graph.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    /// The graph's name.
+    pub name: String,
+    /// Where in the arena each buffer lies. Buffers that are never live together may overlap.
+    pub buffers: Vec<Region>,
+    /// In the order to run them.
+    pub launches: Vec<Launch>,
+    /// What the next call finds as its carried values, in order. Carried value `i` lies at the
+    /// same place in every program.
+    pub results: Vec<Carried>,
+}
+
+/// A part of the arena, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Region {
+    /// A multiple of 64.
+    pub offset: u64,
+    /// Enough for every value that the buffer holds, at the plan's limits.
+    pub bytes: u64,
+}
+
+/// A tensor that a program leaves for the next call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Carried {
+    /// Its name in the IR.
+    pub name: String,
+    /// Index into [`Program::buffers`].
+    pub buffer: u32,
+    /// Its type.
+    pub ty: TensorType,
+}
+
+/// One kernel launch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Launch {
+    /// The op, or [`Launch::COPY`].
+    pub op: String,
+    /// Its attributes, in declared order.
+    pub attrs: Vec<Attr>,
+    /// One entry an operand declared; `None` where an optional one is left out.
+    pub operands: Vec<Option<Value>>,
+    /// Where the results go. A result that names an operand's buffer is computed in place.
+    pub results: Vec<Value>,
+    /// Name of the first result in the IR.
+    pub name: String,
+    /// Where it was written.
+    pub loc: Option<String>,
+    /// Buffers that nothing reads after this launch.
+    pub frees: Vec<u32>,
+}
+
+/// An operand or a result: a place and the type that it is read as.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Value {
+    /// Where it lies.
+    pub arg: Arg,
+    /// Its type.
+    pub ty: Type,
+}
+
+/// A place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Arg {
+    /// Index into [`Program::buffers`].
+    Buffer(u32),
+    /// Index into [`Call::weights`].
+    Weight(u32),
+    /// Index into [`Call::states`].
+    State(u32),
+    /// An input of the step.
+    Step(StepInput),
+}
+
+/// One call of a program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Call {
+    /// Index into [`Plan::programs`].
+    pub program: u32,
+    /// The layer, for messages.
+    pub layer: Option<u32>,
+    /// Indices into [`Plan::weights`].
+    pub weights: Vec<u32>,
+    /// Indices into [`Plan::states`].
+    pub states: Vec<u32>,
+}
+
+/// A constant and how it is made from the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Weight {
+    /// Its type.
+    pub ty: TensorType,
+    /// How to make it.
+    pub recipe: Recipe,
+}
+
+/// How a constant is made from tensors of the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Recipe {
+    /// A tensor as it is stored.
+    Tensor(String),
+    /// Tensors of one shape, along a new first axis.
+    Stack(Vec<Recipe>),
+    /// Tensors joined along their first axis.
+    Concat(Vec<Weight>),
+    /// Any other op over constants, evaluated once at load.
+    Op {
+        /// The op's name.
+        op: String,
+        /// Its attributes, in declared order.
+        attrs: Vec<Attr>,
+        /// One entry an operand declared.
+        operands: Vec<Option<Weight>>,
+        /// Types of all its results.
+        types: Vec<TensorType>,
+        /// Which of them this is.
+        result: u32,
+    },
+}
+
+/// One plane of one layer's KV cache.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct StateSpec {
+    /// The layer it belongs to.
+    pub layer: Option<u32>,
+    /// Its name.
+    pub plane: String,
+    /// Its rows, one for each cached token.
+    pub ty: StateType,
+}
+
+impl Launch {
+    /// Moves operand 0 to result 0 unchanged.
+    pub const COPY: &str = "copy";
+}
+
+impl Plan {
+    /// What the last call leaves: the model's outputs.
+    pub fn outputs(&self) -> &[Carried] {
+        let last = self.calls.last().and_then(|c| self.programs.get(c.program as usize));
+        last.map_or(&[], |p| &p.results)
+    }
+
+    /// Bytes of KV cache for one token.
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        let row = |s: &StateSpec| {
+            let elements = s.ty.heads.saturating_mul(s.ty.dim);
+            s.ty.dtype.bytes(elements).unwrap_or(u64::MAX)
+        };
+        self.states.iter().map(row).fold(0, u64::saturating_add)
+    }
+
+    /// Sizes and counts, for people.
+    pub fn summary(&self) -> Summary {
+        let programs = self.programs.iter().enumerate().map(|(i, p)| ProgramSummary {
+            name: p.name.clone(),
+            calls: self.calls.iter().filter(|c| c.program as usize == i).count(),
+            launches: p.launches.len(),
+            in_place: p.launches.iter().filter(|l| l.is_in_place()).count(),
+            copies: p.launches.iter().filter(|l| l.op == Launch::COPY).count(),
+            buffers: p.buffers.len(),
+        });
+        let weight_bytes = self.weights.iter().map(|w| w.ty.bytes(&Dims::default()));
+        Summary {
+            programs: programs.collect(),
+            launches_per_step: self
+                .calls
+                .iter()
+                .map(|c| self.programs[c.program as usize].launches.len())
+                .sum(),
+            weights: self.weights.len(),
+            weight_bytes: weight_bytes.fold(0, u64::saturating_add),
+            arena_bytes: self.arena_bytes,
+            kv_bytes_per_token: self.kv_bytes_per_token(),
+            limits: self.limits,
+        }
+    }
+}
+
+impl Launch {
+    /// Whether result 0 takes operand 0's place.
+    pub fn is_in_place(&self) -> bool {
+        match (self.operands.first(), self.results.first()) {
+            (Some(Some(x)), Some(y)) => matches!(x.arg, Arg::Buffer(_)) && x.arg == y.arg,
+            _ => false,
+        }
+    }
+}
+
+/// What [`Plan::summary`] reports; prints as a small table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Summary {
+    pub programs: Vec<ProgramSummary>,
+    pub launches_per_step: usize,
+    pub weights: usize,
+    pub weight_bytes: u64,
+    pub arena_bytes: u64,
+    pub kv_bytes_per_token: u64,
+    pub limits: Dims,
+}
+
+/// One program's line of a [`Summary`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct ProgramSummary {
+    pub name: String,
+    pub calls: usize,
+    pub launches: usize,
+    pub in_place: usize,
+    pub copies: usize,
+    pub buffers: usize,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        for p in &self.programs {
+            writeln!(
+                f,
+                "{:<12} {:>3} call(s) of {:>3} op(s), {} in place, {} copies, {} buffers",
+                p.name, p.calls, p.launches, p.in_place, p.copies, p.buffers
+            )?;
+        }
+        let Dims { t, b, s, .. } = self.limits;
+        writeln!(f, "a step       {} ops; at most {t} tokens, {b} sequences, {s} context rows", {
+            self.launches_per_step
+        })?;
+        writeln!(f, "weights      {}: {:.1} MiB", self.weights, mib(self.weight_bytes))?;
+        writeln!(f, "arena        {:.1} MiB", mib(self.arena_bytes))?;
+        write!(f, "KV cache     {} bytes a token", self.kv_bytes_per_token)
+    }
+}

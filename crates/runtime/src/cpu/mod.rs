@@ -1,0 +1,3 @@
+//! The CPU target.
+
+pub mod simd;

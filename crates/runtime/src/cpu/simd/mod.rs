@@ -1,0 +1,38 @@
+//! CPU compute kernels: vector loops behind safe functions on plain slices.
+//!
+//! Every kernel is written once, generic over `vector::Simd`, and compiled for each
+//! instruction set; [`Isa`] picks the copy to run and is the proof that the CPU has it.
+//!
+//! AMX is left alone: hypervisors advertise it without the kernel permission that it needs
+//! (`arch_prctl`), and a wrong guess is a fault, not an error.
+
+#![allow(
+    unsafe_code,
+    reason = "vector intrinsics, raw weight bytes, and disjoint writes from several threads"
+)]
+#![allow(
+    clippy::inline_always,
+    reason = "a body takes its features from the function that it is inlined into"
+)]
+
+mod element;
+mod isa;
+mod linear;
+mod ops;
+mod threads;
+mod tile;
+mod vector;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use element::{Act, ActMut, Float, WeightError, Weights};
+pub use isa::{Isa, Level};
+pub use linear::linear;
+pub use ops::{
+    axpy, axpy_rows, dot, dot_rows, exp_sum, max, narrow, scale, softmax, sum_squares, widen,
+    widen_bytes,
+};
+pub use threads::for_each_block;
+
+#[cfg(test)]
+mod tests;
