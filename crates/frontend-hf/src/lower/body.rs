@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use infernum_ir::expr::Value;
 use infernum_ir::{
-    Attr, DType, Effect, Graph, Loc, Op, Param, SourceError, StateType, StepInput, Sym, TensorType,
-    Type, ValueId, WeightRef, nearest,
+    Attr, DType, Dim, Effect, Graph, Loc, Op, Param, SourceError, StateType, StepInput, Sym,
+    TensorType, Type, ValueId, WeightRef, nearest,
 };
 
 use super::attrs;
@@ -17,8 +17,9 @@ const MAX_DEPTH: usize = 16;
 /// Longest name that a spec may give to a value; that of a tensor may be several times as long.
 pub(super) const MAX_NAME: usize = 64;
 const MAX_TENSOR_NAME: usize = 512;
-/// Dimensions of a tensor.
+/// Dimensions of a tensor, and tensors that may be stacked to one: each is looked up by name.
 const MAX_RANK: usize = 8;
+const MAX_STACK: u64 = 1 << 16;
 
 type Result<T> = std::result::Result<T, SourceError>;
 
@@ -158,6 +159,10 @@ impl<'a> Builder<'a> {
         }
         self.cx.spend(name, 256 + full.len())?;
         let stack = decl.stack.map(|n| scope.eval_int(name, n)).transpose()?;
+        if stack.is_some_and(|n| n > MAX_STACK) {
+            let message = format!("`stack`: expected at most {MAX_STACK} tensors");
+            return Err(self.cx.at(name, message));
+        }
         if decl.shape.len() + usize::from(stack.is_some()) > MAX_RANK {
             let message = format!("a tensor has at most {MAX_RANK} dimensions");
             return Err(self.cx.at(name, message));
@@ -409,12 +414,15 @@ impl<'a> Builder<'a> {
         shape: &[u64],
     ) -> Result<ValueId> {
         if let Some(&value) = self.weights.get(weight) {
-            return Ok(value);
+            let same =
+                |ty: &TensorType| ty.shape.iter().copied().eq(shape.iter().map(|&d| Dim::Const(d)));
+            return match self.graph.ty(value) {
+                Type::Tensor(ty) if same(ty) => Ok(value),
+                ty => Err(self.cx.at(name, format!("this tensor is already in use as {ty}"))),
+            };
         }
-        let local = name.replace(['{', '}'], "");
-        if !local.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
-            || local.len() > 2 * MAX_NAME
-        {
+        let letter = |c: char| c.is_ascii_alphanumeric() || "_.-{}".contains(c);
+        if !name.chars().all(letter) || name.is_empty() || name.len() > 2 * MAX_NAME {
             let message = "expected a name of letters, digits, `_`, `-` and `.`, not too long";
             return Err(self.cx.at(name, message));
         }
@@ -454,6 +462,23 @@ impl<'a> Builder<'a> {
             weights: HashMap::new(),
             depth: frame.depth + 1,
         };
+        self.bind(frame, &mut inner, call, block)?;
+        inner.scope.check(&block.checks)?;
+        self.declare_weights(&mut inner, &block.weights)?;
+        self.declare_states(&mut inner, &block.state)?;
+        self.body(&mut inner, &block.body)?;
+        let result = self.resolve(&inner, block.result)?;
+        result.ok_or_else(|| self.cx.at(block.result, "this weight is left out here"))
+    }
+
+    /// Gives a block its operands and parameters.
+    fn bind(
+        &mut self,
+        frame: &Frame<'a>,
+        inner: &mut Frame<'a>,
+        call: &'a Call<'a>,
+        block: &'a Block<'a>,
+    ) -> Result<()> {
         for input in &block.inputs {
             let (key, argument) = call.arg(input).ok_or_else(|| {
                 self.cx.at(call.name, format!("block `{}` needs operand `{input}`", call.name))
@@ -477,12 +502,7 @@ impl<'a> Builder<'a> {
                 }
             }
         }
-        inner.scope.check(&block.checks)?;
-        self.declare_weights(&mut inner, &block.weights)?;
-        self.declare_states(&mut inner, &block.state)?;
-        self.body(&mut inner, &block.body)?;
-        let result = self.resolve(&inner, block.result)?;
-        result.ok_or_else(|| self.cx.at(block.result, "this weight is left out here"))
+        Ok(())
     }
 
     /// The text of a block call's `at`.

@@ -23,6 +23,9 @@ const LAYER_COUNT: &str = "at most 4096 layers";
 const MAX_BASES: usize = 8;
 const MAX_FILES: usize = 64;
 
+/// The values that one part gives to the next: names and types.
+type Given<'a> = Vec<(&'a str, Type)>;
+
 /// What a spec is lowered with.
 pub struct Request<'a> {
     /// The config's value for a key; explicit nulls are absent.
@@ -307,7 +310,7 @@ fn lower_part<'a>(
     scope: &'a Scope<'a>,
     layer: Option<u32>,
     carried: &[(&'a str, Type)],
-) -> Result<(Graph, Vec<(&'a str, Type)>), SourceError> {
+) -> Result<(Graph, Given<'a>), SourceError> {
     let cx = scope.cx;
     let mut builder = Builder::new(name, scope, blocks, layer);
     let mut frame = builder.frame(part.prefix, carried);

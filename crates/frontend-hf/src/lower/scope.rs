@@ -125,7 +125,7 @@ impl<'a> Scope<'a> {
     }
 
     /// A scope inside this one, to which names may be added.
-    pub(super) fn child<'c>(&'c self) -> Scope<'c> {
+    pub(super) fn child(&self) -> Scope<'_> {
         Scope { cx: self.cx, outer: Some(self), params: Vec::new() }
     }
 

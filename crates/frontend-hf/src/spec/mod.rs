@@ -140,6 +140,7 @@ pub struct Family<'a> {
 
 impl<'a> Family<'a> {
     /// This family over its `base`.
+    #[must_use]
     pub fn over(self, base: Family<'a>) -> Family<'a> {
         Family {
             defaults: self.defaults.over(base.defaults),

@@ -112,6 +112,11 @@ fn mistakes_in_names() {
         ("written twice", "\"z\": linear", "\"y\": linear"),
         ("argument twice", "add(a: \"g\"", "add(a: \"g\", a: \"g\""),
         ("name of a weight", "\"proj.weight\": (", "\"z\": ("),
+        (
+            "one tensor, two shapes",
+            "\"norm.weight\": (shape: [\"hidden\"], when: \"norm\"),",
+            "\"norm.weight\": (shape: [\"hidden\"], same_as: \"'model.layers.{layer}.proj.weight'\"),",
+        ),
         ("name that is no name", "\"z\": linear", "\"y, proj.weight\": linear"),
         ("a name that no text can hold", "\"z\": linear", "\"z z\": linear"),
         ("result", "result: \"out\"", "result: \"ouch\""),

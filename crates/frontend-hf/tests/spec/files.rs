@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use infernum_frontend_hf::spec::Library;
-use infernum_ir::{Module, NodeKind};
+use infernum_ir::{Graph, Module, NodeKind};
 
 use crate::{CONFIG, check, lowered};
 
@@ -31,7 +31,7 @@ fn write(dir: &Path, file: &str, text: &str) {
 }
 
 fn uses(module: &Module, name: &str) -> bool {
-    let ops = module.graphs.iter().flat_map(|g| g.nodes());
+    let ops = module.graphs.iter().flat_map(Graph::nodes);
     ops.into_iter().any(|(_, n)| matches!(&n.kind, NodeKind::Op { op, .. } if op.name == name))
 }
 
@@ -89,6 +89,19 @@ fn a_base_is_changed_entry_by_entry() {
     assert!(text.starts_with("module mine\n"));
     assert!(text.contains("q_proj.bias") && !text.contains("o_proj.bias"), "{text}");
     assert_eq!(lowered.ignore, ["*.rotary_emb.inv_freq", "*.extra"]);
+}
+
+/// A family that hides ours of the same name may start from it.
+#[test]
+fn data_may_change_a_family_in_place() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "models/llama.ron", &FAMILY.replace("blocks/mixer", "mixer"));
+    write(dir.path(), "models/mixer.ron", MIXER);
+    let library = Library::new(Some(dir.path()));
+    let source = library.file("llama.ron").unwrap();
+    let module = lowered(&source, &library, CONFIG, 64).unwrap().module;
+    assert_eq!(module.name, "mine");
+    assert!(!uses(&module, "softmax") && uses(&module, "gather_rows"));
 }
 
 #[test]
