@@ -2,7 +2,7 @@
 
 use infernum_ir::DType;
 
-use crate::support::{Fixture, mean_kl, names, nmse};
+use crate::support::{Fixture, mean_kl, names, nmse, root};
 
 /// Largest normalised mean squared error of an f32 run.
 const F32: f64 = 1e-10;
@@ -66,4 +66,13 @@ fn without_passes_the_logits_are_the_same() {
         let without = f.run(DType::F32, "none", usize::MAX);
         bounded("NMSE", nmse(&without, &with), F32).into_iter().collect()
     });
+}
+
+/// The README's worked example: an architecture added by one file.
+#[test]
+fn an_architecture_from_one_file_matches_float64() {
+    let spec = root().join("../../examples/new-architecture/granite.ron");
+    let f = Fixture::with_spec("granite/multipliers", Some(&spec));
+    let found = nmse(&f.run(DType::F32, "default", 7), &f.logits);
+    assert!(found <= F32, "NMSE: expected at most {F32:.0e}, found {found:.2e}");
 }

@@ -43,10 +43,15 @@ pub(crate) fn names() -> Vec<String> {
 
 impl Fixture {
     pub(crate) fn open(name: &str) -> Fixture {
+        Fixture::with_spec(name, None)
+    }
+
+    /// Opens a fixture under a spec that does not ship.
+    pub(crate) fn with_spec(name: &str, spec: Option<&Path>) -> Fixture {
         let dir = root().join(name);
         let files = ModelFiles::folder(&dir).expect("a fixture's folder");
         let model =
-            Model::open(files, None, &Library::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
+            Model::open(files, spec, &Library::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
         let bytes = std::fs::read(dir.join("expected.safetensors")).expect("expected values");
         let expected = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
         let meta = std::fs::read(dir.join("fixture.json")).expect("fixture.json");

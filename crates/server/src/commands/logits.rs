@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// File to write: tensor `logits`, f32 [tokens, vocabulary].
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Write what each layer gives as well: `embed.x`, `layers.0.x`, .. as f32 [tokens, hidden].
+    /// Write what each layer gives as well: `embed`, `layers.0`, .. as f32 [tokens, hidden].
     #[arg(long)]
     dump_layers: bool,
 }
@@ -80,9 +80,7 @@ fn compute(executor: &mut CpuExecutor, args: &Args) -> Result<Vec<Rows>, Box<dyn
         let ticket = if args.dump_layers {
             executor.submit_observed(&inputs, &mut |call, values| {
                 if let (Some(name), Ok(mut layers)) = (&names[call], layers.lock()) {
-                    for value in values {
-                        add_rows(&mut layers, name, value);
-                    }
+                    add_rows(&mut layers, name, values);
                 }
             })?
         } else {
@@ -122,12 +120,16 @@ fn chunks(executor: &CpuExecutor, args: &Args) -> Vec<usize> {
     sizes
 }
 
-fn add_rows(layers: &mut Vec<Rows>, call: &str, value: Observed) {
-    let name = format!("{call}.{}", value.name);
-    let width = value.shape.iter().skip(1).product();
-    let data = value.data.into_iter().map(|v| v as f32);
-    match layers.iter_mut().find(|l| l.name == name) {
-        Some(rows) => rows.data.extend(data),
-        None => layers.push(Rows { name, width, data: data.collect() }),
+/// A call that gives one value gives it its own name.
+fn add_rows(layers: &mut Vec<Rows>, call: &str, values: Vec<Observed>) {
+    let single = values.len() == 1;
+    for (i, value) in values.into_iter().enumerate() {
+        let name = if single { call.to_owned() } else { format!("{call}.{i}") };
+        let width = value.shape.iter().skip(1).product();
+        let data = value.data.into_iter().map(|v| v as f32);
+        match layers.iter_mut().find(|l| l.name == name) {
+            Some(rows) => rows.data.extend(data),
+            None => layers.push(Rows { name, width, data: data.collect() }),
+        }
     }
 }

@@ -1,0 +1,149 @@
+//! The commands, run as a user runs them.
+#![allow(missing_docs, reason = "tests")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn infernum(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_infernum")).args(args).output().expect("the binary runs")
+}
+
+fn stdout(args: &[&str]) -> String {
+    let output = infernum(args);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?} failed: {errors}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+fn failure(args: &[&str]) -> String {
+    let output = infernum(args);
+    assert!(!output.status.success(), "{args:?} succeeded");
+    let errors = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(!errors.contains("panicked"), "{errors}");
+    errors
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&stdout(args)).expect("one JSON value")
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
+}
+
+#[test]
+fn the_demo_tells_a_story_that_ends() {
+    let story = json(&["generate", "Once upon a time", "--temperature", "0", "--json"]);
+    assert_eq!(story["finish_reason"], "stop");
+    let text = story["text"].as_str().expect("text");
+    assert!(text.split_whitespace().count() > 60, "a story, not a phrase: {text}");
+    assert!(text.trim_end().ends_with(['.', '!', '?', '"']), "{text}");
+    let ids = story["tokens"].as_array().expect("tokens");
+    assert!(ids.len() > 60);
+}
+
+#[test]
+fn the_demo_answers_questions() {
+    for (question, answer) in
+        [("What is 3 plus 4?", "3 plus 4 is 7."), ("Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9.")]
+    {
+        let said = json(&["generate", "--chat", question, "--temperature", "0", "--json"]);
+        assert_eq!(said["text"].as_str().map(str::trim), Some(answer));
+        assert_eq!(said["finish_reason"], "stop");
+    }
+}
+
+#[test]
+fn streaming_prints_prompt_and_text_and_keeps_the_summary_off_standard_output() {
+    let args = ["generate", "Once upon a time", "--max-tokens", "12"];
+    let output = infernum(&args);
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(text.starts_with("Once upon a time") && text.ends_with('\n'), "{text}");
+    let summary = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(summary.contains("12 generated at"), "{summary}");
+    assert!(!summary.contains('\u{1b}'), "no colours where there is no terminal");
+}
+
+#[test]
+fn a_seed_fixes_the_text() {
+    let tell = |seed: &str| {
+        let args = ["generate", "Once", "--temperature", "1", "--max-tokens", "24", "--json"];
+        json(&[&args[..], &["--seed", seed]].concat())["tokens"].clone()
+    };
+    assert_eq!(tell("3"), tell("3"));
+    assert_ne!(tell("3"), tell("4"));
+}
+
+#[test]
+fn dumped_ir_reads_back() {
+    let dir = fixture("qwen2/windows");
+    let dir = dir.to_str().expect("UTF-8");
+    let printed = stdout(&["compile", "--model", dir, "--dump-ir"]);
+    let module = infernum_ir::text::parse(&printed, "stdout").expect("it parses");
+    assert_eq!(infernum_ir::text::print(&module), printed);
+    let lowered = stdout(&["compile", "--model", dir, "--dump-after", "lower"]);
+    assert!(lowered.contains("cast("), "the spec's own cast is there before the passes: {lowered}");
+    assert!(!printed.contains("cast("), "and a no-op cast is gone after them");
+    let none = stdout(&["compile", "--model", dir, "--passes", "none", "--dump-ir"]);
+    assert_eq!(lowered, format!("// after lower\n{none}"));
+    assert!(stdout(&["compile", "--model", dir, "--dump-dot"]).starts_with("digraph"));
+    let plan = json(&["compile", "--model", dir, "--json"]);
+    assert!(plan["programs"].as_array().is_some_and(|p| p.len() >= 3));
+}
+
+#[test]
+fn logits_are_written_for_every_position_and_layer() {
+    let dir = fixture("llama/gqa3");
+    let out = tempfile::tempdir().expect("a temporary folder");
+    let file = out.path().join("logits.safetensors");
+    let (dir, path) = (dir.to_str().expect("UTF-8"), file.to_str().expect("UTF-8"));
+    let args = ["logits", "--model", dir, "--tokens", "1,2,3,4", "--out", path, "--dtype", "f32"];
+    stdout(&[&args[..], &["--dump-layers", "--chunk", "3"]].concat());
+    let bytes = std::fs::read(&file).expect("written");
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
+    assert_eq!(tensors.tensor("logits").expect("logits").shape(), [4, 61]);
+    for name in ["embed", "layers.0", "layers.1"] {
+        assert_eq!(tensors.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}")).shape(), [4, 48]);
+    }
+}
+
+#[test]
+fn families_and_doctor_report() {
+    let families = json(&["families", "--json"]);
+    let names: Vec<&str> =
+        families.as_array().into_iter().flatten().filter_map(|f| f["name"].as_str()).collect();
+    assert_eq!(names, ["llama", "mistral", "qwen2", "qwen3"]);
+    assert!(json(&["doctor", "--json"])["cores"].as_u64().is_some_and(|n| n > 0));
+}
+
+#[test]
+fn a_bench_of_random_weights_runs() {
+    let config = fixture("llama/gqa3/config.json");
+    let config = config.to_str().expect("UTF-8");
+    let args = ["bench", "--config", config, "--prompt", "8", "--generate", "4", "--runs", "1"];
+    let figures = json(&[&args[..], &["--json"]].concat());
+    assert!(figures["decode_tokens_per_second"].as_f64().is_some_and(|x| x > 0.0));
+}
+
+#[test]
+fn mistakes_are_explained() {
+    let missing = failure(&["generate", "--model", "/no/such/folder", "x"]);
+    assert!(missing.contains("/no/such/folder"), "{missing}");
+    let dir = fixture("llama/gqa3");
+    let dir = dir.to_str().expect("UTF-8");
+    let step = failure(&["compile", "--model", dir, "--dump-after", "canonicalize"]);
+    assert!(step.contains("did you mean `canonicalise`?"), "{step}");
+    let token = failure(&["logits", "--model", dir, "--tokens", "99", "--out", "/dev/null"]);
+    assert!(token.contains("outside the vocabulary of 61"), "{token}");
+    // A Qwen3 checkpoint under Llama's spec lacks nothing but has norms too many.
+    let other = fixture("qwen3/gqa3_tied");
+    let spec = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/llama.ron");
+    let (other, spec) = (other.to_str().expect("UTF-8"), spec.to_str().expect("UTF-8"));
+    let unfit = failure(&["compile", "--model", other, "--spec", spec]);
+    assert!(unfit.contains("q_norm.weight`: unexpected"), "{unfit}");
+    assert!(unfit.contains("k_norm.weight`: unexpected"), "all of them are listed: {unfit}");
+    let p = failure(&["generate", "x", "--top-p", "2", "--temperature", "1"]);
+    assert!(p.contains("`top_p`: expected above 0 and at most 1"), "{p}");
+}
