@@ -128,7 +128,13 @@ impl WeightSource for Checkpoint {
 /// An executor that shows reads of dead memory.
 pub(crate) fn executor(module: &Module, checkpoint: &Checkpoint, limits: Dims) -> CpuExecutor {
     let plan = plan(module, TargetKind::Cpu, limits).unwrap_or_else(|e| panic!("{e}"));
-    let options = CpuOptions { kv_blocks: 40, block_size: 4, threads: 2, poison: true };
+    let options = CpuOptions {
+        kv_blocks: 40,
+        block_size: 4,
+        threads: 2,
+        poison: true,
+        ..CpuOptions::default()
+    };
     CpuExecutor::new(plan, checkpoint, options).unwrap_or_else(|e| panic!("{e}"))
 }
 
