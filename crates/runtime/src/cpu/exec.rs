@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use infernum_codegen::{Arg, Call, Launch, Plan, Program, TargetKind, VERSION, Value};
-use infernum_ir::{Dims, TensorType, Type};
+use infernum_ir::{DType, Dims, TensorType, Type};
 use rayon::ThreadPool;
 
 use super::kernels::{self, Args, Kernel, Operand, Plane, RopeTables, View, ViewMut};
@@ -341,7 +341,7 @@ impl<'a> Frame<'a> {
         let mut operands = [const { None }; MAX_ARGS];
         for (i, value) in launch.operands.iter().enumerate() {
             let Some(value) = value else { continue };
-            let dtype = value.ty.tensor().map_or(infernum_ir::DType::F32, |t| t.dtype);
+            let dtype = dtype(&value.ty);
             operands[i] = Some(match value.arg {
                 Arg::Weight(slot) => {
                     let index = self.call.weights[slot as usize];
@@ -364,7 +364,7 @@ impl<'a> Frame<'a> {
         }
         let mut results = [const { None }; MAX_ARGS];
         for (i, value) in launch.results.iter().enumerate() {
-            let dtype = value.ty.tensor().map_or(infernum_ir::DType::F32, |t| t.dtype);
+            let dtype = dtype(&value.ty);
             results[i] = parts.write(i).map(|bytes| ViewMut { dtype, bytes });
         }
         Ok(Args { step: self.step, operands, results, plane, rope, isa })
@@ -385,6 +385,13 @@ impl<'a> Frame<'a> {
             let region = self.program.buffers[freed as usize];
             arena[region.offset as usize..(region.offset + region.bytes) as usize].fill(POISON);
         }
+    }
+}
+
+fn dtype(ty: &Type) -> DType {
+    match ty {
+        Type::Tensor(ty) => ty.dtype,
+        Type::State(ty) => ty.dtype,
     }
 }
 

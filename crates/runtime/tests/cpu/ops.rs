@@ -34,6 +34,8 @@ const PRELUDE: &str = r#"
 const CASES: &[(&str, &str)] = &[
     ("%r = add(%x, %y) : DT[T, 42]", "%r"),
     ("%r = add(%x, %ch) : DT[T, 42]", "%r, %x"),
+    // Both operands die, but only one of them lies where the result goes.
+    ("%t = scale(%x) {by: 3} : DT[T, 42]\n  %r = mul(%t, %t) : DT[T, 42]", "%r"),
     (
         r#"%one = weight "one" : const DT[1]
   %r = mul(%x, %one) : DT[T, 42]"#,
@@ -159,7 +161,7 @@ fn steps() -> Vec<(Step, Vec<u32>)> {
 fn check(index: usize, dtype: DType) {
     let module = module(&case(index, dtype.name()));
     let checkpoint = Checkpoint::random(&module);
-    let mut executor = executor(&module, &checkpoint, LIMITS);
+    let mut executor = executor(&module, &checkpoint, LIMITS, true);
     let mut states = States::default();
     let own = ops(&module)[PRELUDE.matches(" = embedding(").count() + 5..].to_vec();
     for (step, tokens) in steps() {
@@ -232,7 +234,7 @@ fn only_these_ops_fall_back() {
     let mut slow = BTreeSet::new();
     for i in 0..CASES.len() {
         let module = module(&case(i, "bf16"));
-        let executor = executor(&module, &Checkpoint::random(&module), LIMITS);
+        let executor = executor(&module, &Checkpoint::random(&module), LIMITS, true);
         slow.extend(
             executor
                 .fallbacks()
