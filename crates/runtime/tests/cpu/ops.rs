@@ -126,6 +126,19 @@ const CASES: &[(&str, &str)] = &[
         "%r",
     ),
     (
+        r#"%b = weight "square" : const f32[7, 7]
+  %x1 = slice(%q) {axis: 1, start: 1, len: 1} : DT[T, 1, 7]
+  %x2 = reshape(%x1) {shape: [T, 7]} : DT[T, 7]
+  %r = matmul(%x2, %b) : DT[T, 7]"#,
+        "%r",
+    ),
+    // A constant where the kernel wants activations.
+    (
+        r#"%t = weight "rows" : const DT[31, 3, 2]
+  %r = gather_rows(%t, %ids) : DT[T, 3, 2]"#,
+        "%r",
+    ),
+    (
         r#"%f = table() {expr: "100 ** (-i / 3)", len: 3} : const f32[3]
   %r = rope(%q, %pos, %f) {style: neox, scale: 1.2} : DT[T, 6, 7]
   %s = rope(%ks, %cpos, %f) {style: interleaved, scale: 1} : DT[S, 3, 7]"#,
@@ -242,5 +255,5 @@ fn only_these_ops_fall_back() {
                 .filter_map(|f| f.rsplit(' ').next().map(str::to_owned)),
         );
     }
-    assert_eq!(slow.into_iter().collect::<Vec<_>>(), ["matmul"]);
+    assert_eq!(slow.into_iter().collect::<Vec<_>>(), ["gather_rows"]);
 }
