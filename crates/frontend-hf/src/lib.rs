@@ -1,1 +1,19 @@
 //! Reads specs and Hugging Face checkpoints.
+
+pub mod chat;
+pub mod checkpoint;
+pub mod config;
+pub mod lower;
+mod mmap;
+mod model;
+mod pyjson;
+pub mod safetensors;
+pub mod source;
+pub mod spec;
+pub mod tokenizer;
+
+pub use checkpoint::{Checkpoint, TensorLocation, TensorView};
+pub use config::Config;
+pub use model::{LowerOptions, Model, ModelError};
+pub use source::{Bytes, ModelFiles};
+pub use spec::demo;

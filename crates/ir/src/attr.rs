@@ -169,7 +169,7 @@ impl fmt::Display for Attr {
             Attr::Enum(s) => f.write_str(s),
             Attr::DType(d) => write!(f, "{d}"),
             Attr::Dims(dims) => write!(f, "{}", Shape(dims)),
-            Attr::Expr(e) => write!(f, "\"{e}\""),
+            Attr::Expr(e) => write!(f, "{:?}", e.to_string()),
         }
     }
 }

@@ -83,13 +83,13 @@ pub enum Param {
 /// The inputs of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum StepInput {
-    /// Token ids, u32 [T].
+    /// Token ids, `u32[T]`.
     Tokens,
-    /// Each token's index in its sequence, i32 [T].
+    /// Each token's index in its sequence, `i32[T]`.
     Positions,
-    /// Each context row's index in its sequence, i32 [S].
+    /// Each context row's index in its sequence, `i32[S]`.
     ContextPositions,
-    /// The tokens whose logits are wanted, u32 [B] or [T].
+    /// The tokens whose logits are wanted, `u32[B]` or `u32[T]`.
     OutputRows,
 }
 

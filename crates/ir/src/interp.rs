@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use half::{bf16, f16};
+use half::bf16;
 
 use crate::graph::{Graph, Module, NodeKind, Param, StepInput, ValueId, WeightRef};
 use crate::ops::{Call, Eval};
@@ -209,7 +209,7 @@ impl<'a> Interpreter<'a> {
         states: &States,
     ) -> Result<Tensor, String> {
         let vector = |data: Vec<f64>| Tensor { shape: vec![data.len()], data };
-        Ok(match param {
+        let value = match param {
             Param::Weight(weight) => (self.weights)(weight, layer, ty)?,
             Param::Carry(i) => carried
                 .get(*i as usize)
@@ -238,7 +238,14 @@ impl<'a> Interpreter<'a> {
                     vector(last.collect())
                 }
             }
-        })
+        };
+        if let Type::Tensor(t) = ty {
+            let want = t.sizes(&step.dims());
+            if value.shape != want || value.data.len() != want.iter().product() {
+                return Err(format!("{param:?}: expected {want:?}, found {:?}", value.shape));
+            }
+        }
+        Ok(value)
     }
 }
 
@@ -278,15 +285,23 @@ impl States {
     }
 }
 
-/// Rounds every element to the type's element type, to nearest even.
+/// Rounds every element to the type's element type, to nearest even, as a conversion that does not
+/// saturate does: what is too large becomes infinite, or NaN in `f8e4m3`.
 pub fn round(t: &mut Tensor, ty: &Type) {
     let Ok(ty) = ty.tensor() else { return };
-    for v in &mut t.data {
-        *v = match ty.dtype {
-            DType::F32 => f64::from(*v as f32),
-            DType::F16 => f16::from_f64(*v).to_f64(),
-            DType::Bf16 => bf16::from_f64(*v).to_f64(),
-            _ => *v,
-        };
+    // Stored mantissa bits, smallest normal exponent, largest finite value, what lies beyond.
+    let (bits, min_exponent, max, over) = match ty.dtype {
+        DType::F32 => (23, -126, f64::from(f32::MAX), f64::INFINITY),
+        DType::F16 => (10, -14, 65504.0, f64::INFINITY),
+        DType::Bf16 => (7, -126, bf16::MAX.to_f64(), f64::INFINITY),
+        DType::F8e4m3 => (3, -6, 448.0, f64::NAN),
+        DType::F8e5m2 => (2, -14, 57344.0, f64::INFINITY),
+        _ => return,
+    };
+    for v in t.data.iter_mut().filter(|v| v.is_finite()) {
+        let exponent = ((v.to_bits() >> 52) & 0x7ff) as i32 - 1023;
+        let step = 2f64.powi(exponent.max(min_exponent) - bits);
+        let rounded = (*v / step).round_ties_even() * step;
+        *v = if rounded.abs() > max { over.copysign(*v) } else { rounded };
     }
 }

@@ -1,12 +1,16 @@
 //! The verifier: re-infers every type and checks what the types cannot say.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
-use crate::graph::{Graph, Module, NodeKind, Param, ValueId};
+use crate::graph::{Graph, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef};
+use crate::names::is_name;
 use crate::ops::Effect;
 use crate::text::print_with_notes;
-use crate::{TensorType, Type};
+use crate::{DType, Dim, Sym, TensorType, Type};
+
+/// Findings reported; the rest would bury them, and what a file can make us print is bounded.
+const MAX_FINDINGS: usize = 256;
 
 /// One thing wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +33,9 @@ pub struct VerifyError {
 
 impl fmt::Display for VerifyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "the graph is not well formed ({} finding(s)):", self.findings.len())?;
+        let (n, more) = (self.findings.len(), self.findings.len() >= MAX_FINDINGS);
+        let more = if more { ", and maybe more" } else { "" };
+        writeln!(f, "the module is not well formed ({n} finding(s){more}):")?;
         f.write_str(&self.dump)
     }
 }
@@ -38,14 +44,29 @@ impl std::error::Error for VerifyError {}
 
 /// Checks a module. All findings are reported together, each under its statement in the dump.
 pub fn verify(module: &Module) -> Result<(), VerifyError> {
-    let mut findings = Vec::new();
+    let (mut findings, mut sound) = (Vec::new(), true);
     for (i, graph) in module.graphs.iter().enumerate() {
-        let mut at = |node, message| findings.push(Finding { graph: Some(i), node, message });
+        let mut at = |node, message| {
+            if findings.len() < MAX_FINDINGS {
+                findings.push(Finding { graph: Some(i), node, message });
+            }
+        };
         check_names(graph, &mut at);
-        check_types(graph, &mut at);
-        check_states(graph, &mut at);
+        // What follows looks values up, so every reference must be to a value that is there.
+        if check_references(graph, &mut at) {
+            check_types(graph, &mut at);
+            check_states(graph, &mut at);
+        } else {
+            sound = false;
+        }
     }
-    check_schedule(module, &mut findings);
+    if !is_name(&module.name) {
+        let message = format!("module {:?} is not named with {NAME}", module.name);
+        findings.push(Finding { graph: None, node: None, message });
+    }
+    if sound {
+        check_schedule(module, &mut findings);
+    }
     if findings.is_empty() {
         return Ok(());
     }
@@ -53,12 +74,20 @@ pub fn verify(module: &Module) -> Result<(), VerifyError> {
     Err(VerifyError { findings, dump })
 }
 
+const NAME: &str = "letters, digits, `_`, `.` and `-` (at most 256 bytes)";
+
 type Report<'a> = &'a mut dyn FnMut(Option<usize>, String);
 
 fn check_names(graph: &Graph, report: Report<'_>) {
     let mut seen = HashSet::new();
+    if !is_name(&graph.name) {
+        report(None, format!("graph {:?} is not named with {NAME}", graph.name));
+    }
     for (i, node) in graph.nodes() {
         for name in &node.names {
+            if !is_name(name) {
+                report(Some(i), format!("value {name:?} is not named with {NAME}"));
+            }
             if !seen.insert(name.as_str()) {
                 report(Some(i), format!("`%{name}` is defined twice"));
             }
@@ -66,49 +95,101 @@ fn check_names(graph: &Graph, report: Report<'_>) {
     }
 }
 
+/// Whether each node has as many names as types, and every operand and result is a value defined
+/// before it is used.
+fn check_references(graph: &Graph, report: Report<'_>) -> bool {
+    let mut sound = true;
+    let mut refuse = |node, message| {
+        report(node, message);
+        sound = false;
+    };
+    let exists = |v: ValueId| v.node < graph.len() && v.result < graph.node(v.node).names.len();
+    for (i, node) in graph.nodes() {
+        let (names, types) = (node.names.len(), node.types.len());
+        let one = matches!(node.kind, NodeKind::Op { .. }) || names == 1;
+        if names != types || names == 0 || !one {
+            refuse(Some(i), format!("expected one name and one type, found {names} and {types}"));
+        }
+        if graph.operands(i).iter().flatten().any(|&v| v.node >= i || !exists(v)) {
+            refuse(Some(i), "an operand is not a value defined before this one".to_owned());
+        }
+    }
+    if !graph.results().iter().all(|&v| exists(v)) {
+        refuse(None, "a result is not a value of this graph".to_owned());
+    }
+    sound
+}
+
 fn check_types(graph: &Graph, report: Report<'_>) {
     for (i, node) in graph.nodes() {
-        match &node.kind {
-            NodeKind::Param(param) => check_param(i, param, &node.types[0], report),
-            NodeKind::Op { op, attrs } => {
-                let operands = graph.operands(i);
-                if operands.iter().flatten().any(|v| v.node >= i) {
-                    report(Some(i), "an operand is defined after it is used".to_owned());
-                    continue;
-                }
-                let types: Vec<_> = operands.iter().map(|v| v.map(|v| graph.ty(v))).collect();
-                match op.infer(&types, attrs) {
-                    Err(message) => report(Some(i), message),
-                    Ok(inferred) if inferred != node.types => {
-                        let join = |t: &[Type]| {
-                            t.iter().map(Type::to_string).collect::<Vec<_>>().join(", ")
-                        };
-                        let (want, found) = (join(&inferred), join(&node.types));
-                        report(Some(i), format!("expected type {want}, found {found}"));
-                    }
-                    Ok(_) => {}
-                }
+        let NodeKind::Op { op, attrs } = &node.kind else {
+            check_param(i, node, report);
+            continue;
+        };
+        let operands = graph.operands(i);
+        let types: Vec<_> = operands.iter().map(|v| v.map(|v| graph.ty(v))).collect();
+        match op.infer(&types, attrs) {
+            Err(message) => report(Some(i), message),
+            Ok(inferred) if inferred != node.types => {
+                let join =
+                    |t: &[Type]| t.iter().map(Type::to_string).collect::<Vec<_>>().join(", ");
+                let (want, found) = (join(&inferred), join(&node.types));
+                report(Some(i), format!("expected type {want}, found {found}"));
             }
+            Ok(_) => {}
         }
     }
 }
 
-fn check_param(i: usize, param: &Param, ty: &Type, report: Report<'_>) {
-    let tensor = |constant: bool| matches!(ty, Type::Tensor(t) if t.constant == constant);
-    let ok = match param {
-        Param::Weight(_) => tensor(true),
-        Param::Step(_) | Param::Carry(_) => tensor(false),
-        Param::State(_) => matches!(ty, Type::State(_)),
+fn check_param(i: usize, node: &Node, report: Report<'_>) {
+    let (NodeKind::Param(param), ty) = (&node.kind, &node.types[0]) else { return };
+    let expected = match (param, ty) {
+        (Param::Step(input), ty) => step_type(*input, ty),
+        (Param::Carry(_), Type::Tensor(t)) if !t.constant => None,
+        (Param::Carry(_), _) => Some("a tensor that is not const".to_owned()),
+        (Param::Weight(w), Type::Tensor(t)) => weight_type(w, t),
+        (Param::Weight(_), Type::State(_)) => Some("a const tensor".to_owned()),
+        (Param::State(plane), Type::State(_)) if is_name(plane) => None,
+        (Param::State(_), Type::State(_)) => Some(format!("a plane named with {NAME}")),
+        (Param::State(_), Type::Tensor(_)) => Some("a state".to_owned()),
     };
-    if !ok {
-        report(Some(i), format!("{ty} is not a type for this parameter"));
+    if let Some(expected) = expected {
+        report(Some(i), format!("expected {expected}, found {ty}"));
     }
+}
+
+/// What a step input should have been, if it is not that.
+fn step_type(input: StepInput, found: &Type) -> Option<String> {
+    let (dtype, syms): (_, &[Sym]) = match input {
+        StepInput::Tokens => (DType::U32, &[Sym::T]),
+        StepInput::Positions => (DType::I32, &[Sym::T]),
+        StepInput::ContextPositions => (DType::I32, &[Sym::S]),
+        StepInput::OutputRows => (DType::U32, &[Sym::B, Sym::T]),
+    };
+    let allowed = syms.iter().map(|&s| Type::from(TensorType::act(dtype, [Dim::sym(s)])));
+    let allowed: Vec<Type> = allowed.collect();
+    let names: Vec<String> = allowed.iter().map(Type::to_string).collect();
+    (!allowed.contains(found)).then(|| names.join(" or "))
+}
+
+/// What a weight should have been, if it is not that.
+fn weight_type(weight: &WeightRef, found: &TensorType) -> Option<String> {
+    if !found.constant || found.shape.iter().any(|d| d.as_const().is_none()) {
+        return Some("a const tensor of constant dimensions".to_owned());
+    }
+    if weight.stack.is_some() != weight.name.contains("{expert}") {
+        return Some("`stack` with a name that holds {expert}, and only then".to_owned());
+    }
+    weight
+        .stack
+        .filter(|&n| found.shape.first() != Some(&Dim::Const(n)))
+        .map(|n| format!("a first axis of {n}"))
 }
 
 /// A state is threaded: each version has at most one writer, reads come from versions in the
 /// chain, and the last version of every plane is a result.
 fn check_states(graph: &Graph, report: Report<'_>) {
-    let mut roots: HashMap<ValueId, usize> = HashMap::new();
+    let mut roots: BTreeMap<ValueId, usize> = BTreeMap::new();
     let mut planes: HashMap<&str, usize> = HashMap::new();
     for (i, node) in graph.nodes() {
         let id = ValueId { node: i, result: 0 };
@@ -128,12 +209,13 @@ fn check_states(graph: &Graph, report: Report<'_>) {
             _ => {}
         }
     }
+    let results: HashSet<ValueId> = graph.results().iter().copied().collect();
     let writers = |v: ValueId| {
         let is_writer = |n: &usize| matches!(&graph.node(*n).kind, NodeKind::Op { op, .. } if op.effect == Effect::Writes);
         graph.users(v).map(|(n, _)| n).filter(is_writer).count()
     };
     for (&v, &root) in &roots {
-        let (count, returned) = (writers(v), graph.results().contains(&v));
+        let (count, returned) = (writers(v), results.contains(&v));
         let name = graph.value_name(v);
         if count > 1 {
             report(Some(v.node), format!("state version `%{name}` has {count} writers"));
@@ -148,7 +230,8 @@ fn check_states(graph: &Graph, report: Report<'_>) {
     }
 }
 
-/// Every call must find in the carried values what its graph declares.
+/// Every call must find in the carried values what its graph declares, and a layer's weights and
+/// cache only where there is a layer.
 fn check_schedule(module: &Module, findings: &mut Vec<Finding>) {
     let mut carried: Vec<&TensorType> = Vec::new();
     let mut from = "the start";
@@ -159,15 +242,29 @@ fn check_schedule(module: &Module, findings: &mut Vec<Finding>) {
             return;
         };
         for (value, param, ty) in graph.params() {
-            let Param::Carry(i) = param else { continue };
-            let given = carried.get(*i as usize);
-            if ty.tensor().ok() != given.copied() {
-                let given = given.map_or_else(|| "nothing".to_owned(), ToString::to_string);
-                let message = format!("expected {ty} from `{from}`, which carries {given}");
-                let finding = Finding { graph: Some(site.graph), node: Some(value.node), message };
-                if !findings.contains(&finding) {
-                    findings.push(finding);
+            let message = match param {
+                Param::Carry(i) => {
+                    let given = carried.get(*i as usize);
+                    if ty.tensor().ok() == given.copied() {
+                        continue;
+                    }
+                    let given = given.map_or_else(|| "nothing".to_owned(), ToString::to_string);
+                    format!("expected {ty} from `{from}`, which carries {given}")
                 }
+                Param::State(_) if site.layer.is_none() => {
+                    "a KV-cache plane belongs to a layer, found a call without one".to_owned()
+                }
+                Param::Weight(w) if site.layer.is_none() && w.name.contains("{layer}") => {
+                    "the name has {layer}, found a call without one".to_owned()
+                }
+                _ => continue,
+            };
+            let finding = Finding { graph: Some(site.graph), node: Some(value.node), message };
+            if findings.len() >= MAX_FINDINGS {
+                return;
+            }
+            if !findings.contains(&finding) {
+                findings.push(finding);
             }
         }
         carried = graph.results().iter().filter_map(|&v| graph.ty(v).tensor().ok()).collect();

@@ -1,3 +1,54 @@
 //! The `infernum` command.
 
-fn main() {}
+mod args;
+mod commands;
+mod report;
+mod session;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// An LLM inference engine that works like a compiler.
+#[derive(Parser)]
+#[command(name = "infernum", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Generate text, or chat.
+    Generate(commands::generate::Args),
+    /// Compile a model and show the IR and the plan.
+    Compile(commands::compile::Args),
+    /// Write the logits of a token sequence to a file.
+    Logits(commands::logits::Args),
+    /// Measure prefill and decode speed.
+    Bench(commands::bench::Args),
+    /// List the model families.
+    Families(commands::families::Args),
+    /// Show what this machine has.
+    Doctor(commands::doctor::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Generate(args) => commands::generate::run(&args),
+        Command::Compile(args) => commands::compile::run(&args),
+        Command::Logits(args) => commands::logits::run(&args),
+        Command::Bench(args) => commands::bench::run(&args),
+        Command::Families(args) => commands::families::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // A reader that went away (`| head`) is no failure.
+        Err(e) if report::is_broken_pipe(&*e) => ExitCode::SUCCESS,
+        Err(e) => {
+            report::error(&*e);
+            ExitCode::FAILURE
+        }
+    }
+}

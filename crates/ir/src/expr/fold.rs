@@ -33,7 +33,7 @@ impl Expr {
                 }
             }
             Expr::Index(list, i) => match (list.fold(lookup)?, i.fold(lookup)?) {
-                (Expr::Lit(v), Expr::Lit(n)) => Expr::Lit(index(&v, &n, list)?),
+                (Expr::Lit(v), Expr::Lit(n)) => Expr::Lit(index(&v, &n, (list, i))?),
                 (a, b) => Expr::Index(Box::new(a), Box::new(b)),
             },
             Expr::Member(map, key) => match map.fold(lookup)? {
@@ -175,21 +175,30 @@ fn call(func: Func, values: &[&Value], args: &[Expr]) -> Result<Value, ExprError
         (Func::Contains, [Value::Str(s), Value::Str(part)]) => {
             Ok(Value::Bool(s.contains(part.as_str())))
         }
-        (Func::Len | Func::Contains, [v, ..]) => Err(expected("a list", v, &args[0])),
+        (Func::Contains, [Value::Str(_), v]) => Err(expected("text", v, &args[1])),
+        (Func::Len | Func::Contains, [v, ..]) => Err(expected("a list or text", v, &args[0])),
         (_, values) => {
             let mut numbers = [0.0; 2];
             for ((slot, v), e) in numbers.iter_mut().zip(values).zip(args) {
                 *slot = num(v, e)?;
             }
-            Ok(Value::Num(func.apply(numbers[0], numbers[1])))
+            let value = func.apply(numbers[0], numbers[1]);
+            if !value.is_finite() && numbers.iter().all(|n| n.is_finite()) {
+                let e = Expr::Call(func, args.to_vec());
+                return Err(failed(format!("`{e}` is not finite")));
+            }
+            Ok(Value::Num(value))
         }
     }
 }
 
-fn index(list: &Value, i: &Value, e: &Expr) -> Result<Value, ExprError> {
-    let (Value::List(items), Value::Num(n)) = (list, i) else {
-        return Err(expected("a list", list, e));
+fn index(list: &Value, i: &Value, (e, at): (&Expr, &Expr)) -> Result<Value, ExprError> {
+    let items = match (list, i) {
+        (Value::List(items), _) => items,
+        (Value::Map(_) | Value::Null, Value::Str(key)) => return member(list.clone(), key, e),
+        _ => return Err(expected("a list", list, e)),
     };
+    let n = &num(i, at)?;
     items.get(*n as usize).filter(|_| *n >= 0.0).cloned().ok_or_else(|| {
         failed(format!("index {n} is outside `{e}`, which has {} item(s)", items.len()))
     })

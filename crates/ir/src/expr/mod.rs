@@ -55,7 +55,7 @@ impl ExprError {
 }
 
 /// A parsed expression.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Hash, Serialize, Deserialize)]
 pub enum Expr {
     /// A literal, or a value substituted for a name.
     Lit(Value),
@@ -78,14 +78,23 @@ pub enum Expr {
 // Floats compare by value and no NaN literal can be written, so equality is total.
 impl Eq for Expr {}
 
-impl Hash for Expr {
+impl Hash for Value {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.to_string().hash(state);
+        std::mem::discriminant(self).hash(state);
+        match self {
+            Value::Null => {}
+            Value::Bool(b) => b.hash(state),
+            // 0 equals -0, so they must hash alike.
+            Value::Num(n) => (n + 0.0).to_bits().hash(state),
+            Value::Str(s) => s.hash(state),
+            Value::List(items) => items.hash(state),
+            Value::Map(entries) => entries.hash(state),
+        }
     }
 }
 
 /// Prefix operators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "named as usual")]
 pub enum UnaryOp {
     Neg,
@@ -93,7 +102,7 @@ pub enum UnaryOp {
 }
 
 /// Infix operators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "named as usual")]
 pub enum BinaryOp {
     Or,
@@ -143,7 +152,7 @@ impl BinaryOp {
 }
 
 /// Built-in functions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "named as in mathematics")]
 pub enum Func {
     Exp,
@@ -332,7 +341,9 @@ impl Expr {
                 f.write_str("]")?;
             }
             Expr::Member(a, key) => {
-                a.print(f, 9)?;
+                // `2.x` would read as the number `2.` and a stray name.
+                let number = matches!(**a, Expr::Lit(Value::Num(_)));
+                a.print(f, if number { 11 } else { 9 })?;
                 write!(f, ".{key}")?;
             }
         }

@@ -38,6 +38,15 @@ impl<'a> Call<'a> {
         Ok(t)
     }
 
+    /// [`Call::float`], and not ragged.
+    pub fn dense(&self, i: usize, rank: usize) -> Result<&'a TensorType, String> {
+        let t = self.float(i, rank)?;
+        if t.is_ragged() {
+            return Err(self.mismatch(i, "a tensor that is not ragged", t));
+        }
+        Ok(t)
+    }
+
     /// Operand `i`, an integer tensor of exactly `rank` dimensions.
     pub fn index(&self, i: usize, rank: usize) -> Result<&'a TensorType, String> {
         let t = self.tensor(i)?;
@@ -137,6 +146,15 @@ impl<'a> Eval<'a> {
 /// One result with the type of operand 0.
 pub(super) fn like_first(call: &Call<'_>) -> Result<Vec<Type>, String> {
     Ok(vec![call.float(0, 1)?.clone().into()])
+}
+
+/// One activation. A shape ending in `T, S` means ragged, which only attention's own ops produce.
+pub(super) fn dense(dtype: DType, shape: impl Into<Vec<Dim>>) -> Result<Vec<Type>, String> {
+    let result = TensorType::act(dtype, shape);
+    if result.is_ragged() {
+        return Err(format!("the result would have every element of {result}, which is ragged"));
+    }
+    Ok(vec![result.into()])
 }
 
 /// Reads every operand and writes every result once; `flops_per_element` on each result element.

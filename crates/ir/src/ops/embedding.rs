@@ -1,7 +1,7 @@
 //! `embedding`.
 
+use super::common::dense;
 use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance, Work};
-use crate::TensorType;
 use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
@@ -10,11 +10,11 @@ pub(super) static OP: OpDef = OpDef {
     operands: &[OperandDef::required("ids"), OperandDef::required("table")],
     attrs: &[],
     infer: |call| {
-        let (ids, table) = (call.index(0, 1)?, call.float(1, 2)?);
+        let (ids, table) = (call.index(0, 1)?, call.dense(1, 2)?);
         if table.rank() != 2 {
             return Err(call.mismatch(1, "[V, D]", table));
         }
-        Ok(vec![TensorType::act(table.dtype, [ids.shape[0], table.shape[1]]).into()])
+        dense(table.dtype, [ids.shape[0], table.shape[1]])
     },
     effect: Effect::Pure,
     reference,

@@ -1,10 +1,9 @@
 //! `expert_linear`.
 
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance, Work};
+use super::common::dense;
+use super::{Call, Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance, Work};
 use crate::interp::Tensor;
-use crate::{Dim, Dims, TensorType, Type};
-
-use super::Call;
+use crate::{Dim, Dims, Type};
 
 pub(super) static OP: OpDef = OpDef {
     name: "expert_linear",
@@ -13,14 +12,13 @@ pub(super) static OP: OpDef = OpDef {
     operands: &[OperandDef::required("x"), OperandDef::required("w"), OperandDef::required("ids")],
     attrs: &[],
     infer: |call| {
-        let (x, w, ids) = (call.float(0, 2)?, call.float(1, 3)?, call.index(2, 2)?);
+        let (x, w, ids) = (call.dense(0, 2)?, call.dense(1, 3)?, call.index(2, 2)?);
         let shared = x.rank() == 2 && x.shape[0] == ids.shape[0];
         let each = x.rank() == 3 && x.shape[..2] == ids.shape[..];
         if w.rank() != 3 || x.shape.last() != w.shape.last() || !(shared || each) {
             return Err(call.mismatch(1, &format!("[E, N, K] for x: {x}, ids: {ids}"), w));
         }
-        let shape = [ids.shape[0], ids.shape[1], w.shape[1]];
-        Ok(vec![TensorType::act(x.dtype, shape).into()])
+        dense(x.dtype, [ids.shape[0], ids.shape[1], w.shape[1]])
     },
     effect: Effect::Pure,
     reference,

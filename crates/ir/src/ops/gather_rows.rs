@@ -1,7 +1,7 @@
 //! `gather_rows`.
 
+use super::common::dense;
 use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance, Work};
-use crate::TensorType;
 use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
@@ -10,10 +10,10 @@ pub(super) static OP: OpDef = OpDef {
     operands: &[OperandDef::required("x"), OperandDef::required("rows")],
     attrs: &[],
     infer: |call| {
-        let (x, rows) = (call.float(0, 1)?, call.index(1, 1)?);
+        let (x, rows) = (call.dense(0, 1)?, call.index(1, 1)?);
         let mut shape = x.shape.clone();
         shape[0] = rows.shape[0];
-        Ok(vec![TensorType { shape, ..x.clone() }.into()])
+        dense(x.dtype, shape)
     },
     effect: Effect::Pure,
     reference,

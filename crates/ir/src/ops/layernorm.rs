@@ -17,7 +17,7 @@ pub(super) static OP: OpDef = OpDef {
         doc: "added to the variance, inside the root",
     }],
     infer: |call| {
-        let x = call.float(0, 1)?;
+        let x = call.dense(0, 1)?;
         call.channel_weight(1, x.shape[x.rank() - 1])?;
         call.channel_weight(2, x.shape[x.rank() - 1])?;
         like_first(call)

@@ -1,8 +1,7 @@
 //! `linear`.
 
-use super::common::{rows_cols, streaming};
+use super::common::{dense, rows_cols, streaming};
 use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
-use crate::TensorType;
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 
@@ -17,14 +16,18 @@ pub(super) static OP: OpDef = OpDef {
         doc: "element type of the result; that of `x` when absent",
     }],
     infer: |call| {
-        let (x, w) = (call.float(0, 1)?, call.float(1, 2)?);
-        if w.rank() != 2 || x.shape.last() != w.shape.last() || x.is_ragged() {
+        let (x, w) = (call.dense(0, 1)?, call.dense(1, 2)?);
+        if w.rank() != 2 || x.shape.last() != w.shape.last() {
             return Err(call.mismatch(1, &format!("[N, K] with K as in {x}"), w));
         }
         call.channel_weight(2, w.shape[0])?;
         let mut shape = x.shape.clone();
         shape[x.rank() - 1] = w.shape[0];
-        Ok(vec![TensorType::act(call.dtype("dtype").unwrap_or(x.dtype), shape).into()])
+        let dtype = call.dtype("dtype").unwrap_or(x.dtype);
+        if !dtype.is_float() {
+            return Err(format!("attribute `dtype`: expected a float type, found {dtype}"));
+        }
+        dense(dtype, shape)
     },
     effect: Effect::Pure,
     reference,

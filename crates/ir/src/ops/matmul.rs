@@ -1,8 +1,7 @@
 //! `matmul`.
 
-use super::common::{rows_cols, streaming};
+use super::common::{dense, rows_cols, streaming};
 use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
-use crate::TensorType;
 use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
@@ -12,18 +11,18 @@ pub(super) static OP: OpDef = OpDef {
     operands: &[OperandDef::required("a"), OperandDef::required("b")],
     attrs: &[],
     infer: |call| {
-        let (a, b) = (call.float(0, 2)?, call.float(1, 2)?);
+        let (a, b) = (call.dense(0, 2)?, call.dense(1, 2)?);
         let r = a.rank();
         let agree = b.rank() == r
             && a.shape[..r - 2] == b.shape[..r - 2]
             && a.shape[r - 1] == b.shape[r - 2]
             && (a.dtype == b.dtype || b.constant);
-        if !agree || a.is_ragged() || b.is_ragged() {
+        if !agree {
             return Err(call.mismatch(1, &format!("[.., K, N] to follow {a}"), b));
         }
         let mut shape = a.shape.clone();
         shape[r - 1] = b.shape[r - 1];
-        Ok(vec![TensorType::act(a.dtype, shape).into()])
+        dense(a.dtype, shape)
     },
     effect: Effect::Pure,
     reference,

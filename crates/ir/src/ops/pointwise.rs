@@ -1,6 +1,7 @@
 //! What the elementwise ops share: broadcasting, and evaluation of their one expression.
 
-use super::{Call, Eval};
+use super::{Call, Eval, Pointwise};
+use crate::expr::ScalarFn;
 use crate::interp::Tensor;
 use crate::{Dim, TensorType, Type};
 
@@ -17,7 +18,19 @@ pub(super) fn infer(call: &Call<'_>) -> Result<Vec<Type>, String> {
             return Err(call.mismatch(i, &format!("a shape that broadcasts onto {a}"), b));
         }
     }
+    check_expression(call)?;
     Ok(vec![a.clone().into()])
+}
+
+/// An expression that was written for this call may name only operands that are there.
+fn check_expression(call: &Call<'_>) -> Result<(), String> {
+    let (Pointwise::Attr(_), Some(expr)) = (call.op.pointwise, call.op.pointwise(call.attrs))
+    else {
+        return Ok(());
+    };
+    let given = call.op.operands.iter().zip(call.operands).filter(|(_, t)| t.is_some());
+    let names: Vec<&str> = given.map(|(def, _)| def.name).collect();
+    ScalarFn::compile(&expr?, &names).map(|_| ()).map_err(|e| e.to_string())
 }
 
 fn broadcasts(b: &TensorType, a: &TensorType) -> bool {

@@ -8,8 +8,9 @@ use crate::interp::Tensor;
 pub(super) static OP: OpDef = OpDef {
     name: "rope",
     doc: "Rotary position embedding (Su et al. 2021) of x [N, H, D]: pair `i` of the first `2R` \
-          values turns by `positions[n] * freqs[i]`, and is scaled; freqs [R]. The angle, its sine \
-          and its cosine are f32 whatever the type of `x`, as in every published implementation.",
+          values turns by `positions[n] * freqs[i]`, and is scaled; freqs [R]. The angle, its sine, \
+          its cosine and their products with `scale` are f32 whatever the type of `x`, as in every \
+          published implementation.",
     operands: &[
         OperandDef::required("x"),
         OperandDef::required("positions"),
@@ -60,8 +61,8 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
     for (n, position) in positions.data.iter().enumerate() {
         for (i, freq) in freqs.data.iter().enumerate() {
             let angle = *position as f32 * *freq as f32;
-            let cos = f64::from((f64::from(angle).cos() * scale) as f32);
-            let sin = f64::from((f64::from(angle).sin() * scale) as f32);
+            let cos = f64::from(f64::from(angle).cos() as f32 * scale as f32);
+            let sin = f64::from(f64::from(angle).sin() as f32 * scale as f32);
             let (first, second) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + r) };
             for head in 0..h {
                 let row = (n * h + head) * d;

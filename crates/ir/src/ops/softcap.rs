@@ -14,7 +14,12 @@ pub(super) static OP: OpDef = OpDef {
         default: Default::Required,
         doc: "the bound; not zero",
     }],
-    infer: pointwise::infer,
+    infer: |call| {
+        if call.num("cap") == 0.0 {
+            return Err("attribute `cap`: expected a number that is not zero, found 0".to_owned());
+        }
+        pointwise::infer(call)
+    },
     effect: Effect::Pure,
     reference: pointwise::reference,
     pointwise: Pointwise::Fixed("cap * tanh(x / cap)"),

@@ -1,4 +1,4 @@
-//! The text form of the IR: [`print`] and [`parse`] are inverses.
+//! The text form of the IR: [`print()`] and [`parse`] are inverses.
 //!
 //! ```text
 //! module tiny

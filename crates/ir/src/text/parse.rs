@@ -8,11 +8,14 @@ use crate::diag::SourceError;
 use crate::graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
 };
-use crate::names::nearest;
+use crate::names::{MAX_NAME, is_name_char, nearest};
 use crate::{DType, Dim, Op, StateType, Sym, TensorType, Type};
 
 /// Layers a schedule may name: more is a mistake, not a model.
-const MAX_LAYERS: u64 = 100_000;
+const MAX_LAYERS: u64 = 10_000;
+
+/// Dimensions a shape may have. Error messages repeat types, so this bounds them.
+const MAX_RANK: usize = 8;
 
 /// Reads a module. The text need not be well typed: the verifier is what checks that.
 pub fn parse(text: &str, file: &str) -> Result<Module, SourceError> {
@@ -95,13 +98,26 @@ impl<'a> Parser<'a> {
         if self.rest().is_empty() { Ok(()) } else { self.expected("the end of the line") }
     }
 
+    /// [`Parser::eat`] for a whole word: `return` is not the start of `returned`.
+    fn eat_word(&mut self, word: &str) -> bool {
+        self.space();
+        let after = self.rest().strip_prefix(word);
+        let hit = after.is_some_and(|rest| !rest.starts_with(is_name_char));
+        if hit {
+            self.at += word.len();
+        }
+        hit
+    }
+
     fn word(&mut self, what: &str) -> Res<&'a str> {
         self.space();
         let rest = self.rest();
-        let is_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
-        let len = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
+        let len = rest.find(|c| !is_name_char(c)).unwrap_or(rest.len());
         if len == 0 {
             return self.expected(what);
+        }
+        if len > MAX_NAME {
+            return self.fail(format!("expected {what}, of at most {MAX_NAME} bytes, found {len}"));
         }
         self.at += len;
         Ok(&rest[..len])
@@ -132,13 +148,13 @@ impl<'a> Parser<'a> {
                     self.at += i + 1;
                     return Ok(out);
                 }
-                '\\' => match chars.next() {
-                    Some((_, 'n')) => out.push('\n'),
-                    Some((_, 't')) => out.push('\t'),
-                    Some((_, 'u')) => out.push(unicode_escape(&mut chars).unwrap_or('\u{fffd}')),
-                    Some((_, c)) => out.push(c),
-                    None => break,
-                },
+                '\\' => {
+                    let Some(c) = escape(&mut chars) else {
+                        self.at += i;
+                        return self.fail("not an escape that Rust text has");
+                    };
+                    out.push(c);
+                }
                 c => out.push(c),
             }
         }
@@ -147,17 +163,29 @@ impl<'a> Parser<'a> {
 
     fn module(&mut self, module: &mut Module) -> Res<()> {
         self.next_line();
-        self.want("module")?;
+        if !self.eat_word("module") {
+            return self.expected("`module` and its name");
+        }
         self.word("the module's name")?.clone_into(&mut module.name);
         self.line_end()?;
+        let mut scheduled = false;
         while self.next_line() {
-            if self.eat("graph") {
-                let graph = self.graph()?;
-                if module.graph(&graph.name).is_some() {
-                    return self.fail(format!("there are two graphs `{}`", graph.name));
+            let start = self.at;
+            if self.eat_word("graph") {
+                self.space();
+                let at = self.at;
+                let name = self.word("the graph's name")?;
+                if module.graph(name).is_some() {
+                    let message = format!("there are two graphs `{name}`");
+                    return Err(Error { at, message });
                 }
-                module.graphs.push(graph);
-            } else if self.eat("schedule") {
+                module.graphs.push(self.graph(name)?);
+            } else if self.eat_word("schedule") {
+                if scheduled {
+                    let message = "there are two schedules".to_owned();
+                    return Err(Error { at: start, message });
+                }
+                scheduled = true;
                 self.schedule(module)?;
             } else {
                 return self.expected("`graph` or `schedule`");
@@ -172,10 +200,13 @@ impl<'a> Parser<'a> {
             if !module.schedule.is_empty() {
                 self.want(",")?;
             }
+            self.space();
+            let at = self.at;
             let name = self.word("a graph's name")?;
             let Some(graph) = module.graphs.iter().position(|g| g.name == name) else {
                 let hint = nearest(name, module.graphs.iter().map(|g| g.name.as_str()));
-                return self.fail(format!("there is no graph `{name}`{hint}"));
+                let message = format!("there is no graph `{name}` above{hint}");
+                return Err(Error { at, message });
             };
             self.space();
             if self.rest().starts_with(|c: char| c.is_ascii_digit()) {
@@ -211,11 +242,12 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn graph(&mut self) -> Res<Graph> {
-        let mut graph = Graph::new(self.word("the graph's name")?);
+    fn graph(&mut self, name: &str) -> Res<Graph> {
+        let mut graph = Graph::new(name);
         self.want("{")?;
         self.line_end()?;
         let mut names: HashMap<&'a str, ValueId> = HashMap::new();
+        let mut returned = false;
         loop {
             if !self.next_line() {
                 return self.fail("the graph is not closed: expected `}`");
@@ -224,7 +256,13 @@ impl<'a> Parser<'a> {
                 self.line_end()?;
                 return Ok(graph);
             }
-            if self.eat("return") {
+            let start = self.at;
+            if self.eat_word("return") {
+                if returned {
+                    let message = "the graph returns twice".to_owned();
+                    return Err(Error { at: start, message });
+                }
+                returned = true;
                 let results = self.return_values(&names)?;
                 graph.set_results(results);
             } else {
@@ -306,10 +344,11 @@ impl<'a> Parser<'a> {
             let operands = self.operands(names)?;
             if operands.len() != op.operands.len() {
                 let (want, found) = (op.operands.len(), operands.len());
-                return self.fail(format!(
+                let message = format!(
                     "`{}` takes {want} operand(s), found {found} (`_` stands for one left out)",
                     op.name
-                ));
+                );
+                return Err(Error { at: start, message });
             }
             let attrs = self.attrs(op)?;
             return Ok((NodeKind::Op { op, attrs }, operands));
@@ -318,20 +357,24 @@ impl<'a> Parser<'a> {
             "carry" => Param::Carry(self.number("the carried value's index")?),
             "state" => Param::State(self.word("the plane's name")?.to_owned()),
             "step" => {
+                self.space();
+                let at = self.at;
                 let name = self.word("a step input")?;
                 let found = StepInput::ALL.iter().find(|(_, n)| *n == name);
                 let Some((input, _)) = found else {
                     let hint = nearest(name, StepInput::ALL.iter().map(|(_, n)| *n));
-                    return self.fail(format!("unknown step input `{name}`{hint}"));
+                    let message = format!("unknown step input `{name}`{hint}");
+                    return Err(Error { at, message });
                 };
                 Param::Step(*input)
             }
             "weight" => {
                 let name = self.quoted()?;
-                let stack = if self.eat("stack") { Some(self.number("a count")?) } else { None };
+                let stack =
+                    if self.eat_word("stack") { Some(self.number("a count")?) } else { None };
                 Param::Weight(WeightRef { name, stack })
             }
-            _ => return self.expected(&format!("`(` after `{word}`")),
+            _ => return self.expected(&format!("`(` after the op `{word}`")),
         };
         Ok((NodeKind::Param(param), Vec::new()))
     }
@@ -358,7 +401,9 @@ impl<'a> Parser<'a> {
             if i > 0 {
                 self.want(",")?;
             }
-            self.want(def.name)?;
+            if !self.eat_word(def.name) {
+                return self.expected(&format!("attribute `{}` of `{}`", def.name, op.name));
+            }
             self.want(":")?;
             attrs.push(self.attr(def)?);
         }
@@ -368,17 +413,22 @@ impl<'a> Parser<'a> {
 
     fn attr(&mut self, def: &AttrDef) -> Res<Attr> {
         self.space();
-        if def.default_value() == Some(Attr::None) && self.eat("none") {
+        if def.default_value() == Some(Attr::None) && self.eat_word("none") {
             return Ok(Attr::None);
         }
         Ok(match def.kind {
             AttrKind::Int => Attr::Int(self.number("an integer")?),
-            AttrKind::Float => Attr::Float(self.number("a number")?),
-            AttrKind::Bool => match self.word("true or false")? {
-                "true" => Attr::Bool(true),
-                "false" => Attr::Bool(false),
-                _ => return self.fail("expected true or false before here"),
-            },
+            AttrKind::Float => {
+                let at = self.at;
+                let x: f64 = self.number("a number")?;
+                if !x.is_finite() {
+                    return Err(Error { at, message: "expected a finite number".to_owned() });
+                }
+                Attr::Float(x)
+            }
+            AttrKind::Bool if self.eat_word("true") => Attr::Bool(true),
+            AttrKind::Bool if self.eat_word("false") => Attr::Bool(false),
+            AttrKind::Bool => return self.expected("true or false"),
             AttrKind::Enum(_) => Attr::Enum(self.word("a name")?.to_owned()),
             AttrKind::DType => Attr::DType(self.dtype()?),
             AttrKind::Dims => Attr::Dims(self.shape()?),
@@ -408,6 +458,9 @@ impl<'a> Parser<'a> {
             if !dims.is_empty() {
                 self.want(",")?;
             }
+            if dims.len() == MAX_RANK {
+                return self.fail(format!("expected at most {MAX_RANK} dimensions"));
+            }
             dims.push(self.dim()?);
         }
         Ok(dims)
@@ -415,8 +468,7 @@ impl<'a> Parser<'a> {
 
     fn dim(&mut self) -> Res<Dim> {
         self.space();
-        if let Some(sym) = Sym::ALL.into_iter().find(|s| self.rest().starts_with(s.name())) {
-            self.at += 1;
+        if let Some(sym) = Sym::ALL.into_iter().find(|s| self.eat_word(s.name())) {
             let times = if self.eat("*") { self.number("a multiple")? } else { 1 };
             if times == 0 {
                 return self.fail("a symbol's multiple is at least 1");
@@ -427,21 +479,28 @@ impl<'a> Parser<'a> {
     }
 
     fn ty(&mut self) -> Res<Type> {
-        if self.eat("state ") {
+        if self.eat_word("state") {
             let dtype = self.dtype()?;
             return match self.shape()?[..] {
                 [Dim::Const(heads), Dim::Const(dim)] => Ok(StateType { dtype, heads, dim }.into()),
                 _ => self.fail("a state's rows are [heads, dim]"),
             };
         }
-        let constant = self.eat("const ");
+        let constant = self.eat_word("const");
         let dtype = self.dtype()?;
         Ok(TensorType { dtype, shape: self.shape()?, constant }.into())
     }
 
-    /// `file:line:col`, to the end of the line; the file's name may hold anything.
+    /// `file:line:col`, to the end of the line; a file's name that is not plain text is quoted.
     fn loc(&mut self) -> Res<Loc> {
         self.space();
+        if self.rest().starts_with('"') {
+            let file = Arc::from(self.quoted()?);
+            self.want(":")?;
+            let line = self.number("a line")?;
+            self.want(":")?;
+            return Ok(Loc { file, line, col: self.number("a column")? });
+        }
         let rest = self.rest().trim_end();
         let mut parts = rest.rsplitn(3, ':');
         let col = parts.next().and_then(|s| s.parse().ok());
@@ -456,12 +515,27 @@ impl<'a> Parser<'a> {
     }
 }
 
+/// What follows a backslash.
+fn escape(chars: &mut std::str::CharIndices<'_>) -> Option<char> {
+    Some(match chars.next()?.1 {
+        'n' => '\n',
+        'r' => '\r',
+        't' => '\t',
+        '0' => '\0',
+        c @ ('"' | '\'' | '\\') => c,
+        'u' => return unicode_escape(chars),
+        _ => return None,
+    })
+}
+
 /// The `{7f}` of `\u{7f}`.
 fn unicode_escape(chars: &mut std::str::CharIndices<'_>) -> Option<char> {
+    if chars.next()?.1 != '{' {
+        return None;
+    }
     let mut code = 0u32;
-    for (_, c) in chars.by_ref() {
+    for (_, c) in chars {
         match c {
-            '{' => {}
             '}' => return char::from_u32(code),
             c => code = code.checked_mul(16)?.checked_add(c.to_digit(16)?)?,
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::graph::{Graph, Module, NodeKind, Param};
+use crate::graph::{Graph, Module, NodeKind, Param, ValueId};
 use crate::verify::Finding;
 
 /// The text of a module.
@@ -22,7 +22,7 @@ pub fn print_with_notes(module: &Module, findings: &[Finding]) -> String {
     }
     let _ = write_schedule(&mut out, module);
     for finding in findings.iter().filter(|f| f.graph.is_none()) {
-        let _ = writeln!(out, "// error: {}", finding.message);
+        let _ = writeln!(out, "// error: {}", finding.message.replace('\n', " "));
     }
     out
 }
@@ -42,9 +42,9 @@ fn write_graph(out: &mut String, graph: &Graph, notes: &[&Finding]) -> fmt::Resu
             writeln!(out, "  // ^ error: {}", note.message.replace('\n', " "))?;
         }
     }
-    out.push_str("  return ");
+    out.push_str("  return");
     for (i, &v) in graph.results().iter().enumerate() {
-        write!(out, "{}%{}", comma(i), graph.value_name(v))?;
+        write!(out, "{} %{}", if i > 0 { "," } else { "" }, value_name(graph, v))?;
     }
     out.push('\n');
     for note in notes.iter().filter(|f| f.node.is_none()) {
@@ -56,6 +56,12 @@ fn write_graph(out: &mut String, graph: &Graph, notes: &[&Finding]) -> fmt::Resu
 
 fn comma(i: usize) -> &'static str {
     if i > 0 { ", " } else { "" }
+}
+
+/// The verifier also prints graphs in which a reference leads nowhere.
+fn value_name(graph: &Graph, v: ValueId) -> &str {
+    let node = (v.node < graph.len()).then(|| graph.node(v.node));
+    node.and_then(|n| n.names.get(v.result)).map_or("?", String::as_str)
 }
 
 fn write_node(out: &mut String, graph: &Graph, index: usize) -> fmt::Result {
@@ -79,7 +85,7 @@ fn write_node(out: &mut String, graph: &Graph, index: usize) -> fmt::Result {
             write!(out, "{}(", op.name)?;
             for (i, operand) in graph.operands(index).into_iter().enumerate() {
                 match operand {
-                    Some(v) => write!(out, "{}%{}", comma(i), graph.value_name(v))?,
+                    Some(v) => write!(out, "{}%{}", comma(i), value_name(graph, v))?,
                     None => write!(out, "{}_", comma(i))?,
                 }
             }
@@ -98,7 +104,14 @@ fn write_node(out: &mut String, graph: &Graph, index: usize) -> fmt::Result {
         write!(out, "{}{ty}", comma(i))?;
     }
     if let Some(loc) = &node.loc {
-        write!(out, " @ {loc}")?;
+        let plain = !loc.file.is_empty()
+            && !loc.file.starts_with(['"', ' '])
+            && !loc.file.contains(|c: char| c.is_control() || (c.is_whitespace() && c != ' '));
+        if plain {
+            write!(out, " @ {loc}")?;
+        } else {
+            write!(out, " @ {:?}:{}:{}", loc.file, loc.line, loc.col)?;
+        }
     }
     out.push('\n');
     Ok(())
@@ -106,11 +119,13 @@ fn write_node(out: &mut String, graph: &Graph, index: usize) -> fmt::Result {
 
 /// Consecutive layers of one kind print as a range.
 fn write_schedule(out: &mut String, module: &Module) -> fmt::Result {
-    out.push_str("\nschedule ");
+    out.push_str("\nschedule");
     let mut i = 0;
     while i < module.schedule.len() {
         let site = module.schedule[i];
-        write!(out, "{}{}", comma(i), module.graphs[site.graph].name)?;
+        // The verifier prints modules whose schedule is wrong.
+        let name = module.graphs.get(site.graph).map_or("?", |g| &g.name);
+        write!(out, "{} {name}", if i > 0 { "," } else { "" })?;
         let mut end = i + 1;
         if let Some(first) = site.layer {
             let follows = |k: usize| {

@@ -131,6 +131,11 @@ impl CpuExecutor {
         &self.core.plan
     }
 
+    /// Threads that steps run on.
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
     /// As [`Executor::submit`], showing what each call carries on.
     pub fn submit_observed(
         &mut self,

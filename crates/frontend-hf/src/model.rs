@@ -1,0 +1,281 @@
+//! A model folder with the family that serves it.
+
+use std::path::Path;
+
+use infernum_ir::expr::Value;
+use infernum_ir::{CallSite, DType, Module, NodeKind, Param, Sym};
+
+use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::config::{Config, ConfigError};
+use crate::lower::{LowerError, Lowered, Request, lower};
+use crate::source::ModelFiles;
+use crate::spec::{Library, LibraryError, Source, parse_family};
+
+/// How long a context is held when neither user nor config says.
+const DEFAULT_LENGTH: u64 = 2048;
+
+/// A model could not be opened or does not fit its spec.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are named in the messages")]
+pub enum ModelError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    #[error("{place}: {text}")]
+    NoFamily { place: String, text: String },
+    #[error("{place} does not fit {spec}:\n{}", problems.join("\n"))]
+    Binding { place: String, spec: String, problems: Vec<String> },
+}
+
+/// A model's files, read as far as headers.
+#[derive(Debug)]
+pub struct Model {
+    /// Where it comes from.
+    pub files: ModelFiles,
+    /// `config.json` and `generation_config.json`.
+    pub config: Config,
+    /// The weights; `None` for a bare config.
+    pub checkpoint: Option<Checkpoint>,
+    /// The family's spec.
+    pub spec: Source,
+    library: Library,
+}
+
+/// The choices made when a model is lowered.
+#[derive(Clone, Copy, Debug)]
+pub struct LowerOptions {
+    /// Element type of activations and cache; the checkpoint's own when `None`.
+    pub dtype: Option<DType>,
+    /// The longest sequence; what the config says when `None`.
+    pub max_length: Option<u64>,
+    /// Logits for each sequence's last token (`B`) or for every token (`T`).
+    pub rows: Sym,
+}
+
+impl Model {
+    /// Opens a folder with config and checkpoint. `spec` is a spec of the user's own; else the
+    /// family whose `architectures` name the config's.
+    pub fn open(
+        files: ModelFiles,
+        spec: Option<&Path>,
+        library: &Library,
+    ) -> Result<Model, ModelError> {
+        let checkpoint = Checkpoint::open(&files);
+        let mut model = Model::without_weights(files, spec, library)?;
+        model.checkpoint = Some(checkpoint?);
+        Ok(model)
+    }
+
+    /// Opens config and spec only: enough to compile.
+    pub fn without_weights(
+        files: ModelFiles,
+        spec: Option<&Path>,
+        library: &Library,
+    ) -> Result<Model, ModelError> {
+        let config = Config::open(&files)?;
+        Model::assemble(files, config, spec, library)
+    }
+
+    /// A model that is nothing but a config.
+    pub fn from_config(
+        config: Config,
+        spec: Option<&Path>,
+        library: &Library,
+    ) -> Result<Model, ModelError> {
+        let files = ModelFiles::embedded(config.file().to_owned(), &[]);
+        Model::assemble(files, config, spec, library)
+    }
+
+    fn assemble(
+        files: ModelFiles,
+        config: Config,
+        spec: Option<&Path>,
+        library: &Library,
+    ) -> Result<Model, ModelError> {
+        let spec = match spec {
+            Some(path) => Library::open(path)?,
+            None => family_for(&files, &config, library)?,
+        };
+        Ok(Model { files, config, checkpoint: None, spec, library: library.clone() })
+    }
+
+    /// The element type of activations: the config's, or bf16.
+    pub fn dtype(&self) -> Result<DType, ModelError> {
+        Ok(self.config.dtype()?.unwrap_or(DType::Bf16))
+    }
+
+    /// The longest sequence that the config says the model can hold.
+    pub fn context_length(&self) -> Result<u64, ModelError> {
+        Ok(self.config.u64("max_position_embeddings")?.unwrap_or(DEFAULT_LENGTH))
+    }
+
+    /// Lowers the spec and, where there is a checkpoint, checks that every weight is there, that
+    /// it has its shape, and that no tensor is left over.
+    pub fn lower(&self, options: LowerOptions) -> Result<Lowered, ModelError> {
+        let keys: Vec<&str> = self.config.root().keys().map(String::as_str).collect();
+        let max_length = match options.max_length {
+            Some(n) => n,
+            None => self.context_length()?,
+        };
+        let dtype = match options.dtype {
+            Some(dtype) => dtype,
+            None => self.dtype()?,
+        };
+        let stored = |name: &str| self.checkpoint.as_ref()?.tensor(name)?.dtype.ir();
+        let lowered = lower(
+            &self.spec,
+            &self.library,
+            &Request {
+                config: &|key| self.config.get(key).map(json_value),
+                config_keys: &keys,
+                dtype,
+                max_length,
+                weight_dtype: &stored,
+                rows: options.rows,
+            },
+        )?;
+        if let Some(checkpoint) = &self.checkpoint {
+            self.check(checkpoint, &lowered)?;
+        }
+        Ok(lowered)
+    }
+
+    fn check(&self, checkpoint: &Checkpoint, lowered: &Lowered) -> Result<(), ModelError> {
+        let problems = binding_problems(checkpoint, &lowered.module, &lowered.ignore);
+        if problems.is_empty() {
+            return Ok(());
+        }
+        Err(ModelError::Binding {
+            place: self.files.name().to_owned(),
+            spec: self.spec.file.to_string(),
+            problems,
+        })
+    }
+}
+
+fn family_for(
+    files: &ModelFiles,
+    config: &Config,
+    library: &Library,
+) -> Result<Source, ModelError> {
+    let wanted = config.architectures()?;
+    let mut served = Vec::new();
+    for source in library.families()? {
+        let family = parse_family(&source).map_err(LowerError::from)?;
+        if family.architectures.iter().any(|a| wanted.contains(a)) {
+            return Ok(source.clone());
+        }
+        served.extend(family.architectures.iter().map(|a| (*a).to_owned()));
+    }
+    let text = format!(
+        "config.json names the architecture {}, which no family serves (they serve {}); write a \
+         spec for it and give it with --spec",
+        if wanted.is_empty() { "nothing".to_owned() } else { wanted.join(", ") },
+        served.join(", ")
+    );
+    Err(ModelError::NoFamily { place: files.name().to_owned(), text })
+}
+
+/// How many problems a message lists before it only counts.
+const LISTED: usize = 40;
+
+/// Everything about a checkpoint that does not fit the module.
+fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[String]) -> Vec<String> {
+    let mut used = std::collections::HashSet::new();
+    let mut problems = Vec::new();
+    for CallSite { graph, layer } in &module.schedule {
+        for (_, node) in module.graphs[*graph].nodes() {
+            let (NodeKind::Param(Param::Weight(weight)), Ok(ty)) =
+                (&node.kind, node.types[0].tensor())
+            else {
+                continue;
+            };
+            let shape: Vec<u64> = ty.shape.iter().filter_map(|d| d.as_const()).collect();
+            let shape = &shape[usize::from(weight.stack.is_some())..];
+            for name in weight.tensors(*layer) {
+                if !used.insert(name.clone()) {
+                    continue;
+                }
+                let wrong = match checkpoint.tensor(&name) {
+                    None => Some("missing".to_owned()),
+                    Some(t) if t.dtype.ir() != Some(ty.dtype) => {
+                        Some(format!("expected element type {}, found {}", ty.dtype, t.dtype))
+                    }
+                    Some(t) if t.shape != shape => {
+                        Some(format!("expected shape {shape:?}, found {:?}", t.shape))
+                    }
+                    Some(_) => None,
+                };
+                let place = node.loc.as_ref().map(|l| format!(" ({l})")).unwrap_or_default();
+                problems.extend(wrong.map(|w| format!("  `{name}`: {w}{place}")));
+            }
+        }
+    }
+    let left_over =
+        checkpoint.names().filter(|n| !used.contains(*n) && !ignore.iter().any(|p| matches(p, n)));
+    problems.extend(left_over.map(|n| format!("  `{n}`: unexpected; the spec does not use it")));
+    let more = problems.len().saturating_sub(LISTED);
+    if more > 0 {
+        problems.truncate(LISTED);
+        problems.push(format!("  and {more} more"));
+    }
+    problems
+}
+
+/// Whether `name` fits `pattern`, in which `*` stands for any text.
+fn matches(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else {
+        return false;
+    };
+    let mut ends_open = false;
+    for part in parts {
+        match rest.find(part) {
+            // The last part must reach the end: take its last occurrence.
+            Some(_) if pattern.ends_with(part) && !part.is_empty() && rest.ends_with(part) => {
+                return true;
+            }
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+        ends_open = part.is_empty();
+    }
+    rest.is_empty() || ends_open
+}
+
+/// JSON to the expression language's values. A list of a million entries is no parameter, but the
+/// config is already in memory, so the copy is bounded by it.
+fn json_value(json: &serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+    match json {
+        Json::Null => Value::Null,
+        Json::Bool(b) => Value::Bool(*b),
+        Json::Number(n) => n.as_f64().map_or(Value::Null, Value::Num),
+        Json::String(s) => Value::Str(s.clone()),
+        Json::Array(items) => Value::List(items.iter().map(json_value).collect()),
+        Json::Object(map) => {
+            Value::Map(map.iter().map(|(k, v)| (k.clone(), json_value(v))).collect())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn patterns() {
+        assert!(matches("*.rotary_emb.inv_freq", "model.layers.0.self_attn.rotary_emb.inv_freq"));
+        assert!(matches("a.*", "a.b"));
+        assert!(matches("a*c*e", "abcde"));
+        assert!(matches("plain", "plain"));
+        assert!(!matches("*.inv_freq", "x.inv_freq.y"));
+        assert!(!matches("plain", "plainer"));
+        assert!(!matches("a*c", "ab"));
+    }
+}

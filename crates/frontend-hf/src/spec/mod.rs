@@ -1,0 +1,218 @@
+//! Specs: a model family as data.
+//!
+//! A family file (`models/*.ron`) says how config keys become parameters, which blocks the layers
+//! are made of, and in what order they run. A block (`models/blocks/*.ron`) is a piece of graph
+//! with its weights and cache planes. In both, a *number stands for itself and a text is an
+//! [expression](infernum_ir::expr)*.
+//!
+//! A body is a map from names to calls, `"q": linear(x: "h", w: "q_proj.weight")`. What is called
+//! is an op of the table or a block of the family. Two arguments are understood by every call:
+//!
+//! - `when: "condition"`: where it is false the call is left out and yields its first operand;
+//! - `at: "prefix."` (blocks only): put before the names of the block's weights.
+
+mod library;
+mod read;
+
+use infernum_ir::SourceError;
+use serde::Deserialize;
+
+pub use library::{Library, LibraryError, Source, demo};
+
+/// `{ "name": value, .. }` in the order written.
+#[derive(Debug)]
+pub struct Entries<'a, T>(pub Vec<(&'a str, T)>);
+
+impl<T> Default for Entries<'_, T> {
+    fn default() -> Self {
+        Entries(Vec::new())
+    }
+}
+
+impl<'a, T> Entries<'a, T> {
+    /// The names and values in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&'a str, &T)> {
+        self.0.iter().map(|(k, v)| (*k, v))
+    }
+
+    /// The value of that name.
+    pub fn get(&self, name: &str) -> Option<&T> {
+        self.0.iter().find(|(k, _)| *k == name).map(|(_, v)| v)
+    }
+}
+
+/// An argument or default: a number or flag stands for itself, a text is an expression.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Arg<'a> {
+    /// An expression, or the name of a value.
+    Text(&'a str),
+    /// A number.
+    Num(f64),
+    /// A flag.
+    Bool(bool),
+    /// `None`.
+    Null,
+}
+
+/// An argument of a call: most are one [`Arg`], shapes are lists of them.
+#[derive(Debug)]
+pub enum Argument<'a> {
+    /// One value.
+    One(Arg<'a>),
+    /// A list, for attributes that are shapes.
+    List(Vec<Arg<'a>>),
+}
+
+/// `op(name: value, ..)`.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// The op or block called.
+    pub name: &'a str,
+    /// Its arguments in order.
+    pub args: Vec<(&'a str, Argument<'a>)>,
+}
+
+/// A model family.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Family<'a> {
+    /// The family's name.
+    pub name: &'a str,
+    /// One paragraph on what it covers.
+    pub doc: &'a str,
+    /// Values of `architectures` in config.json that it serves.
+    #[serde(borrow)]
+    pub architectures: Vec<&'a str>,
+    /// What transformers assumes for keys that config.json leaves out.
+    #[serde(default)]
+    pub defaults: Entries<'a, Arg<'a>>,
+    /// Parameters, each over config keys and the parameters before it.
+    pub params: Entries<'a, Arg<'a>>,
+    /// What must hold of the config: message and condition.
+    #[serde(default)]
+    pub checks: Entries<'a, Arg<'a>>,
+    /// The blocks that bodies may call, by the name they call them by.
+    #[serde(default)]
+    pub blocks: Entries<'a, BlockSource<'a>>,
+    /// From tokens to the first hidden state.
+    pub embed: Part<'a>,
+    /// The layers.
+    pub layers: Layers<'a>,
+    /// From the last hidden state to logits.
+    pub head: Part<'a>,
+    /// Checkpoint tensors that the model does not use; `*` stands for any text.
+    #[serde(default)]
+    pub ignore: Vec<&'a str>,
+}
+
+/// Where a block comes from.
+#[derive(Debug, Deserialize)]
+pub enum BlockSource<'a> {
+    /// A file, looked for beside the spec and then in the library.
+    File(&'a str),
+    /// Written in place.
+    #[serde(borrow)]
+    Inline(Block<'a>),
+}
+
+/// A block's file holds `Block(..)`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Block<'a> {
+    /// One paragraph on what it computes.
+    pub doc: &'a str,
+    /// Its operands.
+    #[serde(borrow)]
+    pub inputs: Vec<&'a str>,
+    /// Its other arguments with their defaults, each over config keys, the family's parameters and
+    /// the ones before it.
+    #[serde(default)]
+    pub params: Entries<'a, Arg<'a>>,
+    /// What must hold: message and condition.
+    #[serde(default)]
+    pub checks: Entries<'a, Arg<'a>>,
+    /// Checkpoint tensors it uses.
+    #[serde(default)]
+    pub weights: Entries<'a, WeightDecl<'a>>,
+    /// KV-cache planes it keeps.
+    #[serde(default)]
+    pub state: Entries<'a, StateDecl<'a>>,
+    /// What it computes.
+    pub body: Entries<'a, Call<'a>>,
+    /// Which of the body's names it yields.
+    pub result: &'a str,
+}
+
+/// One graph of the module.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part<'a> {
+    /// Put before the names of its weights.
+    #[serde(default)]
+    pub prefix: &'a str,
+    /// Checkpoint tensors it uses.
+    #[serde(borrow, default)]
+    pub weights: Entries<'a, WeightDecl<'a>>,
+    /// What it computes, from the names that the part before gives.
+    pub body: Entries<'a, Call<'a>>,
+    /// The names it gives to the next part.
+    pub gives: Vec<&'a str>,
+}
+
+/// The layers: how many, of which kinds, in which order.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Layers<'a> {
+    /// How many.
+    #[serde(borrow)]
+    pub count: Arg<'a>,
+    /// The kind of layer number `layer`; may be left out where there is one kind.
+    #[serde(default)]
+    pub kind: Option<Text<'a>>,
+    /// The kinds.
+    pub kinds: Entries<'a, Part<'a>>,
+}
+
+/// An expression that must be written as text.
+#[derive(Debug, Deserialize, Clone, Copy)]
+#[serde(transparent)]
+pub struct Text<'a>(#[serde(borrow)] pub Arg<'a>);
+
+/// A checkpoint tensor.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeightDecl<'a> {
+    /// Its dimensions.
+    #[serde(borrow)]
+    pub shape: Vec<Arg<'a>>,
+    /// Present only where this holds.
+    #[serde(default)]
+    pub when: Option<Text<'a>>,
+    /// The name of another tensor that it is (tied weights), or null.
+    #[serde(default)]
+    pub same_as: Option<Text<'a>>,
+    /// With `n`, the tensors for `{expert}` = 0..n, stacked.
+    #[serde(default)]
+    pub stack: Option<Text<'a>>,
+}
+
+/// A KV-cache plane: a row `[heads, dim]` a token.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StateDecl<'a> {
+    /// Heads per row.
+    #[serde(borrow)]
+    pub heads: Arg<'a>,
+    /// Values per head.
+    pub dim: Arg<'a>,
+}
+
+/// Reads a family file.
+pub fn parse_family(source: &Source) -> Result<Family<'_>, SourceError> {
+    read::from_str(source)
+}
+
+/// Reads a block file.
+pub fn parse_block(source: &Source) -> Result<Block<'_>, SourceError> {
+    read::from_str(source)
+}

@@ -1,0 +1,245 @@
+//! Text to token ids and back, over `tokenizer.json`.
+
+use std::panic::catch_unwind;
+use std::sync::Arc;
+
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use crate::safetensors::shown;
+use crate::source::{ModelFiles, SourceError};
+
+const FILE: &str = "tokenizer.json";
+
+/// A tokenizer could not be read or used.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are named in the messages")]
+pub enum TokenizerError {
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error("{place}: holds no {FILE}{hint}")]
+    Absent { place: String, hint: &'static str },
+    #[error("{file}: {message}")]
+    Invalid { file: String, message: String },
+    #[error("the tokenizer could not encode the text: {message}")]
+    Encode { message: String },
+    #[error("the tokenizer could not decode the tokens: {message}")]
+    Decode { message: String },
+}
+
+/// Special tokens by role (`bos_token`, `eos_token`, `pad_token`, …), as `tokenizer_config.json` and
+/// the older `special_tokens_map.json` name them.
+#[derive(Clone, Debug, Default)]
+pub struct SpecialTokens(Vec<(String, String)>);
+
+impl SpecialTokens {
+    /// Reads both files; either may be absent. The first to name a role wins.
+    pub fn open(files: &ModelFiles) -> Result<SpecialTokens, TokenizerError> {
+        let mut roles = SpecialTokens::default();
+        for file in ["tokenizer_config.json", "special_tokens_map.json"] {
+            if let Some(json) = files.read(file)? {
+                let value = serde_json::from_slice(&json).map_err(|error| {
+                    TokenizerError::Invalid { file: file.into(), message: error.to_string() }
+                })?;
+                roles.add(&value);
+            }
+        }
+        Ok(roles)
+    }
+
+    /// Takes every `*_token` of `object` that is a string or an object with `content`.
+    fn add(&mut self, object: &Value) {
+        for (role, value) in object.as_object().into_iter().flatten() {
+            let text = value.as_str().or_else(|| value.get("content")?.as_str());
+            if let Some(text) =
+                text.filter(|_| role.ends_with("_token") && self.get(role).is_none())
+            {
+                self.0.push((role.clone(), text.into()));
+            }
+        }
+    }
+
+    /// The token of a role, such as `eos_token`.
+    pub fn get(&self, role: &str) -> Option<&str> {
+        self.0.iter().find(|(r, _)| r == role).map(|(_, text)| text.as_str())
+    }
+
+    /// All `(role, token)` pairs.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(role, text)| (role.as_str(), text.as_str()))
+    }
+}
+
+/// A tokenizer. Cloning shares it.
+#[derive(Clone, Debug)]
+pub struct Tokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    special: Arc<SpecialTokens>,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json`, and the special tokens' roles from the files beside it.
+    pub fn open(files: &ModelFiles) -> Result<Tokenizer, TokenizerError> {
+        let Some(json) = files.read(FILE)? else {
+            let hint = match files.read("tokenizer.model")? {
+                Some(_) => {
+                    "; it has a SentencePiece tokenizer.model: open it once with transformers and \
+                     call save_pretrained, which writes a tokenizer.json"
+                }
+                None => "; download it beside config.json",
+            };
+            return Err(TokenizerError::Absent { place: files.name().into(), hint });
+        };
+        let mut tokenizer = Tokenizer::from_bytes(&json)?;
+        tokenizer.special = Arc::new(SpecialTokens::open(files)?);
+        Ok(tokenizer)
+    }
+
+    /// Reads a tokenizer from the text of a `tokenizer.json`.
+    pub fn from_bytes(json: &[u8]) -> Result<Tokenizer, TokenizerError> {
+        let invalid = |message| TokenizerError::Invalid { file: FILE.into(), message };
+        // The library panics on some malformed files, a truncated one among them. Syntax is checked
+        // first, since its errors have a line; the rest is caught.
+        serde_json::from_slice::<IgnoredAny>(json).map_err(|e| invalid(e.to_string()))?;
+        let mut inner = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
+            .map_err(|_| invalid("is not a tokenizer this program can read".into()))?
+            .map_err(|e| invalid(shown(&e.to_string())))?;
+        // Some files were saved with the settings of a training run; a prompt must not be cut.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
+        Ok(Tokenizer { inner: Arc::new(inner), special: Arc::default() })
+    }
+
+    /// Token ids of `text`. `add_special` adds what the tokenizer puts around a text (most often a
+    /// begin token); leave it off for text from a chat template, which writes its own.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
+        match self.inner.encode_fast(text, add_special) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) => Err(TokenizerError::Encode { message: error.to_string() }),
+        }
+    }
+
+    /// Text of `ids`. Ids outside the vocabulary are left out, and so are special tokens where
+    /// `skip_special` says so.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
+        self.inner
+            .decode(ids, skip_special)
+            .map_err(|error| TokenizerError::Decode { message: error.to_string() })
+    }
+
+    /// A decoder for ids that arrive one by one.
+    pub fn stream(&self, skip_special: bool) -> TextStream {
+        TextStream {
+            tokenizer: self.clone(),
+            skip_special,
+            window: Vec::new(),
+            context: 0,
+            done: 0,
+        }
+    }
+
+    /// The id of a token, spelt as in the vocabulary.
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The token of an id, spelt as in the vocabulary.
+    pub fn token_of(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// Number of tokens, added ones included. A model's vocabulary may be padded beyond it.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// The special tokens' roles.
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.special
+    }
+
+    /// The token that ends a text.
+    pub fn eos_id(&self) -> Option<u32> {
+        self.id_of(self.special.get("eos_token")?)
+    }
+
+    /// The token that begins a text.
+    pub fn bos_id(&self) -> Option<u32> {
+        self.id_of(self.special.get("bos_token")?)
+    }
+
+    /// True when [`Tokenizer::decode`] passes over `id`.
+    fn skips(&self, id: u32, skip_special: bool) -> bool {
+        match self.inner.id_to_token(id) {
+            Some(token) => {
+                skip_special && self.inner.get_added_vocabulary().is_special_token(&token)
+            }
+            None => true,
+        }
+    }
+}
+
+/// Decodes ids one by one into whole characters.
+///
+/// A token can end inside a character, and decoders treat the first token of a text apart (they
+/// drop its leading space). So a short window of tokens is decoded anew each time: its first part,
+/// the context, was yielded before and makes the rest no longer the first; what the window's text
+/// has beyond what was yielded is new. Text that may still change is held back: a trailing
+/// replacement character (an unfinished character looks like one), and all of a run of byte
+/// tokens (`<0xE2>`), which is judged valid or not as a whole.
+#[derive(Clone, Debug)]
+pub struct TextStream {
+    tokenizer: Tokenizer,
+    skip_special: bool,
+    window: Vec<u32>,
+    /// Tokens of `window` that are context.
+    context: usize,
+    /// Bytes of `window`'s text that were yielded.
+    done: usize,
+}
+
+impl TextStream {
+    /// Takes the next id and returns the text that is now certain, often empty.
+    ///
+    /// All pieces and [`TextStream::flush`] together equal [`Tokenizer::decode`] of all ids.
+    pub fn push(&mut self, id: u32) -> Result<String, TokenizerError> {
+        let Some(token) = self.tokenizer.token_of(id) else { return Ok(String::new()) };
+        if self.tokenizer.skips(id, self.skip_special) {
+            return Ok(String::new());
+        }
+        self.window.push(id);
+        if is_byte_token(&token) {
+            return Ok(String::new());
+        }
+        let text = self.tokenizer.decode(&self.window, false)?;
+        let certain = text.strip_suffix('\u{FFFD}').unwrap_or(&text);
+        let new = certain.get(self.done..).unwrap_or_default().to_owned();
+        if certain.len() < text.len() || new.is_empty() {
+            self.done = self.done.max(certain.len());
+            return Ok(new);
+        }
+        // Everything is certain: what is new becomes the context of what follows.
+        self.window.drain(..self.context);
+        self.context = self.window.len();
+        self.done = self.tokenizer.decode(&self.window, false)?.len();
+        Ok(new)
+    }
+
+    /// Ends the text: yields what was held back, and makes the stream ready for another.
+    pub fn flush(&mut self) -> Result<String, TokenizerError> {
+        let text = self.tokenizer.decode(&self.window, false)?;
+        let rest = text.get(self.done..).unwrap_or_default().to_owned();
+        self.window.clear();
+        (self.context, self.done) = (0, 0);
+        Ok(rest)
+    }
+}
+
+/// `<0x41>`: how `SentencePiece` vocabularies spell a single byte.
+fn is_byte_token(token: &str) -> bool {
+    let hex = token.strip_prefix("<0x").and_then(|t| t.strip_suffix('>'));
+    hex.is_some_and(|hex| hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+#[cfg(test)]
+mod tests;

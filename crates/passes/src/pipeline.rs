@@ -1,0 +1,91 @@
+//! Pipelines: lists of passes, as data.
+
+use std::path::Path;
+
+use include_dir::{Dir, include_dir};
+use infernum_ir::{SourceError, nearest};
+use serde::Deserialize;
+
+use crate::{PASSES, Pass};
+
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels/pipelines");
+
+/// The passes to run, in order.
+#[derive(Default)]
+pub struct Pipeline {
+    /// In the order they run.
+    pub passes: Vec<&'static Pass>,
+}
+
+/// A pipeline could not be read.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are named in the messages")]
+pub enum PipelineError {
+    #[error("{path}: {source}")]
+    Io { path: String, source: std::io::Error },
+    #[error(transparent)]
+    Source(Box<SourceError>),
+}
+
+/// A pipeline's file.
+#[derive(Deserialize)]
+#[serde(rename = "Pipeline", deny_unknown_fields)]
+struct File<'a> {
+    #[allow(dead_code, reason = "for those who read the file")]
+    doc: &'a str,
+    #[serde(borrow)]
+    passes: Vec<&'a str>,
+}
+
+impl Pipeline {
+    /// No passes: the graph runs as the spec wrote it.
+    pub fn none() -> Pipeline {
+        Pipeline::default()
+    }
+
+    /// The pipeline called `name`: `none`, one of `DIR/kernels/pipelines`, or a built-in one.
+    pub fn named(name: &str, data: Option<&Path>) -> Result<Pipeline, PipelineError> {
+        if name == "none" {
+            return Ok(Pipeline::none());
+        }
+        let file = format!("{name}.ron");
+        if let Some(path) = data.map(|d| d.join("kernels/pipelines").join(&file))
+            && path.is_file()
+        {
+            return Pipeline::open(&path);
+        }
+        match EMBEDDED.get_file(&file).and_then(|f| f.contents_utf8()) {
+            Some(text) => Pipeline::parse(&format!("kernels/pipelines/{file}"), text),
+            // Neither a name nor, as it turns out, a file: reading it says why.
+            None => Pipeline::open(Path::new(name)),
+        }
+    }
+
+    /// A pipeline of the user's own.
+    pub fn open(path: &Path) -> Result<Pipeline, PipelineError> {
+        let shown = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => Pipeline::parse(&shown, &text),
+            Err(source) => Err(PipelineError::Io { path: shown, source }),
+        }
+    }
+
+    /// Reads a pipeline; `name` is the file's, for errors.
+    pub fn parse(name: &str, text: &str) -> Result<Pipeline, PipelineError> {
+        let error = |start: usize, end: usize, message: String| {
+            PipelineError::Source(Box::new(SourceError::new(name, text, start..end, message)))
+        };
+        let file: File<'_> = ron::from_str(text).map_err(|e| {
+            let start = SourceError::offset(text, e.span.start.line, e.span.start.col);
+            error(start, start + 1, e.code.to_string())
+        })?;
+        let find = |pass: &&str| {
+            PASSES.iter().find(|p| p.name == *pass).ok_or_else(|| {
+                let start = (pass.as_ptr() as usize).saturating_sub(text.as_ptr() as usize);
+                let hint = nearest(pass, PASSES.iter().map(|p| p.name));
+                error(start, start + pass.len(), format!("there is no pass `{pass}`{hint}"))
+            })
+        };
+        Ok(Pipeline { passes: file.passes.iter().map(find).collect::<Result<_, _>>()? })
+    }
+}

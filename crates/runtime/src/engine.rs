@@ -1,0 +1,419 @@
+//! Turns requests into steps: chunked prefill, decode, sampling.
+
+use infernum_ir::Dims;
+
+use crate::kv::BlockPool;
+use crate::sampler::{Sampler, SamplingError, SamplingParams};
+use crate::{ExecError, Executor, StepInputs};
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The prompt; not empty.
+    pub tokens: Vec<u32>,
+    /// How many tokens to generate at most.
+    pub max_tokens: usize,
+    /// Tokens that end the text; they are not part of it.
+    pub stop: Vec<u32>,
+    /// How tokens are picked.
+    pub sampling: SamplingParams,
+}
+
+/// Names a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(u64);
+
+/// Why a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model said so.
+    Stop,
+    /// It reached its own limit, or the engine's longest sequence.
+    Length,
+}
+
+/// What a step did for one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A token was generated.
+    Token(RequestId, u32),
+    /// The request ended; its memory is free again.
+    Finished(RequestId, FinishReason),
+}
+
+/// A request could not be taken, or a step failed.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are named in the messages")]
+pub enum EngineError {
+    #[error("the prompt is empty: expected at least one token")]
+    EmptyPrompt,
+    #[error(
+        "the prompt has {tokens} tokens, and the longest sequence is {limit}; shorten it or raise \
+         --max-length"
+    )]
+    TooLong { tokens: usize, limit: usize },
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    Token { token: u32, vocab: usize },
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    #[error(
+        "the KV cache is full: {wanted} tokens do not fit {free} free block(s) of {block_size}"
+    )]
+    CacheFull { wanted: usize, free: usize, block_size: usize },
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+}
+
+/// How much the engine may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineLimits {
+    /// The largest step, from the plan.
+    pub step: Dims,
+    /// The longest sequence, in tokens.
+    pub max_length: usize,
+    /// Tokens of prompt computed in one step at most.
+    pub chunk: usize,
+    /// Blocks of the KV cache.
+    pub blocks: usize,
+    /// Tokens in a block.
+    pub block_size: usize,
+    /// Size of the vocabulary.
+    pub vocab: usize,
+}
+
+struct Sequence {
+    id: RequestId,
+    request: Request,
+    sampler: Sampler,
+    /// Prompt and output.
+    tokens: Vec<u32>,
+    /// Tokens whose rows are in the cache.
+    computed: usize,
+    blocks: Vec<u32>,
+}
+
+impl Sequence {
+    fn generated(&self) -> usize {
+        self.tokens.len() - self.request.tokens.len()
+    }
+}
+
+/// Runs requests on an executor. Requests run together, first come first served.
+pub struct Engine<E: Executor> {
+    executor: E,
+    limits: EngineLimits,
+    pool: BlockPool,
+    running: Vec<Sequence>,
+    inputs: StepInputs,
+    /// Which sequences are in the step, and how many of their tokens.
+    planned: Vec<(usize, usize)>,
+    row: Vec<f32>,
+    next_id: u64,
+}
+
+impl<E: Executor> Engine<E> {
+    /// An engine over an executor whose plan gives a row of logits for each sequence.
+    pub fn new(executor: E, limits: EngineLimits) -> Engine<E> {
+        Engine {
+            executor,
+            pool: BlockPool::new(limits.blocks, limits.block_size),
+            inputs: StepInputs::new(limits.block_size),
+            running: Vec::new(),
+            planned: Vec::new(),
+            row: Vec::new(),
+            next_id: 0,
+            limits,
+        }
+    }
+
+    /// Takes a request.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
+        let (tokens, limit) = (request.tokens.len(), self.limits.max_length);
+        if tokens == 0 {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if tokens > limit {
+            return Err(EngineError::TooLong { tokens, limit });
+        }
+        let vocab = self.limits.vocab;
+        if let Some(&token) = request.tokens.iter().find(|t| **t as usize >= vocab) {
+            return Err(EngineError::Token { token, vocab });
+        }
+        request.sampling.check()?;
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        self.running.push(Sequence {
+            id,
+            sampler: Sampler::new(request.sampling, &request.tokens),
+            tokens: request.tokens.clone(),
+            request,
+            computed: 0,
+            blocks: Vec::new(),
+        });
+        Ok(id)
+    }
+
+    /// Ends a request, freeing its memory; unknown ones are ignored.
+    pub fn cancel(&mut self, id: RequestId) {
+        if let Some(at) = self.running.iter().position(|s| s.id == id) {
+            self.pool.release(&mut self.running.remove(at).blocks);
+        }
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    /// Free and all blocks of the cache.
+    pub fn blocks(&self) -> (usize, usize) {
+        (self.pool.free(), self.pool.total())
+    }
+
+    /// The executor.
+    pub fn executor(&self) -> &E {
+        &self.executor
+    }
+
+    /// Computes one step and says what came of it. On an error nothing has changed but that
+    /// blocks may have been set aside: the step can be tried again.
+    pub fn step(&mut self, events: &mut Vec<Event>) -> Result<(), EngineError> {
+        self.schedule()?;
+        if self.planned.is_empty() {
+            return Ok(());
+        }
+        let ticket = self.executor.submit(&self.inputs)?;
+        let output = self.executor.wait(ticket)?;
+        for (row, &(index, new)) in self.planned.iter().enumerate() {
+            let sequence = &mut self.running[index];
+            sequence.computed += new;
+            if sequence.computed < sequence.tokens.len() {
+                continue; // the prompt goes on
+            }
+            self.row.clear();
+            self.row.extend_from_slice(output.row(row));
+            let token = sequence.sampler.sample(&mut self.row, sequence.tokens.len() as u64);
+            sequence.tokens.push(token);
+            if !sequence.request.stop.contains(&token) {
+                events.push(Event::Token(sequence.id, token));
+            }
+        }
+        self.retire(events);
+        Ok(())
+    }
+
+    /// Fills the step's inputs: every sequence's next tokens, as far as the limits go.
+    fn schedule(&mut self) -> Result<(), EngineError> {
+        self.inputs.clear();
+        self.planned.clear();
+        let limits = self.limits.step;
+        let mut left = limits;
+        for (index, s) in self.running.iter_mut().enumerate() {
+            let wanted = (s.tokens.len() - s.computed).min(self.limits.chunk);
+            let new = fitting_chunk(wanted, s.computed, &left);
+            if new == 0 {
+                break;
+            }
+            let context = s.computed + new;
+            if !self.pool.grow(&mut s.blocks, context) {
+                if !self.planned.is_empty() {
+                    break; // later, when others have finished
+                }
+                return Err(EngineError::CacheFull {
+                    wanted: context,
+                    free: self.pool.free(),
+                    block_size: self.pool.block_size(),
+                });
+            }
+            self.inputs.push(&s.tokens[s.computed..context], context, &s.blocks)?;
+            self.planned.push((index, new));
+            left.t -= new as u64;
+            left.b -= 1;
+            left.s -= context as u64;
+            left.pairs -= (new * context) as u64;
+        }
+        Ok(())
+    }
+
+    /// Removes what has ended.
+    fn retire(&mut self, events: &mut Vec<Event>) {
+        let (pool, max_length) = (&mut self.pool, self.limits.max_length);
+        self.running.retain_mut(|s| {
+            if s.generated() == 0 {
+                return true;
+            }
+            let stopped = s.tokens.last().is_some_and(|t| s.request.stop.contains(t));
+            let reason = if stopped {
+                FinishReason::Stop
+            } else if s.generated() >= s.request.max_tokens || s.tokens.len() >= max_length {
+                FinishReason::Length
+            } else {
+                return true;
+            };
+            pool.release(&mut s.blocks);
+            events.push(Event::Finished(s.id, reason));
+            false
+        });
+    }
+}
+
+/// The most of `wanted` tokens, after `past` cached ones, that fit what is left of a step.
+fn fitting_chunk(wanted: usize, past: usize, left: &Dims) -> usize {
+    if left.b == 0 {
+        return 0;
+    }
+    let (t, s, pairs) = (left.t as usize, left.s as usize, left.pairs as usize);
+    let mut new = wanted.min(t).min(s.saturating_sub(past));
+    // new * (past + new) <= pairs: start from the real root and correct for rounding.
+    if new * (past + new) > pairs {
+        let root =
+            ((past as f64).mul_add(past as f64, 4.0 * pairs as f64).sqrt() - past as f64) / 2.0;
+        new = new.min(root as usize + 1);
+        while new > 0 && new * (past + new) > pairs {
+            new -= 1;
+        }
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Cpu, StepOutput, Ticket};
+
+    const VOCAB: usize = 50;
+
+    /// Its next token is a hash of the tokens it was given for the blocks it was given.
+    struct Fake {
+        rows: Vec<Option<u32>>,
+        block_size: usize,
+        limits: Dims,
+        output: StepOutput,
+    }
+
+    fn hash(tokens: impl Iterator<Item = u32>) -> u32 {
+        tokens.fold(17u32, |h, t| h.wrapping_mul(31).wrapping_add(t)) % VOCAB as u32
+    }
+
+    impl Executor for Fake {
+        type Target = Cpu;
+
+        fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
+            let dims = inputs.step().dims();
+            assert!(dims.t <= self.limits.t && dims.b <= self.limits.b);
+            assert!(dims.s <= self.limits.s && dims.pairs <= self.limits.pairs);
+            self.output.logits.clear();
+            let mut tokens = inputs.tokens().iter();
+            for (i, seq) in inputs.step().seqs.iter().enumerate() {
+                let slot = |p: usize| {
+                    inputs.blocks(i)[p / self.block_size] as usize * self.block_size
+                        + p % self.block_size
+                };
+                for p in seq.context - seq.new..seq.context {
+                    self.rows[slot(p)] = tokens.next().copied();
+                }
+                let context =
+                    (0..seq.context).map(|p| self.rows[slot(p)].expect("a row that was written"));
+                let next = hash(context) as usize;
+                let row = (0..VOCAB).map(|t| if t == next { 1.0 } else { 0.0 });
+                self.output.logits.extend(row);
+            }
+            self.output.rows = dims.b as usize;
+            self.output.columns = VOCAB;
+            Ok(Ticket(0))
+        }
+
+        fn wait(&mut self, _: Ticket) -> Result<&StepOutput, ExecError> {
+            Ok(&self.output)
+        }
+    }
+
+    fn engine(step: Dims, chunk: usize) -> Engine<Fake> {
+        let (blocks, block_size) = (64, 4);
+        let rows = vec![None; blocks * block_size];
+        let executor = Fake { rows, block_size, limits: step, output: StepOutput::default() };
+        let limits = EngineLimits { step, max_length: 40, chunk, blocks, block_size, vocab: VOCAB };
+        Engine::new(executor, limits)
+    }
+
+    fn request(tokens: Vec<u32>, max_tokens: usize) -> Request {
+        Request { tokens, max_tokens, stop: Vec::new(), sampling: SamplingParams::default() }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        /// Whatever the chunking and the company, each request's output is what it would be alone,
+        /// and all blocks come back.
+        #[test]
+        fn outputs_do_not_depend_on_scheduling(
+            prompts in prop::collection::vec((prop::collection::vec(0..VOCAB as u32, 1..30), 1..12usize), 1..7),
+            t in 1..20u64, b in 1..5u64, pairs in 40..300u64, chunk in 1..16usize,
+        ) {
+            let step = Dims { t, b, s: 160, pairs };
+            let mut engine = engine(step, chunk);
+            let mut outputs = std::collections::BTreeMap::new();
+            for (tokens, max) in &prompts {
+                outputs.insert(engine.submit(request(tokens.clone(), *max)).unwrap(), Vec::new());
+            }
+            let mut finished = 0;
+            for _ in 0..5000 {
+                let mut events = Vec::new();
+                engine.step(&mut events).unwrap();
+                for event in events {
+                    match event {
+                        Event::Token(id, token) => outputs.get_mut(&id).unwrap().push(token),
+                        Event::Finished(_, reason) => {
+                            prop_assert_eq!(reason, FinishReason::Length);
+                            finished += 1;
+                        }
+                    }
+                }
+                if engine.is_idle() {
+                    break;
+                }
+            }
+            prop_assert_eq!(finished, prompts.len());
+            for ((prompt, max), output) in prompts.iter().zip(outputs.values()) {
+                let mut tokens = prompt.clone();
+                for _ in 0..(*max).min((40 - prompt.len()).max(1)) {
+                    tokens.push(hash(tokens.iter().copied()));
+                }
+                prop_assert_eq!(&tokens[prompt.len()..], &output[..]);
+            }
+            let (free, total) = engine.blocks();
+            prop_assert_eq!(free, total);
+        }
+    }
+
+    #[test]
+    fn stop_tokens_end_a_request_and_are_not_part_of_it() {
+        let step = Dims { t: 8, b: 4, s: 160, pairs: 300 };
+        let mut engine = engine(step, 8);
+        let stop = hash([1, 2, 3].into_iter());
+        let id = engine.submit(Request { stop: vec![stop], ..request(vec![1, 2, 3], 5) }).unwrap();
+        let mut events = Vec::new();
+        engine.step(&mut events).unwrap();
+        assert_eq!(events, [Event::Finished(id, FinishReason::Stop)]);
+        assert!(engine.is_idle());
+    }
+
+    #[test]
+    fn bad_requests_are_refused() {
+        let mut engine = engine(Dims { t: 8, b: 4, s: 160, pairs: 300 }, 8);
+        assert!(matches!(engine.submit(request(vec![], 1)), Err(EngineError::EmptyPrompt)));
+        assert!(matches!(engine.submit(request(vec![0; 41], 1)), Err(EngineError::TooLong { .. })));
+        assert!(matches!(engine.submit(request(vec![99], 1)), Err(EngineError::Token { .. })));
+    }
+
+    #[test]
+    fn chunks_fit() {
+        let left = |t, s, pairs| Dims { t, b: 1, s, pairs };
+        assert_eq!(fitting_chunk(100, 0, &left(64, 1000, 10_000)), 64);
+        assert_eq!(fitting_chunk(100, 0, &left(64, 1000, 100)), 10);
+        assert_eq!(fitting_chunk(100, 90, &left(64, 100, 10_000)), 10);
+        assert_eq!(fitting_chunk(1, 99, &left(64, 100, 100)), 1);
+        assert_eq!(fitting_chunk(1, 99, &left(64, 100, 99)), 0);
+    }
+}

@@ -1,0 +1,74 @@
+//! Options that several commands share.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use infernum_frontend_hf::spec::Library;
+use infernum_frontend_hf::{Model, ModelError, ModelFiles};
+use infernum_ir::DType;
+use infernum_passes::{Pipeline, PipelineError};
+
+/// Which model, and how it is compiled.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ModelArgs {
+    /// Folder in Hugging Face format; the built-in demo model when left out.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Spec of your own, instead of the family that config.json names.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) spec: Option<PathBuf>,
+    /// Folder whose models/ and kernels/ override and add to the built-in data files.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+    /// Pass pipeline: a file, a name, or `none` to run the graph as the spec wrote it.
+    #[arg(long, value_name = "FILE|NAME", default_value = "default")]
+    pub(crate) passes: String,
+    /// Element type of activations and KV cache; the checkpoint's own when left out.
+    #[arg(long, value_parser = activation_dtype)]
+    pub(crate) dtype: Option<DType>,
+    /// Longest sequence in tokens; what the model allows, up to 4096, when left out.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_length: Option<u64>,
+}
+
+fn activation_dtype(text: &str) -> Result<DType, String> {
+    match text.parse() {
+        Ok(dtype @ (DType::F32 | DType::Bf16 | DType::F16)) => Ok(dtype),
+        _ => Err(format!("expected f32, bf16 or f16, found `{text}`")),
+    }
+}
+
+impl ModelArgs {
+    /// The data files.
+    pub(crate) fn library(&self) -> Library {
+        Library::new(self.data.as_deref())
+    }
+
+    /// The model's files.
+    pub(crate) fn files(&self) -> Result<ModelFiles, Box<dyn std::error::Error>> {
+        Ok(match &self.model {
+            Some(path) => ModelFiles::folder(path)?,
+            None => infernum_frontend_hf::demo(),
+        })
+    }
+
+    /// Opens the model with its checkpoint.
+    pub(crate) fn open(&self) -> Result<Model, Box<dyn std::error::Error>> {
+        Ok(Model::open(self.files()?, self.spec.as_deref(), &self.library())?)
+    }
+
+    /// The passes to run.
+    pub(crate) fn pipeline(&self) -> Result<Pipeline, PipelineError> {
+        Pipeline::named(&self.passes, self.data.as_deref())
+    }
+
+    /// The longest sequence to hold.
+    pub(crate) fn length(&self, model: &Model) -> Result<u64, ModelError> {
+        /// Long enough for a chat; a model's own limit may ask for gigabytes of cache.
+        const DEFAULT: u64 = 4096;
+        Ok(match self.max_length {
+            Some(n) => n.max(1),
+            None => model.context_length()?.clamp(1, DEFAULT),
+        })
+    }
+}

@@ -1,0 +1,131 @@
+//! `infernum logits`.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use infernum_frontend_hf::safetensors::{TensorData, TensorOut, write_safetensors};
+use infernum_ir::Sym;
+use infernum_runtime::cpu::{CpuExecutor, Observed};
+use infernum_runtime::{CheckpointWeights, Executor, StepInputs};
+
+use crate::args::ModelArgs;
+use crate::report::{self, Outcome};
+use crate::session::{self, RunArgs};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    run: RunArgs,
+    /// Token ids, separated by commas.
+    #[arg(long, value_delimiter = ',', required = true)]
+    tokens: Vec<u32>,
+    /// File to write: tensor `logits`, f32 [tokens, vocabulary].
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Write what each layer gives as well: `embed.x`, `layers.0.x`, .. as f32 [tokens, hidden].
+    #[arg(long)]
+    dump_layers: bool,
+}
+
+/// Rows of one tensor, gathered over the chunks.
+struct Rows {
+    name: String,
+    width: usize,
+    data: Vec<f32>,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let model = args.model.open()?;
+    // As when a model is run on just these tokens: length-dependent RoPE kinds pick their factor
+    // for this length.
+    let max_length = args.model.max_length.unwrap_or(args.tokens.len() as u64);
+    let plan = session::plan(&model, &args.model, &args.run, Sym::T, max_length)?;
+    let checkpoint = model.checkpoint.as_ref().ok_or("the model has no weights")?;
+    let mut executor = session::executor(
+        plan,
+        &CheckpointWeights::new(checkpoint),
+        &args.run,
+        max_length as usize,
+    )?;
+    let tensors = compute(&mut executor, args)?;
+    let shapes: Vec<[u64; 2]> =
+        tensors.iter().map(|t| [(t.data.len() / t.width.max(1)) as u64, t.width as u64]).collect();
+    let out: Vec<TensorOut<'_>> = tensors
+        .iter()
+        .zip(&shapes)
+        .map(|(t, shape)| TensorOut { name: &t.name, shape, data: TensorData::F32(&t.data) })
+        .collect();
+    write_safetensors(&args.out, &out)?;
+    let rows = args.tokens.len();
+    report::line(&format!("{}: {} tensor(s), {rows} row(s) each", args.out.display(), out.len()))
+}
+
+fn compute(executor: &mut CpuExecutor, args: &Args) -> Result<Vec<Rows>, Box<dyn Error>> {
+    let names = call_names(executor);
+    let vocab = executor.plan().outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(0);
+    if let Some(token) = args.tokens.iter().find(|t| u64::from(**t) >= vocab) {
+        return Err(format!("--tokens: {token} is outside the vocabulary of {vocab}").into());
+    }
+    let mut logits = Rows { name: "logits".to_owned(), width: vocab as usize, data: Vec::new() };
+    let layers = Mutex::new(Vec::<Rows>::new());
+    let blocks: Vec<u32> = (0..args.tokens.len().div_ceil(StepInputs::BLOCK_SIZE) as u32).collect();
+    let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
+    let mut done = 0;
+    for chunk in chunks(executor, args) {
+        inputs.clear();
+        inputs.push(&args.tokens[done..done + chunk], done + chunk, &blocks)?;
+        let ticket = if args.dump_layers {
+            executor.submit_observed(&inputs, &mut |call, values| {
+                if let (Some(name), Ok(mut layers)) = (&names[call], layers.lock()) {
+                    values.into_iter().for_each(|v| add_rows(&mut layers, name, v));
+                }
+            })?
+        } else {
+            executor.submit(&inputs)?
+        };
+        logits.data.extend_from_slice(&executor.wait(ticket)?.logits);
+        done += chunk;
+    }
+    let mut tensors = layers.into_inner().map_err(|e| e.to_string())?;
+    tensors.push(logits);
+    Ok(tensors)
+}
+
+/// A name for what each call gives, but for the last, whose result is the logits.
+fn call_names(executor: &CpuExecutor) -> Vec<Option<String>> {
+    let plan = executor.plan();
+    let last = plan.calls.len().saturating_sub(1);
+    let name = |(i, call): (usize, &infernum_codegen::Call)| {
+        let program = &plan.programs[call.program as usize].name;
+        let name = call.layer.map_or_else(|| program.clone(), |l| format!("layers.{l}"));
+        (i != last).then_some(name)
+    };
+    plan.calls.iter().enumerate().map(name).collect()
+}
+
+/// Sizes of the steps: as many tokens as the plan's buffers take.
+fn chunks(executor: &CpuExecutor, args: &Args) -> Vec<usize> {
+    let limits = executor.plan().limits;
+    let (mut sizes, mut done) = (Vec::new(), 0);
+    while done < args.tokens.len() {
+        let most = (args.tokens.len() - done).min(limits.t as usize).min(args.run.chunk.max(1));
+        let fits = |n: &usize| (n * (done + n)) as u64 <= limits.pairs;
+        let size = (1..=most).rev().find(fits).unwrap_or(1);
+        sizes.push(size);
+        done += size;
+    }
+    sizes
+}
+
+fn add_rows(layers: &mut Vec<Rows>, call: &str, value: Observed) {
+    let name = format!("{call}.{}", value.name);
+    let width = value.shape.iter().skip(1).product();
+    let data = value.data.into_iter().map(|v| v as f32);
+    match layers.iter_mut().find(|l| l.name == name) {
+        Some(rows) => rows.data.extend(data),
+        None => layers.push(Rows { name, width, data: data.collect() }),
+    }
+}

@@ -1,0 +1,8 @@
+//! One file a command.
+
+pub(crate) mod bench;
+pub(crate) mod compile;
+pub(crate) mod doctor;
+pub(crate) mod families;
+pub(crate) mod generate;
+pub(crate) mod logits;

@@ -1,0 +1,7 @@
+//! End-to-end tests: fixtures, filetests, mutations.
+
+mod ir_files;
+mod ir_fixtures;
+mod mutations;
+mod parity;
+mod support;

@@ -1,0 +1,180 @@
+//! Mistakes planted in the lowered IR: the parity check must see each of them.
+
+use infernum_ir::{DType, text, verify};
+
+use crate::support::{Fixture, nmse};
+
+struct Mutation {
+    what: &'static str,
+    /// A fixture on which it matters.
+    fixture: &'static str,
+    change: fn(&str) -> String,
+}
+
+/// Rewrites each line that holds `mark`.
+fn lines(text: &str, mark: &str, change: impl Fn(&str) -> String) -> String {
+    let line = |l: &str| if l.contains(mark) { change(l) } else { l.to_owned() };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Replaces, on each line that holds `mark`, `from` by `to`.
+fn swap(text: &str, mark: &str, from: &str, to: &str) -> String {
+    lines(text, mark, |l| l.replace(from, to))
+}
+
+/// `%n = rmsnorm(%x, %w) {eps: e, ..} : ty` as `x / (sqrt(mean(x²)) + e) * w`.
+fn eps_outside_the_root(text: &str) -> String {
+    lines(text, " = rmsnorm(", |l| {
+        let field = |from: &str, to: &str| {
+            let start = l.find(from).expect("the printed form of rmsnorm") + from.len();
+            l[start..start + l[start..].find(to).expect("the printed form of rmsnorm")].to_owned()
+        };
+        let (name, x, w) = (field("%", " ="), field("(", ","), field(", ", ")"));
+        let (eps, ty) = (field("eps: ", ","), field(" : ", " @"));
+        // The reduced axis is the last of two or three.
+        let axis = ty.matches(',').count();
+        let (head, _) = ty.rsplit_once(", ").expect("at least two dimensions");
+        format!(
+            "  %{name}.sq = mul({x}, {x}) : {ty}\n  \
+             %{name}.ms = reduce(%{name}.sq) {{by: mean, axis: {axis}}} : {head}, 1]\n  \
+             %{name}.rms = map({x}, %{name}.ms, _) {{expr: \"a / (sqrt(b) + {eps})\"}} : {ty}\n  \
+             %{name} = mul(%{name}.rms, {w}) : {ty}"
+        )
+    })
+}
+
+const MUTATIONS: &[Mutation] = &[
+    Mutation {
+        what: "RoPE pairs neighbours instead of halves",
+        fixture: "llama/gqa3",
+        change: |t| swap(t, " = rope(", "style: neox", "style: interleaved"),
+    },
+    Mutation {
+        what: "eps outside the root",
+        fixture: "llama/bias_gqa8",
+        change: eps_outside_the_root,
+    },
+    Mutation {
+        what: "window one too long",
+        fixture: "mistral/window",
+        change: |t| swap(t, " = mask(", "window: 13", "window: 14"),
+    },
+    Mutation {
+        what: "window one too short",
+        fixture: "mistral/window",
+        change: |t| swap(t, " = mask(", "window: 13", "window: 12"),
+    },
+    Mutation {
+        what: "no window",
+        fixture: "qwen2/windows",
+        change: |t| {
+            lines(t, " = mask(", |l| {
+                let start = l.find("window: ").expect("mask's attribute");
+                let end = start + l[start..].find('}').expect("the end of the attributes");
+                format!("{}window: none{}", &l[..start], &l[end..])
+            })
+        },
+    },
+    Mutation {
+        what: "scores scaled by 1/d instead of its root",
+        fixture: "llama/gqa3",
+        change: |t| {
+            lines(t, " = scale(", |l| {
+                let start = l.find("by: ").expect("scale's attribute") + 4;
+                let end = start + l[start..].find('}').expect("the end of the attributes");
+                let by: f64 = l[start..end].parse().expect("a number");
+                format!("{}{}{}", &l[..start], by * by, &l[end..])
+            })
+        },
+    },
+    Mutation {
+        what: "values read from the key cache",
+        fixture: "llama/gqa3",
+        change: |t| swap(t, " = mix(", "values)", "keys)"),
+    },
+    Mutation {
+        what: "keys cached before the rotation",
+        fixture: "llama/gqa3",
+        change: |t| swap(t, "k_written = kv_write(", "attn.k.rotated", "attn.k_heads"),
+    },
+    Mutation {
+        what: "YaRN's attention factor dropped",
+        fixture: "llama/yarn",
+        change: |t| {
+            lines(t, " = rope(", |l| {
+                let start = l.find("scale: ").expect("rope's attribute") + 7;
+                let end = start + l[start..].find('}').expect("the end of the attributes");
+                format!("{}1{}", &l[..start], &l[end..])
+            })
+        },
+    },
+    Mutation {
+        what: "linear RoPE scaling dropped",
+        fixture: "llama/linear",
+        change: |t| {
+            lines(t, " = table(", |l| {
+                let slash = l.rfind(" / ").expect("the division by the factor");
+                let quote = slash + l[slash..].find('"').expect("the end of the expression");
+                format!("{}{}", &l[..slash], &l[quote..])
+            })
+        },
+    },
+    Mutation {
+        what: "gate and up swapped",
+        fixture: "llama/gqa3",
+        change: |t| {
+            swap(&swap(t, " = silu(", "ffn.gate", "ffn.up"), " = mul(", "ffn.up", "ffn.gate")
+        },
+    },
+    Mutation {
+        what: "residual dropped",
+        fixture: "llama/gqa3",
+        change: |t| swap(t, ".mid = add(%x, ", "add(%x, ", "add(%x.attn.out, "),
+    },
+    Mutation {
+        what: "bias dropped",
+        fixture: "qwen2/tied",
+        change: |t| swap(t, "k_flat = linear(", "%x.attn.k_proj.bias", "_"),
+    },
+    Mutation {
+        what: "head-wise norm of the keys dropped",
+        fixture: "qwen3/gqa3_tied",
+        change: |t| swap(t, "k.rotated = rope(", "%x.attn.k_normed", "%x.attn.k_heads"),
+    },
+    Mutation {
+        what: "norm weights ignored",
+        fixture: "llama/gqa3",
+        change: |t| {
+            lines(t, " = rmsnorm(", |l| {
+                let comma = l.find(", ").expect("two operands");
+                let close = comma + l[comma..].find(')').expect("the end of the operands");
+                format!("{}, _{}", &l[..comma], &l[close..])
+            })
+        },
+    },
+    Mutation {
+        what: "gelu for silu",
+        fixture: "llama/gqa3",
+        change: |t| swap(t, " = silu(", "silu(", "gelu("),
+    },
+];
+
+#[test]
+fn every_planted_mistake_is_caught() {
+    let mut missed = Vec::new();
+    for m in MUTATIONS {
+        let fixture = Fixture::open(m.fixture);
+        let lowered = fixture.model.lower(fixture.options(DType::F32)).expect("a shipped family");
+        let right = text::print(&lowered.module);
+        let wrong = (m.change)(&right);
+        assert_ne!(right.trim_end(), wrong.trim_end(), "`{}` changed nothing", m.what);
+        let module = text::parse(&wrong, "mutated").unwrap_or_else(|e| panic!("{}: {e}", m.what));
+        verify(&module).unwrap_or_else(|e| panic!("{}: {e}", m.what));
+        let error = nmse(&fixture.run_module(&module), &fixture.logits);
+        // A NaN is caught as well.
+        if error <= 1e-10 {
+            missed.push(format!("{} on {}: NMSE {error:.2e}", m.what, m.fixture));
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}

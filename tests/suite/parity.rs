@@ -1,0 +1,69 @@
+//! Every fixture against transformers' float64 logits, at every position.
+
+use infernum_ir::DType;
+
+use crate::support::{Fixture, mean_kl, names, nmse};
+
+/// Largest normalised mean squared error of an f32 run.
+const F32: f64 = 1e-10;
+
+/// Runs a check over all fixtures and reports every failure.
+fn for_each(check: impl Fn(&Fixture) -> Vec<String>) {
+    let names = names();
+    assert!(names.len() >= 32, "fixtures are missing: found {}", names.len());
+    let failures: Vec<String> = names
+        .iter()
+        .flat_map(|name| {
+            check(&Fixture::open(name)).into_iter().map(move |f| format!("{name}: {f}"))
+        })
+        .collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+fn bounded(what: &str, value: f64, bound: f64) -> Option<String> {
+    // A NaN is a failure too.
+    let ok = value <= bound;
+    (!ok).then(|| format!("{what}: expected at most {bound:.2e}, found {value:.2e}"))
+}
+
+#[test]
+fn f32_logits_match_float64() {
+    for_each(|f| {
+        let found = f.run(DType::F32, "default", usize::MAX);
+        bounded("NMSE", nmse(&found, &f.logits), F32).into_iter().collect()
+    });
+}
+
+#[test]
+fn bf16_logits_are_as_close_as_transformers_own() {
+    for_each(|f| {
+        let vocab = f.logits.len() / f.tokens.len();
+        let found = mean_kl(&f.run(DType::Bf16, "default", usize::MAX), &f.logits, vocab);
+        let peer = mean_kl(&f.logits_bf16, &f.logits, vocab);
+        assert!(peer > 0.0, "{}: the peer's bf16 run is not exact", f.name);
+        bounded("mean KL", found, 1.5 * peer).into_iter().collect()
+    });
+}
+
+#[test]
+fn prefill_in_chunks_and_token_by_token_agree() {
+    for_each(|f| {
+        let whole = f.run(DType::F32, "default", usize::MAX);
+        [1, 7]
+            .into_iter()
+            .filter_map(|chunk| {
+                let parts = f.run(DType::F32, "default", chunk);
+                bounded(&format!("NMSE in steps of {chunk}"), nmse(&parts, &whole), F32)
+            })
+            .collect()
+    });
+}
+
+#[test]
+fn without_passes_the_logits_are_the_same() {
+    for_each(|f| {
+        let with = f.run(DType::F32, "default", usize::MAX);
+        let without = f.run(DType::F32, "none", usize::MAX);
+        bounded("NMSE", nmse(&without, &with), F32).into_iter().collect()
+    });
+}

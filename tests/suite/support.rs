@@ -1,0 +1,164 @@
+//! What several tests share: fixtures, running a model, and distances.
+
+use std::path::{Path, PathBuf};
+
+use infernum_codegen::compile::{Options, compile};
+use infernum_codegen::{Limits, Plan, TargetKind};
+use infernum_frontend_hf::spec::Library;
+use infernum_frontend_hf::{LowerOptions, Model, ModelFiles};
+use infernum_ir::{DType, Module, Sym};
+use infernum_passes::Pipeline;
+use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
+use infernum_runtime::{CheckpointWeights, Executor, StepInputs};
+
+/// A model folder with what transformers makes of it.
+pub(crate) struct Fixture {
+    pub(crate) name: String,
+    pub(crate) model: Model,
+    pub(crate) tokens: Vec<u32>,
+    /// `[tokens, vocab]`, computed in float64.
+    pub(crate) logits: Vec<f64>,
+    /// The same from transformers' own bf16 run.
+    pub(crate) logits_bf16: Vec<f64>,
+    pub(crate) max_length: u64,
+}
+
+/// Folder of the fixtures.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
+}
+
+/// The names of all parity fixtures, `family/variant`.
+pub(crate) fn names() -> Vec<String> {
+    let mut names = Vec::new();
+    for family in ["llama", "mistral", "qwen2", "qwen3"] {
+        for entry in std::fs::read_dir(root().join(family)).expect("the fixtures are committed") {
+            let entry = entry.expect("a readable folder");
+            names.push(format!("{family}/{}", entry.file_name().to_string_lossy()));
+        }
+    }
+    names.sort();
+    names
+}
+
+impl Fixture {
+    pub(crate) fn open(name: &str) -> Fixture {
+        let dir = root().join(name);
+        let files = ModelFiles::folder(&dir).expect("a fixture's folder");
+        let model =
+            Model::open(files, None, &Library::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let bytes = std::fs::read(dir.join("expected.safetensors")).expect("expected values");
+        let expected = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
+        let meta = std::fs::read(dir.join("fixture.json")).expect("fixture.json");
+        let meta: serde_json::Value = serde_json::from_slice(&meta).expect("valid JSON");
+        let tensor = |n: &str| expected.tensor(n).expect("a tensor of the fixture");
+        Fixture {
+            name: name.to_owned(),
+            model,
+            tokens: numbers(&tensor("tokens")).into_iter().map(|t| t as u32).collect(),
+            logits: numbers(&tensor("logits_f64")),
+            logits_bf16: numbers(&tensor("logits_bf16")),
+            max_length: meta["max_length"].as_u64().expect("max_length"),
+        }
+    }
+
+    pub(crate) fn options(&self, dtype: DType) -> LowerOptions {
+        LowerOptions { dtype: Some(dtype), max_length: Some(self.max_length), rows: Sym::T }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { chunk: self.tokens.len() as u64, sequences: 1, max_length: self.max_length }
+    }
+
+    /// The logits of every position, computed in steps of at most `chunk` tokens.
+    pub(crate) fn run(&self, dtype: DType, pipeline: &str, chunk: usize) -> Vec<f64> {
+        let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
+        let options = Options {
+            model: &self.model,
+            lower: self.options(dtype),
+            pipeline: &pipeline,
+            target: TargetKind::Cpu,
+            limits: self.limits(),
+        };
+        let compiled =
+            compile(&options, &mut |_, _| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        self.run_plan(compiled.plan, chunk)
+    }
+
+    /// The logits that a module gives, in one step.
+    pub(crate) fn run_module(&self, module: &Module) -> Vec<f64> {
+        let limits = self.limits().of(module);
+        let plan = infernum_codegen::plan(module, TargetKind::Cpu, limits).expect("a plan");
+        self.run_plan(plan, usize::MAX)
+    }
+
+    fn run_plan(&self, plan: Plan, chunk: usize) -> Vec<f64> {
+        let checkpoint = self.model.checkpoint.as_ref().expect("a fixture has weights");
+        let blocks = self.tokens.len().div_ceil(StepInputs::BLOCK_SIZE);
+        let options = CpuOptions { kv_blocks: blocks, poison: true, ..CpuOptions::default() };
+        let mut executor = CpuExecutor::new(plan, &CheckpointWeights::new(checkpoint), options)
+            .unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        // Not in order, as in a cache that has been in use.
+        let table: Vec<u32> = (0..blocks as u32).rev().collect();
+        let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
+        let mut logits = Vec::new();
+        let mut done = 0;
+        for part in self.tokens.chunks(chunk.min(self.tokens.len())) {
+            done += part.len();
+            inputs.clear();
+            inputs.push(part, done, &table).expect("a well-formed step");
+            let ticket = executor.submit(&inputs).expect("a step that fits");
+            let output = executor.wait(ticket).expect("a result");
+            logits.extend(output.logits.iter().map(|v| f64::from(*v)));
+        }
+        logits
+    }
+}
+
+/// A tensor's elements.
+pub(crate) fn numbers(t: &safetensors::tensor::TensorView<'_>) -> Vec<f64> {
+    use safetensors::Dtype;
+    let data = t.data();
+    match t.dtype() {
+        Dtype::F64 => {
+            data.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect()
+        }
+        Dtype::F32 => {
+            data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()).into()).collect()
+        }
+        Dtype::BF16 => {
+            let value =
+                |b: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
+            data.chunks_exact(2).map(|b| value(b).into()).collect()
+        }
+        Dtype::I32 => {
+            data.chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap()).into()).collect()
+        }
+        Dtype::I64 => {
+            data.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f64).collect()
+        }
+        other => panic!("{other:?} in a fixture"),
+    }
+}
+
+/// Mean squared error over mean square of the reference.
+pub(crate) fn nmse(found: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let error: f64 = found.iter().zip(expected).map(|(a, b)| (a - b).powi(2)).sum();
+    error / expected.iter().map(|b| b * b).sum::<f64>()
+}
+
+/// Mean over rows of `KL(softmax(expected) || softmax(found))`, in nats.
+pub(crate) fn mean_kl(found: &[f64], expected: &[f64], vocab: usize) -> f64 {
+    let log_softmax = |row: &[f64]| -> Vec<f64> {
+        let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let log_sum = row.iter().map(|v| (v - max).exp()).sum::<f64>().ln() + max;
+        row.iter().map(|v| v - log_sum).collect()
+    };
+    let rows = expected.len() / vocab;
+    let kl = expected.chunks(vocab).zip(found.chunks(vocab)).map(|(p, q)| {
+        let (p, q) = (log_softmax(p), log_softmax(q));
+        p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>()
+    });
+    kl.sum::<f64>() / rows as f64
+}
