@@ -48,7 +48,7 @@ graph g {
   return %logits, %c1
 }
 
-schedule g
+schedule g 0..1
 "#;
 
 #[test]

@@ -152,7 +152,7 @@ fn case(index: usize, dtype: &str) -> String {
     let extra =
         if statements.contains("%wq,") && !statements.contains("quantised") { weight } else { "" };
     let text = format!(
-        "module case\n\ngraph g {{{PRELUDE}  {extra}{statements}\n  return {results}, %k1\n}}\n\nschedule g\n"
+        "module case\n\ngraph g {{{PRELUDE}  {extra}{statements}\n  return {results}, %k1\n}}\n\nschedule g 0..1\n"
     );
     text.replace("DT", dtype)
 }
