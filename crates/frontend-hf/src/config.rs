@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use infernum_ir::DType;
+use infernum_ir::{DType, expr};
 
 use crate::safetensors::shown;
 use crate::source::{ModelFiles, SourceError};
@@ -81,6 +81,18 @@ impl Config {
         })
     }
 
+    /// The value at `key` as expressions see it, or `None` where it is absent or null.
+    pub fn value(&self, key: &str) -> Option<expr::Value> {
+        self.get(key).map(expr_value)
+    }
+
+    /// Every key, those of a nested language model included.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        let root = &self.main.root;
+        let nested = NESTED.iter().filter_map(|n| root.get(*n)?.as_object());
+        std::iter::once(root).chain(nested).flat_map(Map::keys).map(String::as_str)
+    }
+
     /// The value at `key`; its absence is an error that offers the nearest key there is.
     pub fn require(&self, key: &str) -> Result<&Value, ConfigError> {
         self.get(key).ok_or_else(|| self.missing(key))
@@ -108,10 +120,8 @@ impl Config {
 
     /// The error for an absent `key`.
     pub fn missing(&self, key: &str) -> ConfigError {
-        let keys = std::iter::once(&self.main.root)
-            .chain(NESTED.iter().filter_map(|nested| self.main.root.get(*nested)?.as_object()))
-            .flat_map(Map::keys);
-        let nearest = keys
+        let nearest = self
+            .keys()
             .map(|k| (strsim::jaro_winkler(k, key), k))
             .filter(|(score, _)| *score > 0.85)
             .max_by(|a, b| a.0.total_cmp(&b.0));
@@ -256,6 +266,20 @@ fn whole(value: &Value) -> Option<u64> {
         let number = value.as_f64()?;
         (number.fract() == 0.0 && (0.0..=EXACT).contains(&number)).then_some(number as u64)
     })
+}
+
+fn expr_value(value: &Value) -> expr::Value {
+    match value {
+        Value::Null => expr::Value::Null,
+        Value::Bool(b) => expr::Value::Bool(*b),
+        // Every JSON number is a finite f64, or nearest to one.
+        Value::Number(n) => n.as_f64().map_or(expr::Value::Null, expr::Value::Num),
+        Value::String(s) => expr::Value::Str(s.clone()),
+        Value::Array(items) => expr::Value::List(items.iter().map(expr_value).collect()),
+        Value::Object(map) => {
+            expr::Value::Map(map.iter().map(|(k, v)| (k.clone(), expr_value(v))).collect())
+        }
+    }
 }
 
 /// A value as it may stand in a message.

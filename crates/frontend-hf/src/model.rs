@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use infernum_ir::expr::Value;
 use infernum_ir::{CallSite, DType, Module, NodeKind, Param, Sym};
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
@@ -117,7 +116,7 @@ impl Model {
     /// Lowers the spec and, where there is a checkpoint, checks that every weight is there, that
     /// it has its shape, and that no tensor is left over.
     pub fn lower(&self, options: LowerOptions) -> Result<Lowered, ModelError> {
-        let keys: Vec<&str> = self.config.root().keys().map(String::as_str).collect();
+        let keys: Vec<&str> = self.config.keys().collect();
         let max_length = match options.max_length {
             Some(n) => n,
             None => self.context_length()?,
@@ -131,7 +130,7 @@ impl Model {
             &self.spec,
             &self.library,
             &Request {
-                config: &|key| self.config.get(key).map(json_value),
+                config: &|key| self.config.value(key),
                 config_keys: &keys,
                 dtype,
                 max_length,
@@ -246,22 +245,6 @@ fn matches(pattern: &str, name: &str) -> bool {
         ends_open = part.is_empty();
     }
     rest.is_empty() || ends_open
-}
-
-/// JSON to the expression language's values. A list of a million entries is no parameter, but the
-/// config is already in memory, so the copy is bounded by it.
-fn json_value(json: &serde_json::Value) -> Value {
-    use serde_json::Value as Json;
-    match json {
-        Json::Null => Value::Null,
-        Json::Bool(b) => Value::Bool(*b),
-        Json::Number(n) => n.as_f64().map_or(Value::Null, Value::Num),
-        Json::String(s) => Value::Str(s.clone()),
-        Json::Array(items) => Value::List(items.iter().map(json_value).collect()),
-        Json::Object(map) => {
-            Value::Map(map.iter().map(|(k, v)| (k.clone(), json_value(v))).collect())
-        }
-    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use half::{bf16, f16};
 use infernum_runtime::cpu::simd::{
-    Act, ActMut, Float, Isa, Level, Weights, for_each_block, linear,
+    Act, ActMut, Float, Isa, Level, Weights, for_each_block, linear, sum_squares, with_team,
 };
 
 const LAYERS: usize = 22;
@@ -164,16 +164,11 @@ fn best(mut run: impl FnMut()) -> f64 {
 }
 
 /// Reads all memory once, on all threads.
-fn stream(memory: &[u8]) {
-    let chunks: Vec<&[u8]> = memory.chunks(1 << 18).collect();
-    for_each_block(chunks.len(), |i| {
-        let sum = chunks[i].chunks_exact(64).fold([0_u64; 8], |mut sum, line| {
-            for (sum, word) in sum.iter_mut().zip(line.chunks_exact(8)) {
-                *sum ^= u64::from_le_bytes(word.try_into().unwrap_or_default());
-            }
-            sum
-        });
-        std::hint::black_box(sum);
+fn stream(isa: Isa, memory: &[u8]) {
+    let (_, memory, _) = bytemuck::pod_align_to::<u8, f32>(memory);
+    let chunk = 1 << 16;
+    for_each_block(memory.len() / chunk, |i| {
+        std::hint::black_box(sum_squares(isa, Act::F32(&memory[i * chunk..][..chunk])));
     });
 }
 
@@ -195,7 +190,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let weights =
         (*memory).as_ref().get(o.shift..o.shift + bytes).ok_or("the file is too short")?;
     let pool = rayon::ThreadPoolBuilder::new().build()?;
-    pool.install(|| bench(&o, &layers, weights));
+    pool.install(|| with_team(|| bench(&o, &layers, weights)));
     Ok(())
 }
 
@@ -215,7 +210,7 @@ fn bench(o: &Options, layers: &[Layer], weights: &[u8]) {
     let calls = 10_000;
     let fork = best(|| (0..calls).for_each(|_| for_each_block(2, |i| _ = std::hint::black_box(i))));
     println!("fork: {:.2} us", fork / f64::from(calls) * 1e6);
-    let ceiling = gb / best(|| stream(weights));
+    let ceiling = gb / best(|| stream(o.isa, weights));
     println!("read ceiling: {ceiling:.1} GB/s");
     for tokens in [1, 2, 4, 8, 128] {
         let mut x = Buffer::new(o.act, tokens * FFN);

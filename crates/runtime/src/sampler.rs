@@ -99,7 +99,9 @@ impl Sampler {
     pub fn new(params: SamplingParams, prompt: &[u32]) -> Sampler {
         let mut sampler = Sampler { params, seen: Vec::new(), candidates: Vec::new() };
         if params.repetition_penalty != 1.0 {
-            prompt.iter().for_each(|&t| sampler.seen(t).in_prompt = true);
+            for &token in prompt {
+                sampler.seen(token).in_prompt = true;
+            }
         }
         sampler
     }

@@ -58,7 +58,9 @@ fn collect(recipe: &Recipe, ty: &TensorType, tensors: &mut HashMap<String, Tenso
         }
         Recipe::Stack(parts) => {
             let part = TensorType { shape: ty.shape[1..].to_vec(), ..ty.clone() };
-            parts.iter().for_each(|p| collect(p, &part, tensors));
+            for p in parts {
+                collect(p, &part, tensors);
+            }
         }
         Recipe::Concat(parts) => parts.iter().for_each(|w| collect(&w.recipe, &w.ty, tensors)),
         Recipe::Op { operands, .. } => {

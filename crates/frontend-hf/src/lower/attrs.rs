@@ -1,45 +1,41 @@
 //! Arguments of a call to attributes of its op.
 
 use infernum_ir::expr::{BinaryOp, Expr, Value};
-use infernum_ir::{Attr, AttrDef, AttrKind, DType, Dim, Op, SourceError, Sym};
+use infernum_ir::{Attr, AttrDef, AttrKind, DType, Dim, SourceError, Sym, nearest};
 
-use super::scope::{Scope, at, at_arg};
-use crate::spec::{Arg, Argument, Source};
+use super::scope::Scope;
+use crate::spec::{Arg, Argument};
 
-/// The value of attribute `def` from the argument written for it.
+/// The value of attribute `def` from the argument written for it; a scalar expression may range
+/// over the names `free`.
 pub(super) fn attr(
-    source: &Source,
     scope: &Scope<'_>,
-    op: Op,
+    free: &[&str],
     def: &AttrDef,
     key: &str,
     argument: &Argument<'_>,
 ) -> Result<Attr, SourceError> {
-    let arg = match (argument, def.kind) {
-        (Argument::List(items), AttrKind::Dims) => {
-            let dims: Result<Vec<Dim>, _> =
-                items.iter().map(|a| dim(source, scope, key, *a)).collect();
+    let arg = match argument {
+        Argument::List(items) if def.kind == AttrKind::Dims => {
+            let dims: Result<Vec<Dim>, _> = items.iter().map(|a| dim(scope, key, *a)).collect();
             return Ok(Attr::Dims(dims?));
         }
-        (Argument::List(_), kind) => {
-            return Err(at(source, key, format!("expected {kind}, found a list")));
+        Argument::List(_) => {
+            let message = format!("attribute `{}`: expected {}, found a list", def.name, def.kind);
+            return Err(scope.cx.at(key, message));
         }
-        (Argument::One(arg), _) => *arg,
+        Argument::One(arg) => *arg,
     };
     if let (Arg::Text(text), AttrKind::Expr) = (arg, def.kind) {
-        // A table ranges over `i`, a pointwise op over its operands.
-        let free: Vec<&str> = match op.operands {
-            [] => vec!["i"],
-            operands => operands.iter().map(|o| o.name).collect(),
-        };
-        return Ok(Attr::Expr(scope.fold(source, text, &free)?));
+        return Ok(Attr::Expr(scope.fold(text, free)?));
     }
     if let Arg::Text(text) = arg
         && let Some(literal) = literal(def.kind, text)
     {
         return Ok(literal);
     }
-    let value = scope.eval(source, key, arg)?;
+    let expected = format!("{} for attribute `{}`", def.kind, def.name);
+    let value = scope.eval(arg).map_err(|e| hinted(e, def.kind, arg))?;
     let attr = match (def.kind, &value) {
         (_, Value::Null) => Some(Attr::None),
         (AttrKind::Int, Value::Num(n)) if n.fract() == 0.0 && n.abs() < 1e15 => {
@@ -51,10 +47,18 @@ pub(super) fn attr(
         _ => None,
     };
     let attr = attr.filter(|a| def.check(a).is_ok());
-    attr.ok_or_else(|| {
-        let message = format!("attribute `{}`: expected {}, found {value}", def.name, def.kind);
-        at_arg(source, arg, key, message)
-    })
+    attr.ok_or_else(|| scope.unexpected(key, arg, &expected, &value))
+}
+
+/// A misspelt literal looks like an unknown parameter: say which literals there are.
+fn hinted(mut e: SourceError, kind: AttrKind, arg: Arg<'_>) -> SourceError {
+    if let (AttrKind::Enum(names), Arg::Text(text)) = (kind, arg) {
+        e.message =
+            format!("{}; expected {kind}{}", e.message, nearest(text, names.iter().copied()));
+    } else if let (AttrKind::DType, Arg::Text(_)) = (kind, arg) {
+        e.message = format!("{}; expected {kind} such as f32 or bf16", e.message);
+    }
+    e
 }
 
 /// A name that an enum or element-type attribute may be written as, without quotes of its own.
@@ -67,23 +71,17 @@ fn literal(kind: AttrKind, text: &str) -> Option<Attr> {
 }
 
 /// A dimension: a number, or a product of `T`, `B` or `S` with one.
-pub(super) fn dim(
-    source: &Source,
-    scope: &Scope<'_>,
-    key: &str,
-    arg: Arg<'_>,
-) -> Result<Dim, SourceError> {
+fn dim(scope: &Scope<'_>, key: &str, arg: Arg<'_>) -> Result<Dim, SourceError> {
     let Arg::Text(text) = arg else {
-        return scope.eval_int(source, key, arg).map(Dim::Const);
+        return scope.eval_int(key, arg).map(Dim::Const);
     };
-    let names: Vec<&str> = Sym::ALL.iter().map(|s| s.name()).collect();
-    let expr = scope.fold(source, text, &names)?;
+    let expr = scope.fold(text, &Sym::ALL.map(Sym::name))?;
     as_dim(&expr).ok_or_else(|| {
-        at(
-            source,
-            text,
-            format!("expected a dimension (a whole number, or T, B or S times one), found {expr}"),
-        )
+        let expected = "a dimension (a whole number, or T, B or S times one)";
+        match &expr {
+            Expr::Lit(value) => scope.unexpected(key, arg, expected, value),
+            rest => scope.cx.at(text, format!("expected {expected}, found {rest}")),
+        }
     })
 }
 

@@ -1,42 +1,41 @@
 //! Bodies to graph nodes: ops are added, blocks are inlined.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use infernum_ir::expr::Value;
 use infernum_ir::{
-    Attr, Effect, Graph, Loc, Op, Param, SourceError, StateType, TensorType, Type, ValueId,
-    WeightRef, nearest,
+    Attr, DType, Dim, Effect, Graph, Loc, Op, Param, SourceError, StateType, StepInput, Sym,
+    TensorType, Type, ValueId, WeightRef, nearest,
 };
 
-use super::scope::{Scope, at, at_arg};
-use super::{Blocks, Body, Request, attrs, step_input};
-use crate::spec::{Arg, Argument, Block, Call, Entries, Source, StateDecl, WeightDecl};
+use super::attrs;
+use super::scope::{Context, Scope};
+use crate::spec::{Arg, Argument, Block, Call, Entries, StateDecl, WeightDecl};
 
 /// Blocks may call blocks, but not themselves.
 const MAX_DEPTH: usize = 16;
+/// Longest name that a spec may give to a value; that of a tensor may be several times as long.
+pub(super) const MAX_NAME: usize = 64;
+const MAX_TENSOR_NAME: usize = 512;
+/// Dimensions of a tensor, and tensors that may be stacked to one: each is looked up by name.
+const MAX_RANK: usize = 8;
+const MAX_STACK: u64 = 1 << 16;
+
+type Result<T> = std::result::Result<T, SourceError>;
+
+/// The blocks of a family by name.
+pub(super) type Blocks<'a> = HashMap<&'a str, &'a Block<'a>>;
 
 /// The names visible in one body.
 pub(super) struct Frame<'a> {
-    source: &'a Source,
     scope: Scope<'a>,
     /// Put before the names of values in the graph.
     name_prefix: String,
-    pub(super) values: HashMap<String, ValueId>,
-    weights: HashMap<String, Weight>,
+    /// Put before the names of weights in the checkpoint.
+    weight_prefix: String,
+    pub(super) values: HashMap<&'a str, ValueId>,
+    weights: HashMap<&'a str, Weight>,
     depth: usize,
-}
-
-impl<'a> Frame<'a> {
-    pub(super) fn new(source: &'a Source, scope: Scope<'a>, name_prefix: String) -> Frame<'a> {
-        Frame {
-            source,
-            scope,
-            name_prefix,
-            values: HashMap::new(),
-            weights: HashMap::new(),
-            depth: 0,
-        }
-    }
 }
 
 /// A weight that was declared.
@@ -50,37 +49,56 @@ enum Weight {
 /// Builds one graph.
 pub(super) struct Builder<'a> {
     pub(super) graph: Graph,
+    cx: &'a Context<'a>,
+    /// What every block sees besides its own parameters.
+    family: &'a Scope<'a>,
     blocks: &'a Blocks<'a>,
-    request: &'a Request<'a>,
     /// A layer that runs this graph: its weights say what element types to expect.
     layer: Option<u32>,
+    /// The names of values that are taken.
+    names: HashSet<String>,
     weights: HashMap<WeightRef, ValueId>,
-    steps: HashMap<String, ValueId>,
+    steps: HashMap<StepInput, ValueId>,
     /// Each cache plane's latest version, in the order declared.
     states: Vec<ValueId>,
 }
 
 impl<'a> Builder<'a> {
     pub(super) fn new(
-        graph: Graph,
+        name: &str,
+        family: &'a Scope<'a>,
         blocks: &'a Blocks<'a>,
-        request: &'a Request<'a>,
         layer: Option<u32>,
     ) -> Builder<'a> {
         Builder {
-            graph,
+            graph: Graph::new(name),
+            cx: family.cx,
+            family,
             blocks,
-            request,
             layer,
+            names: HashSet::new(),
             weights: HashMap::new(),
             steps: HashMap::new(),
             states: Vec::new(),
         }
     }
 
-    pub(super) fn carry(&mut self, i: u32, name: &str, ty: &Type) -> ValueId {
-        let name = self.unique(name);
-        self.graph.param(name, Param::Carry(i), ty.clone())
+    /// The frame of a part, which the values `carried` reach.
+    pub(super) fn frame(&mut self, prefix: &str, carried: &[(&'a str, Type)]) -> Frame<'a> {
+        let mut frame = Frame {
+            scope: self.family.child(),
+            name_prefix: String::new(),
+            weight_prefix: prefix.to_owned(),
+            values: HashMap::new(),
+            weights: HashMap::new(),
+            depth: 0,
+        };
+        for (i, (name, ty)) in carried.iter().enumerate() {
+            let unique = self.unique("", name);
+            let value = self.graph.param(unique, Param::Carry(i as u32), ty.clone());
+            frame.values.insert(name, value);
+        }
+        frame
     }
 
     /// Ends the graph: its results are `results` and the last version of every state.
@@ -90,89 +108,114 @@ impl<'a> Builder<'a> {
         self.graph
     }
 
-    /// `name`, or with a number after it when it is taken.
-    fn unique(&self, name: &str) -> String {
-        if self.graph.find(name).is_none() {
-            return name.to_owned();
+    /// `prefix` and `name`, or with a number after it when that is taken.
+    fn unique(&mut self, prefix: &str, name: &str) -> String {
+        // A weight's `{expert}` is no part of a value's name.
+        let name = name.replace(['{', '}'], "");
+        let full = format!("{prefix}{name}");
+        // Deep inlining makes long names: the last part will do.
+        let full = if full.len() > 3 * MAX_NAME { name } else { full };
+        let mut unique = full.clone();
+        let mut i = 2;
+        while !self.names.insert(unique.clone()) {
+            unique = format!("{full}_{i}");
+            i += 1;
         }
-        let numbered = (2..).map(|i| format!("{name}_{i}"));
-        numbered.into_iter().find(|n| self.graph.find(n).is_none()).unwrap_or_default()
+        unique
     }
 
     /// Evaluates the declarations of a body's weights.
     pub(super) fn declare_weights(
         &self,
         frame: &mut Frame<'a>,
-        decls: &Entries<'_, WeightDecl<'_>>,
-        prefix: &str,
-    ) -> Result<(), SourceError> {
-        let (source, scope) = (frame.source, &frame.scope);
+        decls: &'a Entries<'a, WeightDecl<'a>>,
+    ) -> Result<()> {
         for (name, decl) in decls.iter() {
-            if !scope.holds(source, name, decl.when)? {
-                frame.weights.insert(name.to_owned(), Weight::Absent);
-                continue;
-            }
-            let dims = decl.shape.iter().map(|d| scope.eval_int(source, name, *d));
-            let mut shape = dims.collect::<Result<Vec<u64>, _>>()?;
-            let stack = decl.stack.map(|n| scope.eval_int(source, name, n.0)).transpose()?;
-            shape.splice(0..0, stack);
-            let tied = decl.same_as.map(|e| scope.eval(source, name, e.0)).transpose()?;
-            let full = match tied {
-                Some(Value::Str(other)) => other,
-                None | Some(Value::Null) => format!("{prefix}{name}"),
-                Some(v) => {
-                    return Err(at(
-                        source,
-                        name,
-                        format!("`same_as`: expected a tensor's name or null, found {v}"),
-                    ));
-                }
+            let weight = if frame.scope.holds(name, decl.when)? {
+                self.weight_ref(frame, name, decl)?
+            } else {
+                Weight::Absent
             };
-            if shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).is_none_or(|n| n > 1 << 60) {
-                return Err(at(source, name, format!("{shape:?} is not the shape of a tensor")));
-            }
-            frame
-                .weights
-                .insert(name.to_owned(), Weight::Present(WeightRef { name: full, stack }, shape));
+            frame.weights.insert(name, weight);
         }
         Ok(())
+    }
+
+    fn weight_ref(&self, frame: &Frame<'a>, name: &str, decl: &WeightDecl<'a>) -> Result<Weight> {
+        let scope = &frame.scope;
+        let tied = match decl.same_as {
+            None => Value::Null,
+            Some(arg) => scope.eval(arg)?,
+        };
+        let full = match (tied, decl.same_as) {
+            (Value::Str(other), _) => other,
+            (Value::Null, _) | (_, None) => format!("{}{name}", frame.weight_prefix),
+            (v, Some(arg)) => {
+                return Err(scope.unexpected(name, arg, "a tensor's name or null", &v));
+            }
+        };
+        if full.len() > MAX_TENSOR_NAME {
+            return Err(self.cx.at(name, "the name of this tensor is too long"));
+        }
+        self.cx.spend(name, 256 + full.len())?;
+        let stack = decl.stack.map(|n| scope.eval_int(name, n)).transpose()?;
+        if stack.is_some_and(|n| n > MAX_STACK) {
+            let message = format!("`stack`: expected at most {MAX_STACK} tensors");
+            return Err(self.cx.at(name, message));
+        }
+        if decl.shape.len() + usize::from(stack.is_some()) > MAX_RANK {
+            let message = format!("a tensor has at most {MAX_RANK} dimensions");
+            return Err(self.cx.at(name, message));
+        }
+        let mut shape: Vec<u64> = stack.into_iter().collect();
+        for dim in &decl.shape {
+            shape.push(scope.eval_int(name, *dim)?);
+        }
+        if shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).is_none_or(|n| n > 1 << 60) {
+            let message = format!("{shape:?} is larger than a tensor can be");
+            return Err(self.cx.at(name, message));
+        }
+        Ok(Weight::Present(WeightRef { name: full, stack }, shape))
     }
 
     fn declare_states(
         &mut self,
         frame: &mut Frame<'a>,
-        decls: &Entries<'_, StateDecl<'_>>,
-    ) -> Result<(), SourceError> {
+        decls: &'a Entries<'a, StateDecl<'a>>,
+    ) -> Result<()> {
         for (name, decl) in decls.iter() {
+            check_name(self.cx, name)?;
+            self.cx.spend(name, 512)?;
             let ty = StateType {
-                dtype: self.request.dtype,
-                heads: frame.scope.eval_int(frame.source, name, decl.heads)?,
-                dim: frame.scope.eval_int(frame.source, name, decl.dim)?,
+                dtype: self.cx.request.dtype,
+                heads: frame.scope.eval_int(name, decl.heads)?,
+                dim: frame.scope.eval_int(name, decl.dim)?,
             };
-            let plane = self.unique(&format!("{}{name}", frame.name_prefix));
+            let plane = self.unique(&frame.name_prefix, name);
             let value = self.graph.param(plane.clone(), Param::State(plane), ty);
-            frame.values.insert(name.to_owned(), value);
+            frame.values.insert(name, value);
             self.states.push(value);
         }
         Ok(())
     }
 
-    /// Adds a body's calls in order. `prefix` is what the body's weights are named under.
+    /// Adds a body's calls in order.
     pub(super) fn body(
         &mut self,
         frame: &mut Frame<'a>,
-        body: &Body<'_>,
-        prefix: &str,
-    ) -> Result<(), SourceError> {
-        for (names, call) in body.iter() {
-            if let Some(taken) =
-                names.split(',').map(str::trim).find(|n| frame.weights.contains_key(*n))
-            {
-                return Err(at(frame.source, names, format!("`{taken}` is the name of a weight")));
+        body: &'a Entries<'a, Call<'a>>,
+    ) -> Result<()> {
+        for (written, call) in body.iter() {
+            let names: Vec<&str> = written.split(',').map(str::trim).collect();
+            for name in &names {
+                check_name(self.cx, name)?;
+                if frame.weights.contains_key(name) {
+                    return Err(self.cx.at(name, format!("`{name}` is the name of a weight")));
+                }
             }
-            let results = self.call(frame, names, call, prefix)?;
-            let names = names.split(',').map(|n| n.trim().to_owned());
-            frame.values.extend(names.zip(results));
+            self.cx.spend(call.name, 64)?;
+            let results = self.call(frame, &names, call)?;
+            frame.values.extend(names.into_iter().zip(results));
         }
         Ok(())
     }
@@ -180,116 +223,100 @@ impl<'a> Builder<'a> {
     fn call(
         &mut self,
         frame: &Frame<'a>,
-        names: &str,
-        call: &Call<'_>,
-        prefix: &str,
-    ) -> Result<Vec<ValueId>, SourceError> {
-        let block = self.blocks.get(call.name).copied();
-        let op = Op::find(call.name);
-        let first = match (block, &op) {
-            (Some((_, block)), _) => block.inputs.first().copied(),
-            (None, Ok(op)) => op.operands.first().map(|o| o.name),
+        names: &[&str],
+        call: &'a Call<'a>,
+    ) -> Result<Vec<ValueId>> {
+        let target = match (self.blocks.get(call.name), Op::find(call.name)) {
+            (Some(block), _) => Target::Block(block),
+            (None, Ok(op)) => Target::Op(op),
             (None, Err(_)) => {
                 let known = self.blocks.keys().copied().chain(Op::all().map(|o| o.name));
                 let hint = nearest(call.name, known);
                 let message =
                     format!("`{}` is neither an op nor a block of this family{hint}", call.name);
-                return Err(at(frame.source, call.name, message));
+                return Err(self.cx.at(call.name, message));
             }
         };
+        target.check_args(self.cx, call)?;
         if !self.wanted(frame, call)? {
-            let operand = call.args.iter().find(|(k, _)| Some(*k) == first);
-            let operand = operand.map(|(k, a)| self.operand(frame, k, a)).transpose()?.flatten();
-            let missing = || {
-                at(
-                    frame.source,
-                    call.name,
-                    "`when` is false and there is no first operand to yield",
-                )
-            };
-            return Ok(vec![operand.ok_or_else(missing)?]);
+            return self.left_out(frame, names, call, target.first()).map(|v| vec![v]);
         }
-        match (block, op) {
-            (Some((source, block)), _) => {
-                self.inline(frame, names, call, source, block, prefix).map(|v| vec![v])
+        match target {
+            Target::Op(op) => self.op(frame, names, call, op),
+            Target::Block(_) if names.len() > 1 => {
+                let message = format!("block `{}` yields one value", call.name);
+                Err(self.cx.at(names[1], message))
             }
-            (None, op) => {
-                let op = op.map_err(|e| at(frame.source, call.name, e))?;
-                self.op(frame, names, call, op)
-            }
+            Target::Block(block) => self.inline(frame, names[0], call, block).map(|v| vec![v]),
         }
     }
 
     /// Whether the call's `when` holds.
-    fn wanted(&self, frame: &Frame<'a>, call: &Call<'_>) -> Result<bool, SourceError> {
-        match call.args.iter().find(|(k, _)| *k == "when") {
+    fn wanted(&self, frame: &Frame<'a>, call: &Call<'a>) -> Result<bool> {
+        match call.arg("when") {
             None => Ok(true),
-            Some((key, Argument::One(arg))) => frame.scope.eval_bool(frame.source, key, *arg),
-            Some((key, _)) => Err(at(frame.source, key, "expected a condition, found a list")),
+            Some((key, Argument::One(arg))) => frame.scope.eval_bool(key, *arg),
+            Some((key, _)) => Err(self.cx.at(key, "expected a condition, found a list")),
         }
+    }
+
+    /// What stands for a call whose `when` is false: its first operand.
+    fn left_out(
+        &mut self,
+        frame: &Frame<'a>,
+        names: &[&str],
+        call: &'a Call<'a>,
+        first: Option<&str>,
+    ) -> Result<ValueId> {
+        let operand = match first.and_then(|name| call.arg(name)) {
+            Some((key, argument)) if names.len() == 1 => self.operand(frame, key, argument)?,
+            _ => None,
+        };
+        operand.ok_or_else(|| {
+            let message = "`when` is false here, and there is no one operand to yield instead";
+            self.cx.at(call.name, message)
+        })
     }
 
     fn op(
         &mut self,
         frame: &Frame<'a>,
-        names: &str,
-        call: &Call<'_>,
+        names: &[&str],
+        call: &'a Call<'a>,
         op: Op,
-    ) -> Result<Vec<ValueId>, SourceError> {
-        let source = frame.source;
-        let known = || {
-            op.operands
-                .iter()
-                .map(|o| o.name)
-                .chain(op.attrs.iter().map(|a| a.name))
-                .chain(["when"])
-        };
-        if let Some((key, _)) = call.args.iter().find(|(k, _)| !known().any(|n| n == *k)) {
-            let list: Vec<&str> = known().collect();
-            let hint = nearest(key, known());
-            let message = format!(
-                "`{}` has no argument `{key}`{hint}; it takes {}",
-                op.name,
-                list.join(", ")
-            );
-            return Err(at(source, key, message));
-        }
-        let written = |name: &str| call.args.iter().find(|(k, _)| *k == name);
+    ) -> Result<Vec<ValueId>> {
         let mut operands = Vec::new();
         for def in op.operands {
-            let value = match written(def.name) {
-                Some((key, argument)) => {
-                    let value = self.operand(frame, key, argument)?;
-                    if value.is_none() && !def.optional {
-                        return Err(at(
-                            source,
-                            key,
-                            format!("`{}` needs `{}`, which is left out here", op.name, def.name),
-                        ));
-                    }
-                    value
-                }
-                None if def.optional => None,
-                None => {
-                    return Err(at(
-                        source,
-                        call.name,
-                        format!("`{}` needs operand `{}`", op.name, def.name),
-                    ));
-                }
+            let written = call.arg(def.name);
+            let value = match written {
+                Some((key, argument)) => self.operand(frame, key, argument)?,
+                None => None,
             };
+            if value.is_none() && !def.optional {
+                let why = written.map_or("", |_| ", which is left out here");
+                let message = format!("`{}` needs operand `{}`{why}", op.name, def.name);
+                return Err(self.cx.at(written.map_or(call.name, |(key, _)| key), message));
+            }
             operands.push(value);
         }
+        // What a scalar expression may range over: the operands there are, or a table's index.
+        let free: Vec<&str> = match op.operands {
+            [] => vec!["i"],
+            all => all
+                .iter()
+                .zip(&operands)
+                .filter(|(_, v)| v.is_some())
+                .map(|(o, _)| o.name)
+                .collect(),
+        };
         let mut values = Vec::new();
         for def in op.attrs {
-            values.push(match written(def.name) {
-                Some((key, argument)) => attrs::attr(source, &frame.scope, op, def, key, argument)?,
+            values.push(match call.arg(def.name) {
+                Some((key, argument)) => attrs::attr(&frame.scope, &free, def, key, argument)?,
                 None => def.default_value().ok_or_else(|| {
-                    at(
-                        source,
-                        call.name,
-                        format!("`{}` needs attribute `{}`, {}", op.name, def.name, def.kind),
-                    )
+                    let message =
+                        format!("`{}` needs attribute `{}`, {}", op.name, def.name, def.kind);
+                    self.cx.at(call.name, message)
                 })?,
             });
         }
@@ -299,22 +326,25 @@ impl<'a> Builder<'a> {
     fn add(
         &mut self,
         frame: &Frame<'a>,
-        names: &str,
-        call: &Call<'_>,
+        names: &[&str],
+        call: &Call<'a>,
         op: Op,
         operands: &[Option<ValueId>],
         values: Vec<Attr>,
-    ) -> Result<Vec<ValueId>, SourceError> {
-        let graph_names =
-            names.split(',').map(|n| self.unique(&format!("{}{}", frame.name_prefix, n.trim())));
-        let graph_names: Vec<String> = graph_names.collect();
-        let place = at(frame.source, call.name, "");
-        let loc =
-            Loc { file: frame.source.file.clone(), line: place.line as u32, col: place.col as u32 };
-        let results = self
-            .graph
-            .call(graph_names, op, operands, values, Some(loc))
-            .map_err(|e| at(frame.source, call.name, format!("`{}`: {e}", op.name)))?;
+    ) -> Result<Vec<ValueId>> {
+        self.cx.spend(call.name, 640 * names.len() + values.iter().map(weight).sum::<usize>())?;
+        let unique = names.iter().map(|n| self.unique(&frame.name_prefix, n)).collect();
+        let place = self.cx.at(call.name, "");
+        let loc = self.cx.place(call.name).map(|(source, _)| Loc {
+            file: source.file.clone(),
+            line: place.line as u32,
+            col: place.col as u32,
+        });
+        let results = self.graph.call(unique, op, operands, values, loc).map_err(|e| {
+            let named = e.starts_with(&format!("`{}`", op.name));
+            let message = if named { e } else { format!("`{}`: {e}", op.name) };
+            self.cx.at(call.name, message)
+        })?;
         if op.effect == Effect::Writes
             && let (Some(Some(from)), Some(to)) = (operands.first(), results.first())
         {
@@ -329,44 +359,51 @@ impl<'a> Builder<'a> {
         &mut self,
         frame: &Frame<'a>,
         key: &str,
-        argument: &Argument<'_>,
-    ) -> Result<Option<ValueId>, SourceError> {
+        argument: &Argument<'a>,
+    ) -> Result<Option<ValueId>> {
         match argument {
             Argument::One(Arg::Text(name)) => self.resolve(frame, name),
             Argument::One(Arg::Null) => Ok(None),
-            _ => Err(at(frame.source, key, "expected the name of a value or weight")),
+            _ => Err(self.cx.at(key, "expected the name of a value or weight, in quotes")),
         }
     }
 
     /// The value of that name; `None` where it is a weight that is absent.
-    pub(super) fn resolve(
-        &mut self,
-        frame: &Frame<'a>,
-        name: &str,
-    ) -> Result<Option<ValueId>, SourceError> {
+    pub(super) fn resolve(&mut self, frame: &Frame<'a>, name: &str) -> Result<Option<ValueId>> {
         if let Some(&value) = frame.values.get(name) {
             return Ok(Some(value));
         }
         match frame.weights.get(name) {
             Some(Weight::Absent) => return Ok(None),
             Some(Weight::Present(weight, shape)) => {
-                return Ok(Some(self.weight(frame, name, weight, shape)));
+                return self.weight(frame, name, weight, shape).map(Some);
             }
             None => {}
         }
-        if let Some((input, ty)) = step_input(name, self.request.rows) {
-            let graph = &mut self.graph;
-            let value = self.steps.entry(name.to_owned());
-            return Ok(Some(*value.or_insert_with(|| graph.param(name, Param::Step(input), ty))));
+        if let Some((input, _)) = StepInput::ALL.into_iter().find(|(_, n)| *n == name) {
+            return Ok(Some(self.step_input(input)));
         }
-        let steps = infernum_ir::StepInput::ALL.iter().map(|(_, n)| *n);
-        let known =
-            frame.values.keys().chain(frame.weights.keys()).map(String::as_str).chain(steps);
-        Err(at(
-            frame.source,
-            name,
-            format!("unknown value or weight `{name}`{}", nearest(name, known)),
-        ))
+        let steps = StepInput::ALL.iter().map(|(_, n)| *n);
+        let known = frame.values.keys().chain(frame.weights.keys()).copied().chain(steps);
+        let hint = nearest(name, known);
+        Err(self.cx.at(name, format!("unknown value or weight `{name}`{hint}")))
+    }
+
+    fn step_input(&mut self, input: StepInput) -> ValueId {
+        if let Some(&value) = self.steps.get(&input) {
+            return value;
+        }
+        let (dtype, sym) = match input {
+            StepInput::Tokens => (DType::U32, Sym::T),
+            StepInput::Positions => (DType::I32, Sym::T),
+            StepInput::ContextPositions => (DType::I32, Sym::S),
+            StepInput::OutputRows => (DType::U32, self.cx.request.rows),
+        };
+        let name = self.unique("", input.name());
+        let ty = TensorType::act(dtype, [sym.into()]);
+        let value = self.graph.param(name, Param::Step(input), ty);
+        self.steps.insert(input, value);
+        value
     }
 
     fn weight(
@@ -375,99 +412,162 @@ impl<'a> Builder<'a> {
         name: &str,
         weight: &WeightRef,
         shape: &[u64],
-    ) -> ValueId {
+    ) -> Result<ValueId> {
         if let Some(&value) = self.weights.get(weight) {
-            return value;
+            let same =
+                |ty: &TensorType| ty.shape.iter().copied().eq(shape.iter().map(|&d| Dim::Const(d)));
+            return match self.graph.ty(value) {
+                Type::Tensor(ty) if same(ty) => Ok(value),
+                ty => Err(self.cx.at(name, format!("this tensor is already in use as {ty}"))),
+            };
         }
-        let tensor = weight.tensors(self.layer).into_iter().next().unwrap_or_default();
-        let dtype = (self.request.weight_dtype)(&tensor).unwrap_or(self.request.dtype);
-        let unique = self.unique(&format!("{}{name}", frame.name_prefix));
-        let value = self.graph.param(
-            unique,
-            Param::Weight(weight.clone()),
-            TensorType::weight(dtype, shape),
-        );
+        let letter = |c: char| c.is_ascii_alphanumeric() || "_.-{}".contains(c);
+        if !name.chars().all(letter) || name.is_empty() || name.len() > 2 * MAX_NAME {
+            let message = "expected a name of letters, digits, `_`, `-` and `.`, not too long";
+            return Err(self.cx.at(name, message));
+        }
+        self.cx.spend(name, 1024)?;
+        let one = WeightRef { stack: weight.stack.map(|_| 1), ..weight.clone() };
+        let tensor = one.tensors(self.layer).into_iter().next().unwrap_or_default();
+        let request = self.cx.request;
+        let dtype = (request.weight_dtype)(&tensor).unwrap_or(request.dtype);
+        let unique = self.unique(&frame.name_prefix, name);
+        let ty = TensorType::weight(dtype, shape);
+        let value = self.graph.param(unique, Param::Weight(weight.clone()), ty);
         self.weights.insert(weight.clone(), value);
-        value
+        Ok(value)
     }
 
     fn inline(
         &mut self,
         frame: &Frame<'a>,
         name: &str,
-        call: &Call<'_>,
-        source: &'a Source,
+        call: &'a Call<'a>,
         block: &'a Block<'a>,
-        prefix: &str,
-    ) -> Result<ValueId, SourceError> {
+    ) -> Result<ValueId> {
         if frame.depth >= MAX_DEPTH {
-            return Err(at(
-                frame.source,
-                call.name,
-                format!("blocks nested deeper than {MAX_DEPTH}: does one call itself?"),
-            ));
+            let message = format!("blocks nested deeper than {MAX_DEPTH}: does one call itself?");
+            return Err(self.cx.at(call.name, message));
         }
-        let known = || {
-            block
-                .inputs
-                .iter()
-                .copied()
-                .chain(block.params.iter().map(|(n, _)| n))
-                .chain(["when", "at"])
+        self.cx.spend(call.name, 512)?;
+        let weight_prefix = format!("{}{}", frame.weight_prefix, self.at_prefix(call)?);
+        if weight_prefix.len() > MAX_TENSOR_NAME {
+            return Err(self.cx.at(call.name, "the names of this block's tensors are too long"));
+        }
+        let mut inner = Frame {
+            scope: self.family.child(),
+            name_prefix: format!("{}{name}.", frame.name_prefix),
+            weight_prefix,
+            values: HashMap::new(),
+            weights: HashMap::new(),
+            depth: frame.depth + 1,
         };
-        if let Some((key, _)) = call.args.iter().find(|(k, _)| !known().any(|n| n == *k)) {
-            let list: Vec<&str> = known().collect();
-            let message = format!(
-                "block `{}` has no argument `{key}`{}; it takes {}",
-                call.name,
-                nearest(key, known()),
-                list.join(", ")
-            );
-            return Err(at(frame.source, key, message));
-        }
-        let mut inner =
-            Frame::new(source, frame.scope.child(), format!("{}{name}.", frame.name_prefix));
-        inner.depth = frame.depth + 1;
+        self.bind(frame, &mut inner, call, block)?;
+        inner.scope.check(&block.checks)?;
+        self.declare_weights(&mut inner, &block.weights)?;
+        self.declare_states(&mut inner, &block.state)?;
+        self.body(&mut inner, &block.body)?;
+        let result = self.resolve(&inner, block.result)?;
+        result.ok_or_else(|| self.cx.at(block.result, "this weight is left out here"))
+    }
+
+    /// Gives a block its operands and parameters.
+    fn bind(
+        &mut self,
+        frame: &Frame<'a>,
+        inner: &mut Frame<'a>,
+        call: &'a Call<'a>,
+        block: &'a Block<'a>,
+    ) -> Result<()> {
         for input in &block.inputs {
-            let Some((key, argument)) = call.args.iter().find(|(k, _)| k == input) else {
-                return Err(at(
-                    frame.source,
-                    call.name,
-                    format!("block `{}` needs `{input}`", call.name),
-                ));
-            };
+            let (key, argument) = call.arg(input).ok_or_else(|| {
+                self.cx.at(call.name, format!("block `{}` needs operand `{input}`", call.name))
+            })?;
             let value = self.operand(frame, key, argument)?;
-            let value = value.ok_or_else(|| at(frame.source, key, "is left out here"))?;
-            inner.values.insert((*input).to_owned(), value);
+            let missing = || {
+                let message =
+                    format!("block `{}` needs `{input}`, which is left out here", call.name);
+                self.cx.at(key, message)
+            };
+            inner.values.insert(input, value.ok_or_else(missing)?);
         }
         for (param, default) in block.params.iter() {
-            let value = match call.args.iter().find(|(k, _)| *k == param) {
-                Some((key, Argument::One(arg))) => frame.scope.eval(frame.source, key, *arg)?,
-                Some((key, Argument::List(_))) => {
-                    return Err(at(frame.source, key, "expected one value, found a list"));
+            match call.arg(param) {
+                None => inner.scope.define(param, *default)?,
+                Some((_, Argument::One(arg))) => {
+                    inner.scope.give(param, frame.scope.eval(*arg)?)?;
                 }
-                None => inner.scope.eval_param(source, param, *default)?,
-            };
-            inner.scope.params.push((param.to_owned(), value));
+                Some((key, Argument::List(_))) => {
+                    return Err(self.cx.at(key, "expected one value, found a list"));
+                }
+            }
         }
-        inner.scope.check(source, &block.checks)?;
-        let prefix = format!("{prefix}{}", self.at_prefix(frame, call)?);
-        self.declare_weights(&mut inner, &block.weights, &prefix)?;
-        self.declare_states(&mut inner, &block.state)?;
-        self.body(&mut inner, &block.body, &prefix)?;
-        let result = self.resolve(&inner, block.result)?;
-        result.ok_or_else(|| at(source, block.result, "is left out here"))
+        Ok(())
     }
 
     /// The text of a block call's `at`.
-    fn at_prefix<'c>(&self, frame: &Frame<'a>, call: &Call<'c>) -> Result<&'c str, SourceError> {
-        match call.args.iter().find(|(k, _)| *k == "at") {
+    fn at_prefix(&self, call: &Call<'a>) -> Result<&'a str> {
+        match call.arg("at") {
             None => Ok(""),
             Some((_, Argument::One(Arg::Text(text)))) => Ok(text),
-            Some((key, Argument::One(arg))) => {
-                Err(at_arg(frame.source, *arg, key, "expected a text"))
-            }
-            Some((key, _)) => Err(at(frame.source, key, "expected a text")),
+            Some((key, _)) => Err(self.cx.at(key, "expected a text such as \"self_attn.\"")),
         }
+    }
+}
+
+/// What a call calls.
+enum Target<'a> {
+    Op(Op),
+    Block(&'a Block<'a>),
+}
+
+impl<'a> Target<'a> {
+    /// The name of its first operand.
+    fn first(&self) -> Option<&'a str> {
+        match self {
+            Target::Op(op) => op.operands.first().map(|o| o.name),
+            Target::Block(block) => block.inputs.first().copied(),
+        }
+    }
+
+    /// Refuses an argument that it does not take.
+    fn check_args(&self, cx: &Context<'a>, call: &Call<'a>) -> Result<()> {
+        let known: Vec<&str> = match self {
+            Target::Op(op) => {
+                let attrs = op.attrs.iter().map(|a| a.name);
+                op.operands.iter().map(|o| o.name).chain(attrs).chain(["when"]).collect()
+            }
+            Target::Block(block) => {
+                let params = block.params.iter().map(|(n, _)| n);
+                block.inputs.iter().copied().chain(params).chain(["when", "at"]).collect()
+            }
+        };
+        let Some((key, _)) = call.args.iter().find(|(k, _)| !known.contains(k)) else {
+            return Ok(());
+        };
+        let hint = nearest(key, known.iter().copied());
+        let list = known.join(", ");
+        let message = format!("`{}` has no argument `{key}`{hint}; it takes {list}", call.name);
+        Err(cx.at(key, message))
+    }
+}
+
+/// Refuses a name that IR text could not hold.
+pub(super) fn check_name(cx: &Context<'_>, name: &str) -> Result<()> {
+    let letters = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if letters && !name.is_empty() && name.len() <= MAX_NAME {
+        return Ok(());
+    }
+    let message = format!("expected a name of at most {MAX_NAME} letters, digits and `_`");
+    Err(cx.at(name, message))
+}
+
+/// Bytes that an attribute takes besides its own size, at most.
+fn weight(attr: &Attr) -> usize {
+    match attr {
+        Attr::Expr(e) => 24 * e.to_string().len(),
+        Attr::Dims(dims) => 24 * dims.len(),
+        Attr::Enum(s) => s.len(),
+        _ => 0,
     }
 }

@@ -4,22 +4,27 @@ mod attrs;
 mod body;
 mod scope;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use infernum_ir::expr::Value;
-use infernum_ir::{
-    CallSite, DType, Graph, Module, SourceError, StepInput, Sym, TensorType, Type, nearest,
-};
+use infernum_ir::{CallSite, DType, Graph, Module, SourceError, Sym, Type, nearest};
 
 use crate::spec::{
-    Block, BlockSource, Call, Entries, Family, Library, LibraryError, Part, Source, parse_block,
+    Arg, BlockSource, Family, Layers, Library, LibraryError, Part, Source, parse_block,
     parse_family,
 };
-use body::{Builder, Frame};
-use scope::{Scope, at};
+use body::{Blocks, Builder, check_name};
+use scope::{Context, Scope, brief};
 
 /// Layers a model may have: more is a mistake in a config, not a model.
-const MAX_LAYERS: u64 = 10_000;
+const MAX_LAYERS: u64 = 4096;
+const LAYER_COUNT: &str = "at most 4096 layers";
+/// Files a family may be made of.
+const MAX_BASES: usize = 8;
+const MAX_FILES: usize = 64;
+
+/// The values that one part gives to the next: names and types.
+type Given<'a> = Vec<(&'a str, Type)>;
 
 /// What a spec is lowered with.
 pub struct Request<'a> {
@@ -65,186 +70,265 @@ impl From<SourceError> for LowerError {
     }
 }
 
-/// A block with the file it is written in.
-type Blocks<'a> = HashMap<&'a str, (&'a Source, &'a Block<'a>)>;
-
 /// Lowers the family in `source`.
 pub fn lower(
     source: &Source,
     library: &Library,
     request: &Request<'_>,
 ) -> Result<Lowered, LowerError> {
-    let family = parse_family(source)?;
-    let mut files: Vec<(&str, Source)> = Vec::new();
+    let bases = bases(source, library)?;
+    let mut family = parse_family(source)?;
+    for base in &bases {
+        family = family.over(parse_family(base)?);
+    }
+    let families = std::iter::once(source).chain(&bases).collect();
+    let places = Context::new(request, families);
+    let files = block_files(&places, &family, library)?;
+    let mut parsed = HashMap::new();
+    for (key, file) in &files {
+        parsed.insert(*key, parse_block(file)?);
+    }
+    let mut blocks = Blocks::new();
     for (name, block) in family.blocks.iter() {
-        if let BlockSource::File(path) = block {
-            let file =
-                library.included(path, source).map_err(|e| at(source, path, e.to_string()))?;
-            files.push((name, file));
+        let block = match block {
+            BlockSource::File(path) => parsed.get(&file_key(&places, path)),
+            BlockSource::Inline(block) => Some(block),
+        };
+        blocks.extend(block.map(|b| (name, b)));
+    }
+
+    let sources = std::iter::once(source).chain(&bases).chain(files.values()).collect();
+    let mut cx = Context::new(request, sources);
+    cx.defaults = defaults(&cx, &family)?;
+    let scope = family_scope(&cx, &family)?;
+    Ok(lower_parts(&family, &blocks, &scope)?)
+}
+
+/// The families that `source` is based on, nearest first.
+fn bases(source: &Source, library: &Library) -> Result<Vec<Source>, LowerError> {
+    let mut bases: Vec<Source> = Vec::new();
+    loop {
+        let last = bases.last().unwrap_or(source);
+        let Some(name) = parse_family(last)?.base else { return Ok(bases) };
+        let at = |message: String| error_in(last, name, message);
+        let base = library.included(name, last).map_err(|e| at(e.to_string()))?;
+        let seen = bases.iter().chain([source]).any(|b| b.file == base.file);
+        if seen || bases.len() == MAX_BASES {
+            return Err(at(format!("`{}` is based on itself", base.file)).into());
         }
+        bases.push(base);
     }
-    let mut parsed = Vec::new();
-    for (name, file) in &files {
-        parsed.push((*name, file, parse_block(file)?));
-    }
-    let mut blocks: Blocks<'_> = parsed.iter().map(|(n, file, b)| (*n, (*file, b))).collect();
-    for (name, block) in family.blocks.iter() {
-        if let BlockSource::Inline(block) = block {
-            blocks.insert(name, (source, block));
+}
+
+/// Where a block's file is named, and by which path: a base names its blocks as seen from its own
+/// folder.
+fn file_key<'a>(cx: &Context<'a>, path: &'a str) -> (&'a str, &'a str) {
+    (cx.place(path).map_or("", |(source, _)| &source.file), path)
+}
+
+/// The files of the family's blocks, each once.
+fn block_files<'a>(
+    cx: &Context<'a>,
+    family: &Family<'a>,
+    library: &Library,
+) -> Result<BTreeMap<(&'a str, &'a str), Source>, SourceError> {
+    let mut files = BTreeMap::new();
+    for (_, block) in family.blocks.iter() {
+        let BlockSource::File(path) = block else { continue };
+        let (Some((from, _)), key) = (cx.place(path), file_key(cx, path)) else { continue };
+        if files.contains_key(&key) {
+            continue;
         }
+        if files.len() == MAX_FILES {
+            return Err(cx.at(path, format!("a family has at most {MAX_FILES} block files")));
+        }
+        let file = library.included(path, from).map_err(|e| cx.at(path, e.to_string()))?;
+        files.insert(key, file);
     }
-    let scope = family_scope(source, &family, request)?;
-    lower_parts(source, &family, &blocks, &scope, request).map_err(Into::into)
+    Ok(files)
+}
+
+/// What stands for keys that the config lacks.
+fn defaults<'a>(
+    cx: &Context<'a>,
+    family: &Family<'a>,
+) -> Result<Vec<(&'a str, Value)>, SourceError> {
+    let literals = Scope::empty(cx);
+    let mut defaults = Vec::new();
+    for (key, default) in family.defaults.iter() {
+        cx.spend(key, 64)?;
+        defaults.push((key, literals.eval(*default)?));
+    }
+    Ok(defaults)
 }
 
 /// Evaluates the family's parameters and checks.
-fn family_scope<'a>(
-    source: &Source,
-    family: &Family<'_>,
-    request: &'a Request<'a>,
-) -> Result<Scope<'a>, SourceError> {
-    let mut scope = Scope::new(request);
-    let literals = Scope::empty(request);
-    for (key, default) in family.defaults.iter() {
-        let value = literals.eval(source, key, *default)?;
-        scope.defaults.insert(key.to_owned(), value);
-    }
+fn family_scope<'a>(cx: &'a Context<'a>, family: &Family<'a>) -> Result<Scope<'a>, SourceError> {
+    let mut scope = Scope::engine(cx);
     for (name, arg) in family.params.iter() {
-        let value = scope.eval_param(source, name, *arg)?;
-        scope.params.push((name.to_owned(), value));
+        scope.define(name, *arg)?;
     }
-    scope.check(source, &family.checks)?;
+    scope.check(&family.checks)?;
     Ok(scope)
 }
 
 fn lower_parts(
-    source: &Source,
     family: &Family<'_>,
     blocks: &Blocks<'_>,
     scope: &Scope<'_>,
-    request: &Request<'_>,
 ) -> Result<Lowered, SourceError> {
-    let order = layer_order(source, family, scope)?;
+    let cx = scope.cx;
+    check_name(cx, family.name)?;
+    let needs =
+        |what| cx.at(family.name, format!("the family has no `{what}`, and no base with one"));
+    let embed = family.embed.as_ref().ok_or_else(|| needs("embed"))?;
+    let layers = family.layers.as_ref().ok_or_else(|| needs("layers"))?;
+    let head = family.head.as_ref().ok_or_else(|| needs("head"))?;
+
     let mut module =
         Module { name: family.name.to_owned(), graphs: Vec::new(), schedule: Vec::new() };
-    let lower_part = |name: &str, part: &Part<'_>, layer, carried: &[(String, Type)]| {
-        graph(source, name, part, blocks, scope, request, layer, carried)
-    };
-
-    let (embed, carried) = lower_part("embed", &family.embed, None, &[])?;
-    module.graphs.push(embed);
-    module.schedule.push(CallSite { graph: 0, layer: None });
-    let mut lowered: HashMap<&str, usize> = HashMap::new();
-    for (layer, kind) in order.iter().enumerate() {
-        let layer = layer as u32;
-        let index = match lowered.get(kind) {
-            Some(&index) => index,
-            None => {
-                let part = family.layers.kinds.get(kind).unwrap_or(&family.embed);
-                if part.gives != family.embed.gives {
-                    let expected = family.embed.gives.join(", ");
-                    let message = format!(
-                        "expected `gives` of kind `{kind}` to be that of embed: {expected}"
-                    );
-                    let place = part.gives.first().copied().unwrap_or(kind);
-                    return Err(at(source, place, message));
-                }
-                let (graph, _) = lower_part(kind, part, Some(layer), &carried)?;
-                module.graphs.push(graph);
-                lowered.insert(kind, module.graphs.len() - 1);
-                module.graphs.len() - 1
-            }
-        };
-        module.schedule.push(CallSite { graph: index, layer: Some(layer) });
+    let (graph, carried) = lower_part("embed", embed, blocks, scope, None, &[])?;
+    add(&mut module, graph, None);
+    let place = layers.kinds.iter().next().map_or(family.name, |(kind, _)| kind);
+    let count = layer_count(layers.count, scope, place)?;
+    for layer in 0..count {
+        add_layer(&mut module, layer, place, layers, blocks, scope, &carried)?;
     }
-    let (head, _) = lower_part("head", &family.head, None, &carried)?;
-    module.graphs.push(head);
-    module.schedule.push(CallSite { graph: module.graphs.len() - 1, layer: None });
+    let (graph, logits) = lower_part("head", head, blocks, scope, None, &carried)?;
+    if logits.len() != 1 {
+        let place = head.gives.get(1).copied().unwrap_or(family.name);
+        return Err(cx.at(place, "expected `gives` of the head to be one name, that of the logits"));
+    }
+    add(&mut module, graph, None);
     Ok(Lowered {
         module,
-        params: scope.params.clone(),
+        params: scope.params().map(|(n, v)| (n.to_owned(), v.clone())).collect(),
         ignore: family.ignore.iter().map(|s| (*s).to_owned()).collect(),
     })
 }
 
-/// The kind of each layer.
-fn layer_order<'a>(
-    source: &Source,
-    family: &'a Family<'_>,
-    scope: &Scope<'_>,
-) -> Result<Vec<&'a str>, SourceError> {
-    let layers = &family.layers;
-    let count = scope.eval_int(source, family.name, layers.count)?;
-    if count > MAX_LAYERS {
-        let message = format!("{count} layers: expected at most {MAX_LAYERS}");
-        return Err(scope::at_arg(source, layers.count, family.name, message));
+/// Adds a graph and a call of it.
+fn add(module: &mut Module, graph: Graph, layer: Option<u32>) -> usize {
+    let index = module.graphs.len();
+    module.graphs.push(graph);
+    module.schedule.push(CallSite { graph: index, layer });
+    index
+}
+
+/// How many layers; errors are at `place` where the number is written as one.
+fn layer_count(count: Arg<'_>, scope: &Scope<'_>, place: &str) -> Result<u32, SourceError> {
+    match scope.eval_int(place, count)? {
+        n if n <= MAX_LAYERS => Ok(n as u32),
+        n => Err(scope.unexpected(place, count, LAYER_COUNT, &Value::Num(n as f64))),
     }
-    let kinds = || layers.kinds.iter().map(|(k, _)| k);
-    (0..count)
-        .map(|layer| {
-            let Some(kind) = layers.kind else {
-                return kinds().next().filter(|_| layers.kinds.0.len() == 1).ok_or_else(|| {
-                    at(source, family.name, "`layers` has several kinds (or none): expected `kind`, an expression over `layer`")
-                });
-            };
-            let mut scope = scope.child();
-            scope.params.push(("layer".to_owned(), Value::Num(layer as f64)));
-            let name = match scope.eval(source, family.name, kind.0)? {
-                Value::Str(name) => name,
-                v => {
-                    let message = format!("expected the name of a kind for layer {layer}, found {}", v.kind());
-                    return Err(scope::at_arg(source, kind.0, family.name, message));
-                }
-            };
-            kinds().find(|k| *k == name).ok_or_else(|| {
-                let message = format!("layer {layer} is of kind `{name}`, which `kinds` lacks{}", nearest(&name, kinds()));
-                scope::at_arg(source, kind.0, family.name, message)
-            })
-        })
-        .collect()
+}
+
+/// Adds a layer: a call, and before the first of its kind the graph.
+fn add_layer<'a>(
+    module: &mut Module,
+    layer: u32,
+    place: &str,
+    layers: &'a Layers<'a>,
+    blocks: &'a Blocks<'a>,
+    scope: &'a Scope<'a>,
+    carried: &[(&'a str, Type)],
+) -> Result<(), SourceError> {
+    let (kind, part) = layer_kind(layers, scope, layer, place)?;
+    if let Some(graph) = module.graphs.iter().position(|g| g.name == kind) {
+        module.schedule.push(CallSite { graph, layer: Some(layer) });
+        return Ok(());
+    }
+    check_name(scope.cx, kind)?;
+    if kind == "embed" || kind == "head" {
+        return Err(scope.cx.at(kind, format!("`{kind}` is the name of another part")));
+    }
+    let (graph, given) = lower_part(kind, part, blocks, scope, Some(layer), carried)?;
+    check_given(scope.cx, kind, part, carried, &given)?;
+    add(module, graph, Some(layer));
+    Ok(())
+}
+
+/// A layer must give what it takes, so that any may follow any.
+fn check_given(
+    cx: &Context<'_>,
+    kind: &str,
+    part: &Part<'_>,
+    carried: &[(&str, Type)],
+    given: &[(&str, Type)],
+) -> Result<(), SourceError> {
+    if carried == given {
+        return Ok(());
+    }
+    let show = |values: &[(&str, Type)]| {
+        let values = values.iter().map(|(n, t)| format!("{n}: {t}"));
+        values.collect::<Vec<_>>().join(", ")
+    };
+    let (expected, found) = (show(carried), show(given));
+    let place = part.gives.first().copied().unwrap_or(kind);
+    let message = format!(
+        "expected layers of kind `{kind}` to give what embed gives, {expected}; found {found}"
+    );
+    Err(cx.at(place, message))
+}
+
+/// The kind of a layer, with its name.
+fn layer_kind<'a>(
+    layers: &'a Layers<'a>,
+    scope: &Scope<'_>,
+    layer: u32,
+    place: &str,
+) -> Result<(&'a str, &'a Part<'a>), SourceError> {
+    let kinds = &layers.kinds.0;
+    let Some(kind) = layers.kind else {
+        let [(name, part)] = &kinds[..] else {
+            let message = "expected one kind, or `kind`, an expression over `layer` that names one";
+            return Err(scope.cx.at(place, message));
+        };
+        return Ok((name, part));
+    };
+    let mut inner = scope.child();
+    inner.set("layer", Value::Num(f64::from(layer)));
+    let name = match inner.eval(kind)? {
+        Value::Str(name) => name,
+        v => return Err(inner.unexpected(place, kind, "the name of a kind", &v)),
+    };
+    let found = kinds.iter().find(|(k, _)| *k == name);
+    found.map(|(k, part)| (*k, part)).ok_or_else(|| {
+        let known: Vec<&str> = kinds.iter().map(|(k, _)| *k).collect();
+        let (hint, known) = (nearest(&name, known.iter().copied()), known.join(", "));
+        let name = brief(&Value::Str(name));
+        let message = format!("layer {layer} is of kind {name}{hint}; expected one of {known}");
+        scope.cx.at_arg(kind, place, message)
+    })
 }
 
 /// Lowers one part to a graph; returns it with the names and types it gives.
-#[allow(clippy::too_many_arguments, reason = "called through one closure")]
-fn graph(
-    source: &Source,
-    name: &str,
-    part: &Part<'_>,
-    blocks: &Blocks<'_>,
-    scope: &Scope<'_>,
-    request: &Request<'_>,
+fn lower_part<'a>(
+    name: &'a str,
+    part: &'a Part<'a>,
+    blocks: &'a Blocks<'a>,
+    scope: &'a Scope<'a>,
     layer: Option<u32>,
-    carried: &[(String, Type)],
-) -> Result<(Graph, Vec<(String, Type)>), SourceError> {
-    let mut builder = Builder::new(Graph::new(name), blocks, request, layer);
-    let mut frame = Frame::new(source, scope.child(), String::new());
-    for (i, (name, ty)) in carried.iter().enumerate() {
-        frame.values.insert(name.clone(), builder.carry(i as u32, name, ty));
-    }
-    builder.declare_weights(&mut frame, &part.weights, part.prefix)?;
-    builder.body(&mut frame, &part.body, part.prefix)?;
+    carried: &[(&'a str, Type)],
+) -> Result<(Graph, Given<'a>), SourceError> {
+    let cx = scope.cx;
+    let mut builder = Builder::new(name, scope, blocks, layer);
+    let mut frame = builder.frame(part.prefix, carried);
+    builder.declare_weights(&mut frame, &part.weights)?;
+    builder.body(&mut frame, &part.body)?;
     let mut results = Vec::new();
     let mut given = Vec::new();
     for name in &part.gives {
-        let value =
-            builder.resolve(&frame, name)?.ok_or_else(|| at(source, name, "is left out here"))?;
+        let value = builder.resolve(&frame, name)?;
+        let value = value.ok_or_else(|| cx.at(name, "this weight is left out here"))?;
         results.push(value);
-        given.push(((*name).to_owned(), builder.graph.ty(value).clone()));
+        given.push((*name, builder.graph.ty(value).clone()));
     }
     Ok((builder.finish(results), given))
 }
 
-/// The step inputs that bodies may name, with their types.
-fn step_input(name: &str, rows: Sym) -> Option<(StepInput, TensorType)> {
-    let (input, _) = StepInput::ALL.into_iter().find(|(_, n)| *n == name)?;
-    let (dtype, sym) = match input {
-        StepInput::Tokens => (DType::U32, Sym::T),
-        StepInput::Positions => (DType::I32, Sym::T),
-        StepInput::ContextPositions => (DType::I32, Sym::S),
-        StepInput::OutputRows => (DType::U32, rows),
-    };
-    Some((input, TensorType::act(dtype, [sym.into()])))
+/// An error in a source, at a piece of its text.
+fn error_in(source: &Source, slice: &str, message: String) -> SourceError {
+    let at = (slice.as_ptr() as usize).saturating_sub(source.text.as_ptr() as usize);
+    SourceError::new(&source.file, &source.text, at..at + slice.len(), message)
 }
-
-/// A body in a spec: names to calls.
-type Body<'a> = Entries<'a, Call<'a>>;

@@ -29,6 +29,13 @@ pub struct Source {
     dir: Option<PathBuf>,
 }
 
+impl Source {
+    /// A text that is no file; what it includes comes from the library.
+    pub fn new(file: &str, text: &str) -> Source {
+        Source { file: file.into(), text: text.into(), dir: None }
+    }
+}
+
 /// A data file could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
@@ -76,38 +83,35 @@ impl Library {
     }
 
     /// The file `name` that `from` names: beside it when it is the user's own, else in the
-    /// library.
+    /// library. A file that names itself means the one it hides.
     pub fn included(&self, name: &str, from: &Source) -> Result<Source, LibraryError> {
-        if let Some(path) = from.dir.as_ref().map(|d| d.join(name))
-            && path.is_file()
-        {
-            return Library::open(&path);
+        let mut places = [&from.dir, &self.overlay].into_iter().flatten().map(|dir| dir.join(name));
+        let other = |path: &PathBuf| path.is_file() && *path.display().to_string() != *from.file;
+        match places.find(other) {
+            Some(path) => Library::open(&path),
+            None => self.built_in(name),
         }
-        self.file(name)
     }
 
     /// A file of the library, named from `models/`.
     pub fn file(&self, name: &str) -> Result<Source, LibraryError> {
-        if let Some(path) = self.overlay.as_ref().map(|d| d.join(name))
-            && path.is_file()
-        {
-            return Library::open(&path);
+        match self.overlay.as_ref().map(|dir| dir.join(name)).filter(|path| path.is_file()) {
+            Some(path) => Library::open(&path),
+            None => self.built_in(name),
         }
-        let embedded = EMBEDDED.get_file(name).and_then(|f| f.contents_utf8());
-        embedded
-            .map(|text| Source {
-                file: format!("models/{name}").into(),
-                text: text.into(),
-                dir: None,
-            })
-            .ok_or_else(|| self.missing(name))
+    }
+
+    fn built_in(&self, name: &str) -> Result<Source, LibraryError> {
+        let text = EMBEDDED.get_file(name).and_then(|f| f.contents_utf8());
+        let source = text.map(|text| Source::new(&format!("models/{name}"), text));
+        source.ok_or_else(|| self.missing(name))
     }
 
     fn missing(&self, name: &str) -> LibraryError {
         let known: Vec<_> = EMBEDDED
             .dirs()
             .chain([&EMBEDDED])
-            .flat_map(|d| d.files())
+            .flat_map(Dir::files)
             .filter_map(|f| f.path().to_str())
             .collect();
         let overlay = self.overlay.as_ref().map(|d| format!("{} and ", d.display()));

@@ -10,6 +10,11 @@
 //!
 //! - `when: "condition"`: where it is false the call is left out and yields its first operand;
 //! - `at: "prefix."` (blocks only): put before the names of the block's weights.
+//!
+//! Names are lexical: a block sees its own parameters and the family's, never its caller's, so what
+//! it means does not depend on who calls it. A body sees its own values, weights and cache planes
+//! and the inputs of the step. Expressions of `params` fall back to config keys, and a key that the
+//! config lacks is null; everywhere else an unknown name is an error.
 
 mod library;
 mod read;
@@ -38,6 +43,18 @@ impl<'a, T> Entries<'a, T> {
     /// The value of that name.
     pub fn get(&self, name: &str) -> Option<&T> {
         self.0.iter().find(|(k, _)| *k == name).map(|(_, v)| v)
+    }
+
+    /// These entries over those of `base`: the same name replaces, a new one comes after.
+    fn over(self, base: Self) -> Self {
+        let mut all = base.0;
+        for (name, value) in self.0 {
+            match all.iter_mut().find(|(k, _)| *k == name) {
+                Some(entry) => *entry = (name, value),
+                None => all.push((name, value)),
+            }
+        }
+        Entries(all)
     }
 }
 
@@ -72,6 +89,13 @@ pub struct Call<'a> {
     pub args: Vec<(&'a str, Argument<'a>)>,
 }
 
+impl<'a> Call<'a> {
+    /// The argument of that name, with the name as it is written.
+    pub fn arg(&self, name: &str) -> Option<(&'a str, &Argument<'a>)> {
+        self.args.iter().find(|(k, _)| *k == name).map(|(k, a)| (*k, a))
+    }
+}
+
 /// A model family.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -80,6 +104,11 @@ pub struct Family<'a> {
     pub name: &'a str,
     /// One paragraph on what it covers.
     pub doc: &'a str,
+    /// A family file to start from. What is written here replaces what is written there: entry by
+    /// entry in `defaults`, `params`, `checks` and `blocks`, as a whole in `embed`, `layers` and
+    /// `head`; `ignore` adds to it.
+    #[serde(default, borrow)]
+    pub base: Option<&'a str>,
     /// Values of `architectures` in config.json that it serves.
     #[serde(borrow)]
     pub architectures: Vec<&'a str>,
@@ -87,6 +116,7 @@ pub struct Family<'a> {
     #[serde(default)]
     pub defaults: Entries<'a, Arg<'a>>,
     /// Parameters, each over config keys and the parameters before it.
+    #[serde(default)]
     pub params: Entries<'a, Arg<'a>>,
     /// What must hold of the config: message and condition.
     #[serde(default)]
@@ -95,14 +125,35 @@ pub struct Family<'a> {
     #[serde(default)]
     pub blocks: Entries<'a, BlockSource<'a>>,
     /// From tokens to the first hidden state.
-    pub embed: Part<'a>,
+    #[serde(default)]
+    pub embed: Option<Part<'a>>,
     /// The layers.
-    pub layers: Layers<'a>,
+    #[serde(default)]
+    pub layers: Option<Layers<'a>>,
     /// From the last hidden state to logits.
-    pub head: Part<'a>,
+    #[serde(default)]
+    pub head: Option<Part<'a>>,
     /// Checkpoint tensors that the model does not use; `*` stands for any text.
     #[serde(default)]
     pub ignore: Vec<&'a str>,
+}
+
+impl<'a> Family<'a> {
+    /// This family over its `base`.
+    #[must_use]
+    pub fn over(self, base: Family<'a>) -> Family<'a> {
+        Family {
+            defaults: self.defaults.over(base.defaults),
+            params: self.params.over(base.params),
+            checks: self.checks.over(base.checks),
+            blocks: self.blocks.over(base.blocks),
+            embed: self.embed.or(base.embed),
+            layers: self.layers.or(base.layers),
+            head: self.head.or(base.head),
+            ignore: [base.ignore, self.ignore].concat(),
+            ..self
+        }
+    }
 }
 
 /// Where a block comes from.
@@ -125,7 +176,7 @@ pub struct Block<'a> {
     #[serde(borrow)]
     pub inputs: Vec<&'a str>,
     /// Its other arguments with their defaults, each over config keys, the family's parameters and
-    /// the ones before it.
+    /// the ones before it. `"x": "x ?? false"` is: as called, else as the family says, else false.
     #[serde(default)]
     pub params: Entries<'a, Arg<'a>>,
     /// What must hold: message and condition.
@@ -168,15 +219,10 @@ pub struct Layers<'a> {
     pub count: Arg<'a>,
     /// The kind of layer number `layer`; may be left out where there is one kind.
     #[serde(default)]
-    pub kind: Option<Text<'a>>,
+    pub kind: Option<Arg<'a>>,
     /// The kinds.
     pub kinds: Entries<'a, Part<'a>>,
 }
-
-/// An expression that must be written as text.
-#[derive(Debug, Deserialize, Clone, Copy)]
-#[serde(transparent)]
-pub struct Text<'a>(#[serde(borrow)] pub Arg<'a>);
 
 /// A checkpoint tensor.
 #[derive(Debug, Deserialize)]
@@ -187,13 +233,13 @@ pub struct WeightDecl<'a> {
     pub shape: Vec<Arg<'a>>,
     /// Present only where this holds.
     #[serde(default)]
-    pub when: Option<Text<'a>>,
+    pub when: Option<Arg<'a>>,
     /// The name of another tensor that it is (tied weights), or null.
     #[serde(default)]
-    pub same_as: Option<Text<'a>>,
+    pub same_as: Option<Arg<'a>>,
     /// With `n`, the tensors for `{expert}` = 0..n, stacked.
     #[serde(default)]
-    pub stack: Option<Text<'a>>,
+    pub stack: Option<Arg<'a>>,
 }
 
 /// A KV-cache plane: a row `[heads, dim]` a token.

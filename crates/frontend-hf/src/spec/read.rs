@@ -12,7 +12,7 @@ use serde::de::{
 use super::{Arg, Argument, Call, Entries, Source};
 
 /// A spec is a page or two of text.
-const MAX_SPEC_BYTES: usize = 1 << 20;
+const MAX_SPEC_BYTES: usize = 128 << 10;
 
 pub(super) fn from_str<'a, T: Deserialize<'a>>(source: &'a Source) -> Result<T, SourceError> {
     let text = &*source.text;
@@ -25,31 +25,44 @@ pub(super) fn from_str<'a, T: Deserialize<'a>>(source: &'a Source) -> Result<T, 
         .with_recursion_limit(32)
         .from_str(text)
         .map_err(|e| {
-            let start = SourceError::offset(text, e.span.start.line, e.span.start.col);
+            let mut start = SourceError::offset(text, e.span.start.line, e.span.start.col);
+            start += text[start..].len() - text[start..].trim_start().len();
             let end = SourceError::offset(text, e.span.end.line, e.span.end.col);
-            SourceError::new(&source.file, text, start..end.max(start + 1), message(&e.code))
+            let message = message(&e.code, text[start..].chars().next());
+            SourceError::new(&source.file, text, start..end.max(start + 1), message)
         })
 }
 
-/// RON's message, with the nearest name where one was misspelt.
-fn message(code: &RonError) -> String {
+/// RON's message in our words, with the nearest name where one was misspelt; `found` is the
+/// character at the place.
+fn message(code: &RonError, found: Option<char>) -> String {
+    let expected = |what: &str| match found {
+        Some(c) => format!("expected {what}, found `{c}`"),
+        None => format!("expected {what}, found the end"),
+    };
     match code {
-        RonError::NoSuchStructField { expected, found, .. } => {
-            format!(
-                "unknown field `{found}`{}; expected {}",
-                nearest(found, expected.iter().copied()),
-                expected.join(", ")
-            )
+        RonError::NoSuchStructField { expected, found, .. } => unknown("field", found, expected),
+        RonError::NoSuchEnumVariant { expected, found, .. } => unknown("variant", found, expected),
+        RonError::MissingStructField { field, .. } => format!("field `{field}` is missing"),
+        RonError::DuplicateStructField { field, .. } => format!("`{field}` is written twice"),
+        RonError::InvalidValueForType { expected, found } => {
+            format!("expected {expected}, found {found}")
         }
-        RonError::NoSuchEnumVariant { expected, found, .. } => {
-            format!(
-                "unknown variant `{found}`{}; expected {}",
-                nearest(found, expected.iter().copied()),
-                expected.join(", ")
-            )
-        }
+        RonError::ExpectedIdentifier => expected("a name without quotes"),
+        RonError::ExpectedString => expected("a text in quotes"),
+        RonError::ExpectedComma => expected("a comma (or is a quote not closed before?)"),
+        RonError::ExpectedMapColon => expected("`:`"),
+        RonError::ExpectedMap => expected("`{`"),
+        RonError::ExpectedArray => expected("`[`"),
+        RonError::ExpectedStructLike => expected("`(`"),
+        RonError::TrailingCharacters => expected("the end"),
         other => other.to_string(),
     }
+}
+
+fn unknown(what: &str, found: &str, expected: &[&str]) -> String {
+    let hint = nearest(found, expected.iter().copied());
+    format!("unknown {what} `{found}`{hint}; expected {}", expected.join(", "))
 }
 
 impl<'de: 'a, 'a, T: Deserialize<'de>> Deserialize<'de> for Entries<'a, T> {
@@ -142,28 +155,32 @@ impl<'de: 'a, 'a> Visitor<'de> for ArgsVisitor<'a> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for Arg<'a> {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        match Argument::deserialize(d)? {
+        match d.deserialize_any(ArgumentVisitor { lists: false, borrow: PhantomData })? {
             Argument::One(arg) => Ok(arg),
-            Argument::List(_) => {
-                Err(de::Error::custom("expected a number or an expression, found a list"))
-            }
+            Argument::List(_) => Err(de::Error::custom(NO_LIST)),
         }
     }
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Argument<'a> {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        d.deserialize_any(ArgumentVisitor(PhantomData))
+        d.deserialize_any(ArgumentVisitor { lists: true, borrow: PhantomData })
     }
 }
 
-struct ArgumentVisitor<'a>(PhantomData<&'a ()>);
+const NO_LIST: &str = "expected a number or an expression, found a list";
+
+struct ArgumentVisitor<'a> {
+    /// Refused on sight where false, so that the error is at their start.
+    lists: bool,
+    borrow: PhantomData<&'a ()>,
+}
 
 impl<'de: 'a, 'a> Visitor<'de> for ArgumentVisitor<'a> {
     type Value = Argument<'a>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number, true, false, None, a text (an expression, without escapes) or a list of these")
+        f.write_str("a number, a flag, None, or an expression in quotes (without escapes)")
     }
 
     fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
@@ -195,6 +212,9 @@ impl<'de: 'a, 'a> Visitor<'de> for ArgumentVisitor<'a> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        if !self.lists {
+            return Err(de::Error::custom(NO_LIST));
+        }
         let mut items = Vec::new();
         while let Some(item) = seq.next_element::<Arg<'a>>()? {
             items.push(item);

@@ -1,16 +1,18 @@
 //! `infernum compile`.
 
 use std::collections::BTreeSet;
+use std::fmt::Write;
 
 use infernum_codegen::compile::{self, Options};
 use infernum_codegen::{Limits, TargetKind};
 use infernum_frontend_hf::{LowerOptions, Model};
-use infernum_ir::{Module, Sym, nearest, text};
+use infernum_ir::{Module, NodeKind, Sym, nearest, text};
 
 use crate::args::ModelArgs;
 use crate::report::{self, Outcome};
 
 #[derive(clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
@@ -80,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         report::text(&text::print(&compiled.module))?;
     }
     if args.dump_dot {
-        report::text(&dot(&compiled.module))?;
+        report::text(&dot(&compiled.module)?)?;
     }
     if args.json {
         return report::json(&compiled.plan);
@@ -92,24 +94,25 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 /// Every graph of a module as one Graphviz digraph with a cluster each.
-fn dot(module: &Module) -> String {
-    let mut out =
-        format!("digraph {:?} {{\n  node [shape=box, fontname=monospace];\n", module.name);
+fn dot(module: &Module) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    writeln!(out, "digraph {:?} {{\n  node [shape=box, fontname=monospace];", module.name)?;
     for (g, graph) in module.graphs.iter().enumerate() {
-        out += &format!("  subgraph cluster_{g} {{\n    label={:?};\n", graph.name);
+        writeln!(out, "  subgraph cluster_{g} {{\n    label={:?};", graph.name)?;
         for (i, node) in graph.nodes() {
-            let label = match &node.kind {
-                infernum_ir::NodeKind::Op { op, .. } => op.name.to_owned(),
-                infernum_ir::NodeKind::Param(_) => "param".to_owned(),
+            let what = match &node.kind {
+                NodeKind::Op { op, .. } => op.name,
+                NodeKind::Param(_) => "param",
             };
             let types: Vec<String> = node.types.iter().map(ToString::to_string).collect();
-            let label = format!("{label}\n%{}\n{}", node.names.join(", %"), types.join(", "));
-            out += &format!("    g{g}n{i} [label={label:?}];\n");
+            let label = format!("{what}\n%{}\n{}", node.names.join(", %"), types.join(", "));
+            writeln!(out, "    g{g}n{i} [label={label:?}];")?;
             for from in graph.operands(i).into_iter().flatten() {
-                out += &format!("    g{g}n{} -> g{g}n{i};\n", from.node);
+                writeln!(out, "    g{g}n{} -> g{g}n{i};", from.node)?;
             }
         }
-        out += "  }\n";
+        out.push_str("  }\n");
     }
-    out + "}\n"
+    out.push_str("}\n");
+    Ok(out)
 }

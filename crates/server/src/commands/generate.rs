@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[arg(long, requires = "chat")]
     system: Option<String>,
     /// Most tokens to generate.
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 1024)]
     max_tokens: usize,
     /// Go on past the model's end token.
     #[arg(long)]
@@ -235,17 +235,16 @@ fn chat(generator: &mut Generator<'_>, template: &ChatTemplate) -> Outcome {
     let interactive = args.prompt.is_none() && io::stdin().is_terminal();
     let mut lines = io::stdin().lock().lines();
     loop {
-        let question = match &args.prompt {
-            Some(prompt) => prompt.clone(),
-            None => {
-                if interactive {
-                    anstream::eprint!("\x1b[1m> \x1b[0m");
-                    io::stderr().flush()?;
-                }
-                match lines.next() {
-                    Some(line) => line?,
-                    None => return Ok(()),
-                }
+        let question = if let Some(prompt) = &args.prompt {
+            prompt.clone()
+        } else {
+            if interactive {
+                anstream::eprint!("\x1b[1m> \x1b[0m");
+                io::stderr().flush()?;
+            }
+            match lines.next() {
+                Some(line) => line?,
+                None => return Ok(()),
             }
         };
         if question.trim().is_empty() {

@@ -80,7 +80,9 @@ fn compute(executor: &mut CpuExecutor, args: &Args) -> Result<Vec<Rows>, Box<dyn
         let ticket = if args.dump_layers {
             executor.submit_observed(&inputs, &mut |call, values| {
                 if let (Some(name), Ok(mut layers)) = (&names[call], layers.lock()) {
-                    values.into_iter().for_each(|v| add_rows(&mut layers, name, v));
+                    for value in values {
+                        add_rows(&mut layers, name, value);
+                    }
                 }
             })?
         } else {

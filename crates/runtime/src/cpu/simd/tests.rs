@@ -1,5 +1,7 @@
 //! Every instruction set against f64 references.
 
+use std::panic::AssertUnwindSafe;
+
 use half::{bf16, f16};
 use proptest::prelude::*;
 
@@ -396,17 +398,43 @@ fn softmax_agrees_with_f64_and_masks_exactly() {
     }
 }
 
+/// Runs 6 × 10 nested blocks in a pool, and says how often each ran.
+fn nested_blocks(threads: usize, team: bool) -> Vec<usize> {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let runs: Vec<_> = (0..60).map(|_| AtomicUsize::new(0)).collect();
+    let step = || {
+        for_each_block(6, |i| {
+            for_each_block(10, |j| _ = runs[i * 10 + j].fetch_add(1, Relaxed));
+        });
+    };
+    pool.install(|| if team { with_team(|| (0..200).for_each(|_| step())) } else { step() });
+    runs.into_iter().map(AtomicUsize::into_inner).collect()
+}
+
 #[test]
 fn blocks_run_once_each_also_when_nested() {
-    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
     for threads in [1, 2, 5] {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let runs: Vec<_> = (0..60).map(|_| AtomicUsize::new(0)).collect();
-        pool.install(|| {
-            for_each_block(6, |i| {
-                for_each_block(10, |j| _ = runs[i * 10 + j].fetch_add(1, Relaxed));
-            });
-        });
-        assert!(runs.iter().all(|r| r.load(Relaxed) == 1), "{threads} threads");
+        assert_eq!(nested_blocks(threads, false), [1; 60], "{threads} threads");
+        assert_eq!(nested_blocks(threads, true), [200; 60], "a team of {threads}");
     }
+}
+
+#[test]
+fn a_team_really_shares_work() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    // Both blocks wait for each other, which one thread alone could not do.
+    let barrier = std::sync::Barrier::new(2);
+    pool.install(|| with_team(|| for_each_block(2, |_| _ = barrier.wait())));
+}
+
+#[test]
+fn a_panic_in_a_block_passes_through_and_leaves_the_pool_usable() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    for block in 0..50 {
+        let step = || with_team(|| for_each_block(50, |i| assert_ne!(i, block)));
+        let failed = std::panic::catch_unwind(AssertUnwindSafe(|| pool.install(step)));
+        assert!(failed.is_err());
+    }
+    assert_eq!(pool.install(|| with_team(|| 7)), 7);
 }
