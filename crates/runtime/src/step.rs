@@ -96,7 +96,7 @@ impl StepInputs {
         &self.step
     }
 
-    /// Token ids, u32 [T].
+    /// Token ids, u32 `[T]`.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }

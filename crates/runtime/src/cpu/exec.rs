@@ -1,9 +1,11 @@
 //! The executor: resolves each launch's places and runs its kernel.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use infernum_codegen::{Arg, Call, Launch, Plan, Program, TargetKind, VERSION, Value};
-use infernum_ir::{Dims, TensorType, Type};
+use infernum_ir::{DType, Dims, TensorType, Type};
 use rayon::ThreadPool;
 
 use super::kernels::{self, Args, Kernel, Operand, Plane, RopeTables, View, ViewMut};
@@ -28,11 +30,19 @@ pub struct CpuOptions {
     /// Fills memory with NaN before it is written and after it is last read, so that a wrong plan
     /// or kernel shows. Slow.
     pub poison: bool,
+    /// Measures the time that each op takes: see [`CpuExecutor::profile`].
+    pub profile: bool,
 }
 
 impl Default for CpuOptions {
     fn default() -> Self {
-        CpuOptions { kv_blocks: 64, block_size: StepInputs::BLOCK_SIZE, threads: 0, poison: false }
+        CpuOptions {
+            kv_blocks: 64,
+            block_size: StepInputs::BLOCK_SIZE,
+            threads: 0,
+            poison: false,
+            profile: false,
+        }
     }
 }
 
@@ -72,6 +82,8 @@ struct Core {
     rope: RopeTables,
     isa: Isa,
     options: CpuOptions,
+    /// Time spent by program and launch.
+    times: Vec<Vec<Duration>>,
 }
 
 impl CpuExecutor {
@@ -108,8 +120,9 @@ impl CpuExecutor {
         }
         let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build();
         let pool = pool.map_err(|e| LoadError::Threads(e.to_string()))?;
+        let times = kernels.iter().map(|k| vec![Duration::ZERO; k.len()]).collect();
         let (step, rope, isa) = (StepState::default(), RopeTables::default(), Isa::best());
-        let core = Core { plan, kernels, weights, arena, states, step, rope, isa, options };
+        let core = Core { plan, kernels, weights, arena, states, step, rope, isa, options, times };
         Ok(CpuExecutor { pool, core, output: StepOutput::default(), ticket: 0 })
     }
 
@@ -140,6 +153,19 @@ impl CpuExecutor {
             .filter(|(_, (_, kernel))| kernel.is_reference())
             .map(|(p, (l, _))| format!("{}/%{}: {}", p.name, l.name, l.op))
             .collect()
+    }
+
+    /// Time spent in each op since the start, if it is measured; the longest first.
+    pub fn profile(&self) -> Vec<(String, Duration)> {
+        let mut ops: BTreeMap<&str, Duration> = BTreeMap::new();
+        for (program, times) in self.core.plan.programs.iter().zip(&self.core.times) {
+            for (launch, time) in program.launches.iter().zip(times) {
+                *ops.entry(&launch.op).or_default() += *time;
+            }
+        }
+        let mut ops: Vec<_> = ops.into_iter().map(|(op, time)| (op.to_owned(), time)).collect();
+        ops.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
+        ops
     }
 
     fn run(
@@ -198,7 +224,9 @@ impl Core {
         let call = &self.plan.calls[index];
         let program = &self.plan.programs[call.program as usize];
         let kernels = &self.kernels[call.program as usize];
-        for (launch, kernel) in program.launches.iter().zip(kernels) {
+        let times = &mut self.times[call.program as usize];
+        for ((launch, kernel), time) in program.launches.iter().zip(kernels).zip(times) {
+            let start = self.options.profile.then(Instant::now);
             let mut state_index = None;
             for arg in launch.operands.iter().flatten().map(|v| v.arg) {
                 if let Arg::State(slot) = arg {
@@ -229,6 +257,7 @@ impl Core {
             if self.options.poison {
                 frame.poison_freed(launch, self.arena.as_bytes_mut());
             }
+            *time += start.map_or(Duration::ZERO, |s| s.elapsed());
         }
         Ok(())
     }
@@ -317,7 +346,7 @@ impl<'a> Frame<'a> {
         let mut operands = [const { None }; MAX_ARGS];
         for (i, value) in launch.operands.iter().enumerate() {
             let Some(value) = value else { continue };
-            let dtype = value.ty.tensor().map_or(infernum_ir::DType::F32, |t| t.dtype);
+            let dtype = dtype(&value.ty);
             operands[i] = Some(match value.arg {
                 Arg::Weight(slot) => {
                     let index = self.call.weights[slot as usize];
@@ -340,7 +369,7 @@ impl<'a> Frame<'a> {
         }
         let mut results = [const { None }; MAX_ARGS];
         for (i, value) in launch.results.iter().enumerate() {
-            let dtype = value.ty.tensor().map_or(infernum_ir::DType::F32, |t| t.dtype);
+            let dtype = dtype(&value.ty);
             results[i] = parts.write(i).map(|bytes| ViewMut { dtype, bytes });
         }
         Ok(Args { step: self.step, operands, results, plane, rope, isa })
@@ -361,6 +390,13 @@ impl<'a> Frame<'a> {
             let region = self.program.buffers[freed as usize];
             arena[region.offset as usize..(region.offset + region.bytes) as usize].fill(POISON);
         }
+    }
+}
+
+fn dtype(ty: &Type) -> DType {
+    match ty {
+        Type::Tensor(ty) => ty.dtype,
+        Type::State(ty) => ty.dtype,
     }
 }
 

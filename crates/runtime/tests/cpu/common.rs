@@ -125,10 +125,16 @@ impl WeightSource for Checkpoint {
     }
 }
 
-/// An executor that shows reads of dead memory.
-pub(crate) fn executor(module: &Module, checkpoint: &Checkpoint, limits: Dims) -> CpuExecutor {
+/// An executor; with `poison`, one that shows reads of dead memory.
+pub(crate) fn executor(
+    module: &Module,
+    checkpoint: &Checkpoint,
+    limits: Dims,
+    poison: bool,
+) -> CpuExecutor {
     let plan = plan(module, TargetKind::Cpu, limits).unwrap_or_else(|e| panic!("{e}"));
-    let options = CpuOptions { kv_blocks: 40, block_size: 4, threads: 2, poison: true };
+    let options =
+        CpuOptions { kv_blocks: 40, block_size: 4, threads: 2, poison, ..CpuOptions::default() };
     CpuExecutor::new(plan, checkpoint, options).unwrap_or_else(|e| panic!("{e}"))
 }
 

@@ -158,7 +158,7 @@ fn worst(dtype: &str, rounding: Rounding) -> f64 {
         let all = decoder(dtype, "T");
         let checkpoint = Checkpoint::random(&module);
         let mut run = |lens: &[usize], cuts: &[&[usize]]| {
-            let mut executor = executor(&module, &checkpoint, LIMITS);
+            let mut executor = executor(&module, &checkpoint, LIMITS, true);
             assert_eq!(executor.fallbacks(), Vec::<String>::new());
             let mut seqs = sequences(&all, &checkpoint, lens, rounding);
             for by in cuts {
@@ -193,7 +193,7 @@ fn sixteen_bits_round_where_the_interpreter_rounds() {
 fn every_call_carries_what_the_interpreter_carries() {
     let module = decoder("f32", "T");
     let checkpoint = Checkpoint::random(&module);
-    let mut executor = executor(&module, &checkpoint, LIMITS);
+    let mut executor = executor(&module, &checkpoint, LIMITS, true);
     let tokens: Vec<u32> = (0..13).collect();
     let step = Step::one(13, 13);
     let exact =
@@ -227,7 +227,7 @@ fn tied_weights_and_joined_weights_are_loaded_once() {
 fn steps_that_cannot_run_are_refused() {
     let module = decoder("f32", "B");
     let checkpoint = Checkpoint::random(&module);
-    let mut executor = executor(&module, &checkpoint, LIMITS);
+    let mut executor = executor(&module, &checkpoint, LIMITS, true);
     let mut inputs = StepInputs::new(4);
     assert!(matches!(inputs.push(&[1; 5], 5, &[0]), Err(ExecError::Inputs(_))));
     assert!(matches!(inputs.push(&[1; 5], 4, &[0, 1]), Err(ExecError::Inputs(_))));

@@ -34,6 +34,8 @@ const PRELUDE: &str = r#"
 const CASES: &[(&str, &str)] = &[
     ("%r = add(%x, %y) : DT[T, 42]", "%r"),
     ("%r = add(%x, %ch) : DT[T, 42]", "%r, %x"),
+    // Both operands die, but only one of them lies where the result goes.
+    ("%t = scale(%x) {by: 3} : DT[T, 42]\n  %r = mul(%t, %t) : DT[T, 42]", "%r"),
     (
         r#"%one = weight "one" : const DT[1]
   %r = mul(%x, %one) : DT[T, 42]"#,
@@ -124,6 +126,19 @@ const CASES: &[(&str, &str)] = &[
         "%r",
     ),
     (
+        r#"%b = weight "square" : const f32[7, 7]
+  %x1 = slice(%q) {axis: 1, start: 1, len: 1} : DT[T, 1, 7]
+  %x2 = reshape(%x1) {shape: [T, 7]} : DT[T, 7]
+  %r = matmul(%x2, %b) : DT[T, 7]"#,
+        "%r",
+    ),
+    // A constant where the kernel wants activations.
+    (
+        r#"%t = weight "rows" : const DT[31, 3, 2]
+  %r = gather_rows(%t, %ids) : DT[T, 3, 2]"#,
+        "%r",
+    ),
+    (
         r#"%f = table() {expr: "100 ** (-i / 3)", len: 3} : const f32[3]
   %r = rope(%q, %pos, %f) {style: neox, scale: 1.2} : DT[T, 6, 7]
   %s = rope(%ks, %cpos, %f) {style: interleaved, scale: 1} : DT[S, 3, 7]"#,
@@ -137,7 +152,7 @@ fn case(index: usize, dtype: &str) -> String {
     let extra =
         if statements.contains("%wq,") && !statements.contains("quantised") { weight } else { "" };
     let text = format!(
-        "module case\n\ngraph g {{{PRELUDE}  {extra}{statements}\n  return {results}, %k1\n}}\n\nschedule g\n"
+        "module case\n\ngraph g {{{PRELUDE}  {extra}{statements}\n  return {results}, %k1\n}}\n\nschedule g 0..1\n"
     );
     text.replace("DT", dtype)
 }
@@ -159,7 +174,7 @@ fn steps() -> Vec<(Step, Vec<u32>)> {
 fn check(index: usize, dtype: DType) {
     let module = module(&case(index, dtype.name()));
     let checkpoint = Checkpoint::random(&module);
-    let mut executor = executor(&module, &checkpoint, LIMITS);
+    let mut executor = executor(&module, &checkpoint, LIMITS, true);
     let mut states = States::default();
     let own = ops(&module)[PRELUDE.matches(" = embedding(").count() + 5..].to_vec();
     for (step, tokens) in steps() {
@@ -232,7 +247,7 @@ fn only_these_ops_fall_back() {
     let mut slow = BTreeSet::new();
     for i in 0..CASES.len() {
         let module = module(&case(i, "bf16"));
-        let executor = executor(&module, &Checkpoint::random(&module), LIMITS);
+        let executor = executor(&module, &Checkpoint::random(&module), LIMITS, true);
         slow.extend(
             executor
                 .fallbacks()
@@ -240,5 +255,5 @@ fn only_these_ops_fall_back() {
                 .filter_map(|f| f.rsplit(' ').next().map(str::to_owned)),
         );
     }
-    assert_eq!(slow.into_iter().collect::<Vec<_>>(), ["matmul"]);
+    assert_eq!(slow.into_iter().collect::<Vec<_>>(), ["gather_rows"]);
 }

@@ -1,8 +1,9 @@
 //! Attention in its parts, over ragged `[H, pairs]` values.
 
 use infernum_ir::DType;
+use infernum_ir::interp::SeqStep;
 
-use super::super::simd;
+use super::super::simd::{self, ActMut, Isa, Weights};
 use super::{Args, Float, Kernel, Site, Source, act, act_mut, norm, parallel};
 
 type Prepared = Result<Option<Box<dyn Kernel>>, String>;
@@ -18,28 +19,99 @@ struct Scores {
 pub(super) fn scores(site: &Site<'_>) -> Prepared {
     let (Some(q), Some(k)) = (site.activation(0), site.activation(1)) else { return Ok(None) };
     let (heads, kv_heads, d) = (site.dim(0, 1)?, site.dim(1, 1)?, site.dim(0, 0)?);
+    if heads * d == 0 {
+        return Ok(None);
+    }
     Ok(Some(Box::new(Scores { q, k, heads, kv_heads, d })))
 }
 
+/// Tokens of a sequence from which on gathering its keys for a matrix product pays.
+const MATRIX: usize = 4;
+
 impl Kernel for Scores {
     fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
-        let (q, k) = (act(self.q, args.view(0)?.bytes), act(self.k, args.view(1)?.bytes));
-        let (out, step, isa, d) = (args.take(0)?, args.step, args.isa, self.d);
+        let (q, k) = (args.view(0)?.bytes, args.view(1)?.bytes);
+        let (out, step, isa) = (args.take(0)?, args.step, args.isa);
         let pairs = step.dims.pairs as usize;
-        let (group, stride) = (self.heads / self.kv_heads, self.kv_heads * d);
-        parallel::rows(out, pairs * size_of::<f32>(), pairs * d, |head, row| {
+        parallel::rows(out, pairs * size_of::<f32>(), pairs * self.d, |head, row| {
             let row: &mut [f32] = bytemuck::cast_slice_mut(row);
-            parallel::scratch(0, d, |query| {
-                for (t, place) in step.places.iter().enumerate() {
-                    let at = (t * self.heads + head) * d;
-                    simd::widen(isa, q.slice(at..at + d), query);
-                    let from = place.context_start * stride + head / group * d;
-                    let keys = k.slice(from..k.len());
-                    simd::dot_rows(isa, query, keys, stride, &mut row[place.pairs()]);
+            let mut token = 0;
+            for seq in &step.step.seqs {
+                // A sequence's scores lie together, in token order.
+                let place = step.places[token];
+                let out = &mut row[place.pair_start..][..seq.new * seq.context];
+                let q = self.rows(q, self.q, self.heads, token, head);
+                let kv_head = head / (self.heads / self.kv_heads);
+                let k = self.rows(k, self.k, self.kv_heads, place.context_start, kv_head);
+                if seq.new < MATRIX {
+                    self.by_token(isa, &q, &k, seq.context, out);
+                } else {
+                    self.by_sequence(isa, &q, &k, *seq, out);
                 }
-            });
+                token += seq.new;
+            }
         });
         Ok(())
+    }
+}
+
+/// The rows of one head, `stride` elements apart.
+struct HeadRows<'a> {
+    dtype: Float,
+    bytes: &'a [u8],
+    stride: usize,
+}
+
+impl HeadRows<'_> {
+    fn copy_to(&self, out: &mut [u8], row_bytes: usize) {
+        let from = self.bytes.chunks(self.stride * self.dtype.size());
+        for (to, from) in out.chunks_exact_mut(row_bytes).zip(from) {
+            to.copy_from_slice(&from[..row_bytes]);
+        }
+    }
+}
+
+impl Scores {
+    /// One head of `[.., heads, d]`, from a row on.
+    fn rows<'a>(
+        &self,
+        bytes: &'a [u8],
+        dtype: Float,
+        heads: usize,
+        row: usize,
+        head: usize,
+    ) -> HeadRows<'a> {
+        let stride = heads * self.d;
+        HeadRows { dtype, bytes: &bytes[(row * stride + head * self.d) * dtype.size()..], stride }
+    }
+
+    fn by_token(&self, isa: Isa, q: &HeadRows, k: &HeadRows, context: usize, out: &mut [f32]) {
+        let (keys, d) = (act(k.dtype, k.bytes), self.d);
+        let queries = q.bytes.chunks(q.stride * q.dtype.size());
+        parallel::scratch(0, d, |query| {
+            for (out, from) in out.chunks_exact_mut(context).zip(queries) {
+                simd::widen_bytes(isa, q.dtype, &from[..d * q.dtype.size()], query);
+                simd::dot_rows(isa, query, keys, k.stride, out);
+            }
+        });
+    }
+
+    /// As a product of all the queries with the keys, both gathered.
+    fn by_sequence(&self, isa: Isa, q: &HeadRows, k: &HeadRows, seq: SeqStep, out: &mut [f32]) {
+        let (q_row, k_row) = (self.d * q.dtype.size(), self.d * k.dtype.size());
+        // Rounded up, so that both parts are aligned.
+        let q_bytes = (seq.new * q_row).next_multiple_of(8);
+        parallel::scratch_bytes(q_bytes + seq.context * k_row, |memory| {
+            let (queries, keys) = memory.split_at_mut(q_bytes);
+            let queries = &mut queries[..seq.new * q_row];
+            q.copy_to(queries, q_row);
+            k.copy_to(keys, k_row);
+            let keys: &[&[u8]] = &[keys];
+            // Rows of `d` elements, which `k_row` is a multiple of: always whole.
+            if let Ok(keys) = Weights::new(k.dtype, self.d, keys) {
+                simd::linear(isa, act(q.dtype, queries), seq.new, &keys, None, ActMut::F32(out));
+            }
+        });
     }
 }
 
@@ -116,9 +188,9 @@ impl Kernel for Mask {
 impl Mask {
     fn hide(&self, bytes: &mut [u8]) {
         match act_mut(self.dtype, bytes) {
-            simd::ActMut::F32(x) => x.fill(f32::NEG_INFINITY),
-            simd::ActMut::Bf16(x) => x.fill(half::bf16::NEG_INFINITY),
-            simd::ActMut::F16(x) => x.fill(half::f16::NEG_INFINITY),
+            ActMut::F32(x) => x.fill(f32::NEG_INFINITY),
+            ActMut::Bf16(x) => x.fill(half::bf16::NEG_INFINITY),
+            ActMut::F16(x) => x.fill(half::f16::NEG_INFINITY),
         }
     }
 }
@@ -164,7 +236,7 @@ impl Kernel for Softmax {
 }
 
 /// Softmax with one more logit, whose probability is dropped.
-fn with_sink(isa: simd::Isa, x: &mut [f32], sink: f32) {
+fn with_sink(isa: Isa, x: &mut [f32], sink: f32) {
     let max = simd::max(isa, x).max(sink);
     let sum = simd::exp_sum(isa, x, max) + (sink - max).exp();
     simd::scale(isa, x, 1.0 / sum);

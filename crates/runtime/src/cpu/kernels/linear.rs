@@ -1,9 +1,10 @@
-//! Products with weights.
+//! Matrix products.
 
 use infernum_codegen::Arg;
+use infernum_ir::TensorType;
 
 use super::super::simd::{self, Act, ActMut, Float, Isa, Weights};
-use super::{Args, Kernel, Operand, Site, act, act_mut, float};
+use super::{Args, Kernel, Operand, Site, act, act_mut, float, parallel};
 use crate::weights::Bytes;
 
 /// `y = x · wᵀ + bias`.
@@ -104,4 +105,51 @@ pub(super) fn with_segments<R>(
         &many
     };
     Weights::new(dtype, columns, parts).map(|w| f(&w)).map_err(|e| e.to_string())
+}
+
+/// A batched product of activations `[.., M, K]` and `[.., K, N]`; the second may be constant.
+struct Matmul {
+    a: Float,
+    b: Float,
+    b_type: TensorType,
+    k: usize,
+    n: usize,
+}
+
+pub(super) fn matmul(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    let (Some(a), true) = (site.activation(0), site.channel(1)) else { return Ok(None) };
+    let b_type = site.tensor(1)?.clone();
+    let (Some(b), Ok(k), Ok(n)) = (float(b_type.dtype), site.dim(0, 0), site.dim(1, 0)) else {
+        return Ok(None);
+    };
+    Ok(Some(Box::new(Matmul { a, b, b_type, k, n })))
+}
+
+impl Kernel for Matmul {
+    fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
+        let (k, n, isa) = (self.k, self.n, args.isa);
+        let b = match args.operands[1] {
+            Some(Operand::Weight(w, _)) => {
+                Act::F32(w.values.as_deref().ok_or("a constant was not widened")?)
+            }
+            _ => act(self.b, args.view(1)?.bytes),
+        };
+        let (a, out) = (args.view(0)?.bytes, args.take(0)?);
+        let lead = self.b_type.rank() - 2;
+        let batches = super::product(&self.b_type.shape[..lead], args.dims()).max(1);
+        let row_bytes = n * self.a.size();
+        let m = (out.len() / row_bytes.max(1) / batches).max(1);
+        parallel::rows(out, row_bytes, k * n, |row, out| {
+            let left = &a[row * k * self.a.size()..][..k * self.a.size()];
+            let right = b.slice(row / m * k * n..(row / m + 1) * k * n);
+            parallel::scratch(0, k + n, |memory| {
+                let (left_row, sum) = memory.split_at_mut(k);
+                simd::widen_bytes(isa, self.a, left, left_row);
+                sum.fill(0.0);
+                simd::axpy_rows(isa, sum, left_row, right, n);
+                simd::narrow(isa, sum, act_mut(self.a, out));
+            });
+        });
+        Ok(())
+    }
 }

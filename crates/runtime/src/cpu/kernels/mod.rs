@@ -59,6 +59,7 @@ static CPU_KERNELS: &[(&str, Prepare)] = &[
     ("layernorm", norm::layernorm),
     ("linear", linear::linear),
     ("mask", attention::mask),
+    ("matmul", linear::matmul),
     ("mix", attention::mix),
     ("reduce", reduce::reduce),
     ("rmsnorm", norm::rmsnorm),

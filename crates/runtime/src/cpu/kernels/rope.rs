@@ -43,11 +43,11 @@ impl Kernel for Rope {
         let (x, out) = (args.source(0)?, args.take(0)?);
         let table = args.rope.get(key, |table| {
             for n in 0..ids.len() {
-                // An angle is f32 by the op's definition; its sine and cosine are rounded once.
+                // Angle, sine, cosine and their scaling are f32 by the op's definition.
                 let position = ids.get(n) as f32;
                 table.extend(freqs.iter().map(|freq| {
                     let (sin, cos) = f64::from(position * freq).sin_cos();
-                    [(cos * self.scale) as f32, (sin * self.scale) as f32]
+                    [cos as f32 * self.scale as f32, sin as f32 * self.scale as f32]
                 }));
             }
         });

@@ -1,0 +1,78 @@
+//! A step takes no memory once its scratch has grown.
+
+#[path = "cpu/common.rs"]
+#[allow(dead_code, reason = "shared with the other tests")]
+mod common;
+
+use infernum_ir::Dims;
+use infernum_runtime::{Executor, StepInputs};
+
+use common::{Checkpoint, executor, module};
+
+#[global_allocator]
+static ALLOCATOR: dhat::Alloc = dhat::Alloc;
+
+const TEXT: &str = r#"module m
+graph g {
+  %ids = step tokens : u32[T]
+  %pos = step positions : i32[T]
+  %e = weight "e" : const bf16[31, 48]
+  %n = weight "n" : const bf16[48]
+  %w = weight "w" : const bf16[48, 48]
+  %b = weight "b" : const bf16[48]
+  %r = weight "r" : const bf16[5, 48]
+  %we = weight "we.{expert}" stack 5 : const bf16[5, 16, 48]
+  %f = table() {expr: "100 ** (-i / 4)", len: 4} : const f32[4]
+  %x = embedding(%ids, %e) : bf16[T, 48]
+  %h = rmsnorm(%x, %n) {eps: 0.1, offset: 0} : bf16[T, 48]
+  %l = linear(%h, %w, %b) {dtype: none} : bf16[T, 48]
+  %q0 = reshape(%l) {shape: [T, 6, 8]} : bf16[T, 6, 8]
+  %q = rope(%q0, %pos, %f) {style: neox, scale: 1} : bf16[T, 6, 8]
+  %k0 = slice(%q) {axis: 1, start: 0, len: 2} : bf16[T, 2, 8]
+  %c0 = state k : state bf16[2, 8]
+  %c1 = kv_write(%c0, %k0) : state bf16[2, 8]
+  %ks = kv_read(%c1) : bf16[S, 2, 8]
+  %s = scores(%q, %ks) : f32[6, T, S]
+  %m = mask(%s) {window: 9} : f32[6, T, S]
+  %p = softmax(%m, _) : f32[6, T, S]
+  %o = mix(%p, %ks) : bf16[T, 6, 8]
+  %o1 = reshape(%o) {shape: [T, 48]} : bf16[T, 48]
+  %y = add(%x, %o1) : bf16[T, 48]
+  %a = silu(%y) : bf16[T, 48]
+  %g = linear(%a, %r, _) {dtype: none} : bf16[T, 5]
+  %t, %i = topk(%g, _) {k: 2, groups: 1, keep: 1} : bf16[T, 2], u32[T, 2]
+  %z = expert_linear(%a, %we, %i) : bf16[T, 2, 16]
+  %z1 = reduce(%z) {by: sum, axis: 1} : bf16[T, 1, 16]
+  %out = concat(%z1, %z) {axis: 1} : bf16[T, 3, 16]
+  %logits = cast(%out) {dtype: f32} : f32[T, 3, 16]
+  return %logits, %c1
+}
+
+schedule g 0..1
+"#;
+
+#[test]
+fn a_step_takes_no_memory_once_warm() {
+    let module = module(TEXT);
+    let checkpoint = Checkpoint::random(&module);
+    let limits = Dims { t: 20, b: 2, s: 60, pairs: 600 };
+    let mut executor = executor(&module, &checkpoint, limits, false);
+    assert!(executor.fallbacks().is_empty());
+    let mut inputs = StepInputs::new(4);
+    let mut step = |executor: &mut infernum_runtime::cpu::CpuExecutor| {
+        for (new, context) in [(17, 17), (1, 30)] {
+            inputs.clear();
+            inputs.push(&[3; 17][..new], context, &[0, 2, 4, 6, 8, 10, 12, 14]).expect("inputs");
+            inputs.push(&[9], 5, &[1, 3]).expect("inputs");
+            let ticket = executor.submit(&inputs).expect("a step");
+            executor.wait(ticket).expect("its ticket");
+        }
+    };
+    (0..20).for_each(|_| step(&mut executor));
+    let _profiler = dhat::Profiler::builder().testing().build();
+    let before = dhat::HeapStats::get().total_blocks;
+    (0..50).for_each(|_| step(&mut executor));
+    let taken = dhat::HeapStats::get().total_blocks - before;
+    // Handing a step to the pool takes a block of its queue now and then.
+    assert!(taken <= 6, "{taken} blocks in 100 steps");
+}
