@@ -175,7 +175,7 @@ impl CpuExecutor {
     ) -> Result<Ticket, ExecError> {
         let (core, output) = (&mut self.core, &mut self.output);
         self.ticket += 1;
-        self.pool.install(|| core.run(inputs, output, observer))?;
+        self.pool.install(|| simd::with_team(|| core.run(inputs, output, observer)))?;
         Ok(Ticket(self.ticket))
     }
 }

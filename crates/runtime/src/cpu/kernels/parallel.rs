@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use rayon::prelude::*;
+use crate::cpu::simd::for_each_chunk;
 
 /// Below this much work (about one multiply-add each), waking a thread costs more than it saves.
 const SERIAL: usize = 1 << 16;
@@ -23,7 +23,7 @@ where
     }
     // A few parts a thread, so that a late one is helped out.
     let part = rows.div_ceil(threads * 4).max((SERIAL / 4).div_ceil(work.max(1))).min(rows);
-    out.par_chunks_mut(part * row_bytes).enumerate().for_each(|(p, chunk)| {
+    for_each_chunk(out, part * row_bytes, |p, chunk| {
         for (i, row) in chunk.chunks_mut(row_bytes).enumerate() {
             f(p * part + i, row);
         }

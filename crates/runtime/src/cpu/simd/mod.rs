@@ -32,7 +32,7 @@ pub use ops::{
     axpy, axpy_rows, dot, dot_rows, exp_sum, max, narrow, scale, softmax, sum_squares, widen,
     widen_bytes,
 };
-pub use threads::{for_each_block, with_team};
+pub use threads::{for_each_block, for_each_chunk, with_team};
 
 #[cfg(test)]
 mod tests;

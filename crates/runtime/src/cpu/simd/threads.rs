@@ -5,7 +5,7 @@
 //! watching for work during a step; they then join within a microsecond.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Runs `f` once for every block in `0..blocks`, in no particular order, on the threads of the
@@ -33,6 +33,28 @@ pub fn for_each_block<F: Fn(usize) + Sync>(blocks: usize, f: F) {
         Some(team) => unsafe { (*team).run(&drain) },
         None => fork(workers, &drain),
     }
+}
+
+/// Calls `f(i, chunk)` for every run of `len` elements of `out`, the last one perhaps shorter, on
+/// the threads of [`for_each_block`]. `len` is at least 1.
+pub fn for_each_chunk<T: Send, F>(out: &mut [T], len: usize, f: F)
+where
+    F: Fn(usize, &mut [T]) + Sync,
+{
+    let (total, len) = (out.len(), len.max(1));
+    let start = AtomicPtr::new(out.as_mut_ptr());
+    for_each_block(total.div_ceil(len), |i| {
+        let at = i * len;
+        // SAFETY: blocks are visited once each and cover disjoint ranges within `out`, which is
+        // borrowed until all of them are done.
+        let chunk = unsafe {
+            std::slice::from_raw_parts_mut(
+                start.load(Ordering::Relaxed).add(at),
+                len.min(total - at),
+            )
+        };
+        f(i, chunk);
+    });
 }
 
 fn fork(workers: usize, work: &(dyn Fn() + Sync)) {
