@@ -52,10 +52,12 @@ pub(crate) fn executor(
     weights: &dyn WeightSource,
     run: &RunArgs,
     max_length: usize,
+    profile: bool,
 ) -> Result<CpuExecutor, Box<dyn Error>> {
     let options = CpuOptions {
         kv_blocks: max_length.div_ceil(StepInputs::BLOCK_SIZE),
         threads: run.threads,
+        profile,
         ..CpuOptions::default()
     };
     Ok(CpuExecutor::new(plan, weights, options)?)

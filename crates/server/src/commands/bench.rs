@@ -32,6 +32,9 @@ pub(crate) struct Args {
     /// Measured repetitions, after one to warm up; the median counts.
     #[arg(long, value_name = "N", default_value_t = 3)]
     runs: usize,
+    /// Show the time spent in each op, over all runs.
+    #[arg(long)]
+    profile: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -57,6 +60,9 @@ struct Figures {
     peak_memory_bytes: Option<u64>,
     load_seconds: f64,
     runs: Vec<Run>,
+    /// Seconds spent in each op over all runs, the longest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    profile: Vec<(String, f64)>,
 }
 
 #[derive(Clone, Copy, Serialize)]
@@ -103,10 +109,11 @@ fn measure(
     let weights = if model.checkpoint.is_some() { "checkpoint" } else { "random" };
     let mut executor = if let Some(checkpoint) = &model.checkpoint {
         session::warm(checkpoint);
-        session::executor(plan, &CheckpointWeights::new(checkpoint), &args.run, max_length)?
+        let weights = CheckpointWeights::new(checkpoint);
+        session::executor(plan, &weights, &args.run, max_length, args.profile)?
     } else {
         let random = RandomWeights::of(&plan, 1);
-        session::executor(plan, &random, &args.run, max_length)?
+        session::executor(plan, &random, &args.run, max_length, args.profile)?
     };
     let load_seconds = start.elapsed().as_secs_f64();
     let mut runs = Vec::new();
@@ -140,6 +147,7 @@ fn measure(
         peak_memory_bytes: peak_memory(),
         load_seconds,
         runs,
+        profile: executor.profile().into_iter().map(|(op, t)| (op, t.as_secs_f64())).collect(),
     })
 }
 
@@ -253,5 +261,14 @@ fn print(f: &Figures) -> Outcome {
         mib(f.weight_bytes),
         mib(f.kv_bytes),
         f.load_seconds
-    ))
+    ))?;
+    let total: f64 = f.profile.iter().map(|(_, t)| t).sum();
+    for (op, time) in &f.profile {
+        report::line(&format!(
+            "  {op:<14} {:>9.1} ms  {:>5.1}%",
+            time * 1e3,
+            time / total * 100.0
+        ))?;
+    }
+    Ok(())
 }

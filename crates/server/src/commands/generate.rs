@@ -152,7 +152,7 @@ fn load(args: &Args, model: &Model) -> Result<Engine<CpuExecutor>, Box<dyn Error
     let checkpoint = model.checkpoint.as_ref().ok_or("the model has no weights")?;
     session::warm(checkpoint);
     let weights = CheckpointWeights::new(checkpoint);
-    let executor = session::executor(plan, &weights, &args.run, max_length as usize)?;
+    let executor = session::executor(plan, &weights, &args.run, max_length as usize, false)?;
     Ok(session::engine(executor, &args.run, max_length as usize))
 }
 

@@ -49,6 +49,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         &CheckpointWeights::new(checkpoint),
         &args.run,
         max_length as usize,
+        false,
     )?;
     let tensors = compute(&mut executor, args)?;
     let shapes: Vec<[u64; 2]> =
