@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     fn canonical(body: &str) -> String {
-        let text = format!("module m\n\ngraph g {{\n{body}}}\n\nschedule g\n");
+        let text = format!("module m\n\ngraph g {{\n{body}}}\n\nschedule g 0..1\n");
         let module = text::parse(&text, "test").expect("the test's own text");
         let out = (PASS.run)(&module).expect("canonicalise has no errors");
         verify(&out).expect("a well-formed module stays so");

@@ -73,6 +73,7 @@ fn a_step_takes_no_memory_once_warm() {
     let before = dhat::HeapStats::get().total_blocks;
     (0..50).for_each(|_| step(&mut executor));
     let taken = dhat::HeapStats::get().total_blocks - before;
-    // Handing a step to the pool takes a block of its queue now and then.
-    assert!(taken <= 6, "{taken} blocks in 100 steps");
+    // Handing a step to the pool takes a block of its queues now and then; a launch that allocated
+    // would show in every step.
+    assert!(taken < 20, "{taken} blocks in 100 steps");
 }

@@ -143,17 +143,3 @@ fn templates_are_found_where_models_keep_them() {
     let invalid = ask(&[("tokenizer_config.json", br#"{"chat_template": [{"name": "x"}]}"#)]);
     assert!(matches!(invalid, Err(ChatError::Invalid { .. })));
 }
-
-/// Published templates: a folder of `*.jinja` files.
-#[test]
-#[ignore = "reads the folder that INFERNUM_CHAT_TEMPLATES names"]
-fn published_templates_render_a_user_turn() {
-    let dir = std::env::var_os("INFERNUM_CHAT_TEMPLATES").expect("the variable is set");
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        let chat = template(&std::fs::read_to_string(&path).unwrap());
-        let options = RenderOptions { add_generation_prompt: true, ..<_>::default() };
-        let text = chat.render(&[Message::new("user", "What is 2+2?")], &options);
-        assert!(text.as_ref().is_ok_and(|t| t.contains("What is 2+2?")), "{path:?}: {text:?}");
-    }
-}
