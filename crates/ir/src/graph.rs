@@ -285,6 +285,19 @@ impl Graph {
         &self.node(value.node).names[value.result]
     }
 
+    /// For a state made by an op, the version it was made from: an op's states, in order, are the
+    /// next versions of its state operands.
+    pub fn state_source(&self, value: ValueId) -> Option<ValueId> {
+        let node = self.node(value.node);
+        let is_state = |ty: &Type| matches!(ty, Type::State(_));
+        if matches!(node.kind, NodeKind::Param(_)) || !is_state(&node.types[value.result]) {
+            return None;
+        }
+        let before = node.types[..value.result].iter().filter(|ty| is_state(ty)).count();
+        let operands = self.operands(value.node).into_iter().flatten();
+        operands.filter(|v| is_state(self.ty(*v))).nth(before)
+    }
+
     /// The value of that name.
     pub fn find(&self, name: &str) -> Option<ValueId> {
         self.nodes().find_map(|(node, n)| {

@@ -163,10 +163,12 @@ impl<'a> Interpreter<'a> {
                 }
                 NodeKind::Op { op, attrs } => {
                     let operands = graph.operands(index);
-                    if let Some(plane) =
-                        operands.first().copied().flatten().and_then(|v| planes.get(&v))
-                    {
-                        planes.insert(id, plane.clone());
+                    for result in 0..node.types.len() {
+                        let version = ValueId { node: index, result };
+                        let from = graph.state_source(version);
+                        if let Some(plane) = from.and_then(|v| planes.get(&v)) {
+                            planes.insert(version, plane.clone());
+                        }
                     }
                     let types: Vec<_> = operands.iter().map(|v| v.map(|v| graph.ty(v))).collect();
                     let inputs: Vec<_> =

@@ -2,10 +2,12 @@
 #![doc = include_str!("../README.md")]
 
 mod attr;
+pub mod body;
 mod diag;
 mod dim;
 mod dtype;
 pub mod expr;
+mod fused;
 mod graph;
 pub mod interp;
 mod names;
@@ -18,6 +20,7 @@ pub use attr::{Attr, AttrDef, AttrKind, Default as AttrDefault};
 pub use diag::SourceError;
 pub use dim::{Dim, Dims, Sym};
 pub use dtype::DType;
+pub use fused::{Fused, FusedDef, OpSet};
 pub use graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
 };

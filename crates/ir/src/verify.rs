@@ -200,13 +200,15 @@ fn check_states(graph: &Graph, report: Report<'_>) {
                     report(Some(i), format!("plane `{plane}` is a parameter twice"));
                 }
             }
-            NodeKind::Op { op, .. } if op.effect == Effect::Writes => {
-                let from = graph.operands(i).first().copied().flatten();
-                if let Some(root) = from.and_then(|v| roots.get(&v)).copied() {
-                    roots.insert(id, root);
+            _ => {
+                for result in 0..node.types.len() {
+                    let version = ValueId { node: i, result };
+                    let from = graph.state_source(version);
+                    if let Some(root) = from.and_then(|v| roots.get(&v)).copied() {
+                        roots.insert(version, root);
+                    }
                 }
             }
-            _ => {}
         }
     }
     let results: HashSet<ValueId> = graph.results().iter().copied().collect();

@@ -262,3 +262,8 @@ pub fn parse_family(source: &Source) -> Result<Family<'_>, SourceError> {
 pub fn parse_block(source: &Source) -> Result<Block<'_>, SourceError> {
     read::from_str(source)
 }
+
+/// Reads any data file in the notation of specs, with errors that point into it.
+pub fn read_ron<'a, T: Deserialize<'a>>(source: &'a Source) -> Result<T, SourceError> {
+    read::from_str(source)
+}

@@ -28,6 +28,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 0),
     cuda: None,
     tolerance: Tolerance::EXACT,
+    fused: None,
 };
 
 // The interpreter rounds results to their type where it is asked to round at all.

@@ -35,6 +35,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 0),
     cuda: None,
     tolerance: Tolerance::EXACT,
+    fused: None,
 };
 
 fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {

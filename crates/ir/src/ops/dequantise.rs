@@ -32,6 +32,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 2),
     cuda: None,
     tolerance: Tolerance::POINTWISE,
+    fused: None,
 };
 
 // A tensor enters the interpreter by its values, so the blocks are decoded on the way in.

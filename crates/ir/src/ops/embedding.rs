@@ -25,6 +25,7 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: None,
     tolerance: Tolerance::EXACT,
+    fused: None,
 };
 
 pub(super) fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {

@@ -26,6 +26,7 @@ pub(super) static OP: OpDef = OpDef {
     work,
     cuda: None,
     tolerance: Tolerance::REDUCTION,
+    fused: None,
 };
 
 /// Each expert that may be hit is read once.

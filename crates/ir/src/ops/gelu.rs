@@ -15,4 +15,5 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 8),
     cuda: None,
     tolerance: Tolerance::POINTWISE,
+    fused: None,
 };

@@ -17,4 +17,5 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 10),
     cuda: None,
     tolerance: Tolerance::POINTWISE,
+    fused: None,
 };

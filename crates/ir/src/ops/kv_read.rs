@@ -26,6 +26,7 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: None,
     tolerance: Tolerance::EXACT,
+    fused: None,
 };
 
 // The interpreter keeps a plane as the very rows that `kv_read` yields.

@@ -28,6 +28,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 7),
     cuda: None,
     tolerance: Tolerance::REDUCTION,
+    fused: None,
 };
 
 fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {

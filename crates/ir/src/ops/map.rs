@@ -21,4 +21,5 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 4),
     cuda: None,
     tolerance: Tolerance::POINTWISE,
+    fused: None,
 };

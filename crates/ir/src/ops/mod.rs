@@ -38,6 +38,7 @@ use std::fmt;
 
 use crate::attr::{Attr, AttrDef};
 use crate::expr::{Expr, ScalarFn, Value};
+use crate::fused::Fused;
 use crate::interp::{Step, Tensor};
 use crate::names::nearest;
 use crate::{Dims, Type};
@@ -101,6 +102,8 @@ pub struct OpDef {
     pub cuda: Option<&'static str>,
     /// How far a kernel may stray from the reference.
     pub tolerance: Tolerance,
+    /// Its body, if it is a fused op; `None` for a primitive.
+    pub fused: Option<Fused>,
 }
 
 /// Declares one operand.
@@ -200,6 +203,11 @@ pub struct Eval<'a> {
 pub struct Op(&'static OpDef);
 
 impl Op {
+    /// The handle of a definition.
+    pub(crate) fn of(def: &'static OpDef) -> Op {
+        Op(def)
+    }
+
     /// Looks an op up by name; the error suggests the nearest one.
     pub fn find(name: &str) -> Result<Op, String> {
         OPS.iter().find(|d| d.name == name).map(|d| Op(d)).ok_or_else(|| {

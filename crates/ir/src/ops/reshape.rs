@@ -37,6 +37,7 @@ pub(super) static OP: OpDef = OpDef {
     work: free,
     cuda: None,
     tolerance: Tolerance::EXACT,
+    fused: None,
 };
 
 fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {

@@ -35,6 +35,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 4),
     cuda: None,
     tolerance: Tolerance::REDUCTION,
+    fused: None,
 };
 
 fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {

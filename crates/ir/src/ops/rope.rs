@@ -49,6 +49,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 6),
     cuda: None,
     tolerance: Tolerance::POINTWISE,
+    fused: None,
 };
 
 fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {

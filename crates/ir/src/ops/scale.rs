@@ -21,4 +21,5 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 1),
     cuda: None,
     tolerance: Tolerance::POINTWISE,
+    fused: None,
 };

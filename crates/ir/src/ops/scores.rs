@@ -39,6 +39,7 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: None,
     tolerance: Tolerance::REDUCTION,
+    fused: None,
 };
 
 fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {

@@ -56,6 +56,7 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: None,
     tolerance: Tolerance::EXACT,
+    fused: None,
 };
 
 fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {

@@ -26,4 +26,5 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 6),
     cuda: None,
     tolerance: Tolerance::POINTWISE,
+    fused: None,
 };

@@ -26,6 +26,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 5),
     cuda: None,
     tolerance: Tolerance::REDUCTION,
+    fused: None,
 };
 
 fn softmax(row: &mut [f64], sink: Option<f64>) {

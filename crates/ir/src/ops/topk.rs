@@ -50,6 +50,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 8),
     cuda: None,
     tolerance: Tolerance::EXACT,
+    fused: None,
 };
 
 /// Indices of the `k` largest, largest first, ties to the lower index.

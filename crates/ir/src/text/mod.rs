@@ -22,5 +22,5 @@
 mod parse;
 mod print;
 
-pub use parse::parse;
+pub use parse::{parse, parse_with};
 pub use print::{print, print_graph, print_with_notes};

@@ -9,7 +9,7 @@ use crate::graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
 };
 use crate::names::{MAX_NAME, is_name_char, nearest};
-use crate::{DType, Dim, Op, StateType, Sym, TensorType, Type};
+use crate::{DType, Dim, Op, OpSet, StateType, Sym, TensorType, Type};
 
 /// Layers a schedule may name: more is a mistake, not a model.
 const MAX_LAYERS: u64 = 10_000;
@@ -17,9 +17,14 @@ const MAX_LAYERS: u64 = 10_000;
 /// Dimensions a shape may have. Error messages repeat types, so this bounds them.
 const MAX_RANK: usize = 8;
 
-/// Reads a module. The text need not be well typed: the verifier is what checks that.
+/// Reads a module of primitives. The text need not be well typed: the verifier is what checks that.
 pub fn parse(text: &str, file: &str) -> Result<Module, SourceError> {
-    let mut p = Parser { text, at: 0, end: 0 };
+    parse_with(text, file, &OpSet::default())
+}
+
+/// Reads a module that may use the ops of `ops`.
+pub fn parse_with(text: &str, file: &str, ops: &OpSet) -> Result<Module, SourceError> {
+    let mut p = Parser { text, at: 0, end: 0, ops };
     let error = |e: Error| SourceError::new(file, text, e.at..e.at + 1, e.message);
     let mut module = Module { name: String::new(), graphs: Vec::new(), schedule: Vec::new() };
     p.module(&mut module).map_err(error)?;
@@ -38,6 +43,7 @@ struct Parser<'a> {
     text: &'a str,
     at: usize,
     end: usize,
+    ops: &'a OpSet,
 }
 
 impl<'a> Parser<'a> {
@@ -340,7 +346,7 @@ impl<'a> Parser<'a> {
         let word = self.word("an op, or weight, carry, state, step")?;
         self.space();
         if self.rest().starts_with('(') {
-            let op = Op::find(word).map_err(|message| Error { at: start, message })?;
+            let op = self.ops.find(word).map_err(|message| Error { at: start, message })?;
             let operands = self.operands(names)?;
             if operands.len() != op.operands.len() {
                 let (want, found) = (op.operands.len(), operands.len());

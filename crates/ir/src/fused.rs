@@ -1,0 +1,201 @@
+//! Fused ops: ops that are data. Their meaning is a body of other ops.
+
+use std::collections::BTreeMap;
+
+use crate::attr::{Attr, AttrDef};
+use crate::body::{Emit, Env, Stmt, apply};
+use crate::graph::{Graph, NodeKind, Param, ValueId};
+use crate::interp::Tensor;
+use crate::names::nearest;
+use crate::ops::{Call, Effect, Eval, Op, OpDef, OperandDef, Pointwise, Tolerance, Work};
+use crate::{Dims, OPS, Type};
+
+/// What makes an op a fused one.
+#[derive(Clone, Debug)]
+pub struct Fused {
+    /// What it computes, in primitives and other fused ops.
+    pub body: Vec<Stmt>,
+    /// The body's names that it yields.
+    pub results: Vec<String>,
+}
+
+/// A fused op to be defined.
+#[derive(Clone, Debug)]
+pub struct FusedDef {
+    /// Its name.
+    pub name: String,
+    /// What it computes.
+    pub doc: String,
+    /// Its operands, in order, and whether each may be left out.
+    pub operands: Vec<(String, bool)>,
+    /// Its attributes.
+    pub attrs: Vec<AttrDef>,
+    /// Its meaning.
+    pub fused: Fused,
+    /// Stem of its CUDA template.
+    pub template: Option<String>,
+}
+
+/// The ops that a module may use: the primitives, and fused ones that were loaded.
+#[derive(Clone, Debug)]
+pub struct OpSet(BTreeMap<&'static str, Op>);
+
+impl Default for OpSet {
+    fn default() -> Self {
+        OpSet(OPS.iter().map(|d| (d.name, Op::of(d))).collect())
+    }
+}
+
+impl OpSet {
+    /// Looks an op up; the error suggests the nearest name.
+    pub fn find(&self, name: &str) -> Result<Op, String> {
+        self.0.get(name).copied().ok_or_else(|| {
+            let hint = nearest(name, self.0.keys().copied());
+            format!("unknown op `{name}`{hint}")
+        })
+    }
+
+    /// Every op, by name.
+    pub fn all(&self) -> impl Iterator<Item = Op> + '_ {
+        self.0.values().copied()
+    }
+
+    /// The fused ops, by name.
+    pub fn fused(&self) -> impl Iterator<Item = Op> + '_ {
+        self.all().filter(|op| op.fused.is_some())
+    }
+
+    /// Defines a fused op. One of the same name takes the place of the one before; a primitive's
+    /// name is refused. Definitions live as long as the process: they are loaded once, from files.
+    pub fn define(&mut self, def: FusedDef) -> Result<Op, String> {
+        if OPS.iter().any(|d| d.name == def.name) {
+            return Err(format!("`{}` is the name of a primitive", def.name));
+        }
+        let leak = |s: String| -> &'static str { Box::leak(s.into_boxed_str()) };
+        let operands: Vec<OperandDef> = def
+            .operands
+            .into_iter()
+            .map(|(name, optional)| OperandDef { name: leak(name), optional })
+            .collect();
+        let effects: Vec<Effect> = def.fused.body.iter().map(|s| s.op.effect).collect();
+        let effect = [Effect::Writes, Effect::Reads].into_iter().find(|e| effects.contains(e));
+        let tolerances = def.fused.body.iter().map(|s| s.op.tolerance);
+        let op = OpDef {
+            name: leak(def.name),
+            doc: leak(def.doc),
+            operands: Vec::leak(operands),
+            attrs: Vec::leak(def.attrs),
+            infer: |call| Ok(Instance::new(call)?.result_types()),
+            effect: effect.unwrap_or(Effect::Pure),
+            reference,
+            pointwise: Pointwise::No,
+            work,
+            cuda: def.template.map(leak),
+            tolerance: tolerances.fold(Tolerance::EXACT, |a, b| Tolerance {
+                f32: a.f32.max(b.f32),
+                // Results between its parts are not rounded, so one rounding is left.
+                ulps16: a.ulps16.max(b.ulps16),
+            }),
+            fused: Some(def.fused),
+        };
+        let op = Op::of(Box::leak(Box::new(op)));
+        self.0.insert(op.name, op);
+        Ok(op)
+    }
+}
+
+/// A fused op's body applied to operands of given types.
+struct Instance {
+    graph: Graph,
+    /// One parameter an operand.
+    params: Vec<Option<ValueId>>,
+    results: Vec<ValueId>,
+}
+
+impl Instance {
+    fn new(call: &Call<'_>) -> Result<Instance, String> {
+        let fused = call.op.fused.as_ref().ok_or("not a fused op")?;
+        let mut graph = Graph::new(call.op.name);
+        let mut env = Env::default();
+        let mut params = Vec::new();
+        for (i, (def, ty)) in call.op.operands.iter().zip(call.operands).enumerate() {
+            let value = ty.map(|ty| graph.param(def.name, Param::Carry(i as u32), ty.clone()));
+            env.values.insert(def.name.to_owned(), value);
+            params.push(value);
+        }
+        let attrs = call.op.attrs.iter().map(|d| d.name.to_owned()).zip(call.attrs.iter().cloned());
+        env.attrs.extend(attrs);
+        apply(&fused.body, &mut graph, &mut env)
+            .map_err(|e| format!("in `{}`: {e}", call.op.name))?;
+        let result = |name: &String| {
+            let value = env.values.get(name).copied().flatten();
+            value.ok_or_else(|| format!("in `{}`: result `{name}` is not defined", call.op.name))
+        };
+        let results = fused.results.iter().map(result).collect::<Result<Vec<_>, _>>()?;
+        Ok(Instance { graph, params, results })
+    }
+
+    fn result_types(&self) -> Vec<Type> {
+        self.results.iter().map(|v| self.graph.ty(*v).clone()).collect()
+    }
+}
+
+fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
+    let instance = Instance::new(&eval.call)?;
+    let mut values: Vec<Vec<Tensor>> = vec![Vec::new(); instance.graph.len()];
+    for (param, value) in instance.params.iter().zip(eval.values) {
+        if let (Some(param), Some(value)) = (param, value) {
+            values[param.node] = vec![(*value).clone()];
+        }
+    }
+    for (index, node) in instance.graph.nodes() {
+        let NodeKind::Op { op, attrs } = &node.kind else { continue };
+        let operands = instance.graph.operands(index);
+        let types: Vec<_> = operands.iter().map(|v| v.map(|v| instance.graph.ty(v))).collect();
+        let inputs: Vec<_> =
+            operands.iter().map(|v| v.map(|v| &values[v.node][v.result])).collect();
+        let call = Call { op: *op, operands: &types, attrs };
+        let eval = Eval { call, values: &inputs, results: &node.types, step: eval.step };
+        values[index] = (op.reference)(&eval)?;
+    }
+    Ok(instance.results.iter().map(|v| values[v.node][v.result].clone()).collect())
+}
+
+/// Operands and results move once, and so do cache rows; what lies between stays on the chip. Every
+/// operation of the body is done.
+fn work(call: &Call<'_>, results: &[Type], dims: &Dims) -> Work {
+    let Ok(instance) = Instance::new(call) else { return Work::default() };
+    let tensors = call.operands.iter().flatten().copied().chain(results);
+    let bytes = tensors.filter_map(|t| t.tensor().ok()).map(|t| t.bytes(dims));
+    let mut total = Work { bytes: bytes.fold(0, u64::saturating_add), flops: 0 };
+    for (index, node) in instance.graph.nodes() {
+        let NodeKind::Op { op, attrs } = &node.kind else { continue };
+        let operands = instance.graph.operands(index);
+        let types: Vec<_> = operands.iter().map(|v| v.map(|v| instance.graph.ty(v))).collect();
+        let part = (op.work)(&Call { op: *op, operands: &types, attrs }, &node.types, dims);
+        total.flops = total.flops.saturating_add(part.flops);
+        if matches!(op.effect, Effect::Reads | Effect::Writes) {
+            // A row is read or written: one of the two ways that the primitive's copy moves.
+            total.bytes = total.bytes.saturating_add(part.bytes / 2);
+        }
+    }
+    total
+}
+
+impl Emit for Graph {
+    type Value = ValueId;
+
+    fn ty(&self, value: ValueId) -> Type {
+        Graph::ty(self, value).clone()
+    }
+
+    fn emit(
+        &mut self,
+        names: &[String],
+        op: Op,
+        operands: &[Option<ValueId>],
+        attrs: Vec<Attr>,
+    ) -> Result<Vec<ValueId>, String> {
+        self.call(names.to_vec(), op, operands, attrs, None)
+    }
+}

@@ -1,0 +1,138 @@
+//! All fused ops and rules: ours, with the user's on top.
+
+use std::path::{Path, PathBuf};
+
+use include_dir::{Dir, include_dir};
+use infernum_frontend_hf::spec::{Source, read_ron};
+use infernum_ir::{OpSet, SourceError};
+
+use super::fused;
+use super::rules::{self, Rule};
+
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels");
+
+/// A file of fused ops or rules could not be read.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are named in the messages")]
+pub enum DataError {
+    #[error("{path}: {source}")]
+    Io { path: String, source: std::io::Error },
+    #[error(transparent)]
+    Source(#[from] Box<SourceError>),
+}
+
+impl From<SourceError> for DataError {
+    fn from(e: SourceError) -> Self {
+        DataError::Source(Box::new(e))
+    }
+}
+
+/// The fused ops and the rules over them.
+#[derive(Clone, Debug, Default)]
+pub struct Kernels {
+    /// Primitives and fused ops.
+    pub ops: OpSet,
+    /// In the order of their files' names.
+    pub rules: Vec<Rule>,
+}
+
+impl Kernels {
+    /// The built-in files, those of `DIR/kernels` on top, and `extra` rule files.
+    pub fn load(data: Option<&Path>, extra: &[PathBuf]) -> Result<Kernels, DataError> {
+        let mut kernels = Kernels::default();
+        kernels.define_all(files("fused", data)?)?;
+        for source in files("rules", data)? {
+            kernels.add_rules(&source)?;
+        }
+        for path in extra {
+            kernels.add_rules(&open(path)?)?;
+        }
+        Ok(kernels)
+    }
+
+    /// Defines the fused ops of `sources`. One may use another: those that name an op not yet
+    /// defined wait until the others are.
+    pub fn define_all(&mut self, mut sources: Vec<Source>) -> Result<(), DataError> {
+        while !sources.is_empty() {
+            let before = sources.len();
+            let mut failed = None;
+            let mut waiting = Vec::new();
+            for source in sources {
+                let file: fused::File<'_> = read_ron(&source)?;
+                match fused::define(&source, &file, &mut self.ops) {
+                    Ok(_) => {}
+                    Err(e) => {
+                        failed.get_or_insert(e);
+                        waiting.push(source);
+                    }
+                }
+            }
+            if waiting.len() == before
+                && let Some(e) = failed
+            {
+                return Err(e.into());
+            }
+            sources = waiting;
+        }
+        Ok(())
+    }
+
+    /// Adds the rules of a file; a rule of a name already there takes its place.
+    pub fn add_rules(&mut self, source: &Source) -> Result<(), DataError> {
+        let list: Vec<rules::File<'_>> = read_ron(source)?;
+        for file in &list {
+            let rule = rules::read(source, file, &self.ops)?;
+            self.rules.retain(|r| r.name != rule.name);
+            self.rules.push(rule);
+        }
+        Ok(())
+    }
+}
+
+fn open(path: &Path) -> Result<Source, DataError> {
+    let shown = path.display().to_string();
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Source::new(&shown, &text)),
+        Err(source) => Err(DataError::Io { path: shown, source }),
+    }
+}
+
+/// The `.ron` files of one folder of `kernels/`, by name; the user's hide ours.
+fn files(folder: &str, data: Option<&Path>) -> Result<Vec<Source>, DataError> {
+    let mut found: Vec<(String, Source)> = Vec::new();
+    let is_ron = |name: &str| Path::new(name).extension().is_some_and(|e| e == "ron");
+    for file in EMBEDDED.get_dir(folder).into_iter().flat_map(Dir::files) {
+        let name = file.path().file_name().and_then(|n| n.to_str());
+        if let (Some(name), Some(text)) = (name, file.contents_utf8())
+            && is_ron(name)
+        {
+            let shown = format!("kernels/{folder}/{name}");
+            found.push((name.to_owned(), Source::new(&shown, text)));
+        }
+    }
+    if let Some(dir) = data.map(|d| d.join("kernels").join(folder)).filter(|d| d.is_dir()) {
+        let io = |source| DataError::Io { path: dir.display().to_string(), source };
+        for entry in std::fs::read_dir(&dir).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_owned();
+            if is_ron(&name) {
+                found.retain(|(n, _)| *n != name);
+                found.push((name, open(&path)?));
+            }
+        }
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(found.into_iter().map(|(_, source)| source).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_files_load() {
+        let kernels = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"));
+        assert!(kernels.ops.fused().count() > 0);
+        assert!(!kernels.rules.is_empty());
+    }
+}

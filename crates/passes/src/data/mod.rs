@@ -1,0 +1,12 @@
+//! Fused ops and rules, read from files.
+//!
+//! Both are written in the notation of specs: a body is a map from names to calls, a number stands
+//! for itself, and a text is the name of a value or attribute, or an expression.
+
+mod fused;
+mod kernels;
+mod notation;
+mod rules;
+
+pub use kernels::{DataError, Kernels};
+pub use rules::{Numerics, Rule, VarType};

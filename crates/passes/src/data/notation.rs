@@ -1,0 +1,175 @@
+//! From calls as written to statements of a body.
+
+use infernum_frontend_hf::spec::{Arg, Argument, Call, Entries, Source};
+use infernum_ir::body::{AttrSource, Stmt};
+use infernum_ir::expr::{Expr, ExprError, Value};
+use infernum_ir::{Attr, AttrKind, DType, OpSet, SourceError, Sym, nearest};
+
+/// An error at `slice`, a piece of the source's text.
+pub(super) fn at(source: &Source, slice: &str, message: impl Into<String>) -> SourceError {
+    let start = offset(source, slice);
+    SourceError::new(&source.file, &source.text, start..start + slice.len().max(1), message)
+}
+
+fn offset(source: &Source, slice: &str) -> usize {
+    slice.as_ptr().addr().wrapping_sub(source.text.as_ptr().addr()).min(source.text.len())
+}
+
+/// Parses an expression where it is written.
+pub(super) fn expression(source: &Source, text: &str) -> Result<Expr, SourceError> {
+    text.parse().map_err(|e: ExprError| {
+        let start = offset(source, text) + e.at.min(text.len());
+        SourceError::new(&source.file, &source.text, start..start + 1, e.message)
+    })
+}
+
+/// Reads a body over the ops of `ops`.
+pub(super) fn body(
+    source: &Source,
+    ops: &OpSet,
+    calls: &Entries<'_, Call<'_>>,
+) -> Result<Vec<Stmt>, SourceError> {
+    calls.iter().map(|(names, call)| stmt(source, ops, names, call)).collect()
+}
+
+fn stmt(source: &Source, ops: &OpSet, names: &str, call: &Call<'_>) -> Result<Stmt, SourceError> {
+    let op = ops.find(call.name).map_err(|e| at(source, call.name, e))?;
+    let known = || {
+        let operands = op.operands.iter().map(|o| o.name);
+        operands.chain(op.attrs.iter().map(|a| a.name)).chain(["when"])
+    };
+    if let Some((key, _)) = call.args.iter().find(|(k, _)| !known().any(|n| n == *k)) {
+        let list: Vec<&str> = known().collect();
+        let hint = nearest(key, known());
+        let takes = list.join(", ");
+        let message = format!("`{}` has no argument `{key}`{hint}; it takes {takes}", op.name);
+        return Err(at(source, key, message));
+    }
+    let mut operands = Vec::new();
+    for def in op.operands {
+        operands.push(match call.arg(def.name) {
+            Some((_, Argument::One(Arg::Text(name)))) => Some((*name).to_owned()),
+            None | Some((_, Argument::One(Arg::Null))) if def.optional => None,
+            None => {
+                let message = format!("`{}` needs operand `{}`", op.name, def.name);
+                return Err(at(source, call.name, message));
+            }
+            Some((key, _)) => return Err(at(source, key, "expected the name of a value")),
+        });
+    }
+    let free: Vec<String> = match op.operands {
+        [] => vec!["i".to_owned()],
+        operands => operands.iter().map(|o| o.name.to_owned()).collect(),
+    };
+    let mut attrs = Vec::new();
+    for def in op.attrs {
+        attrs.push(match call.arg(def.name) {
+            Some((key, argument)) => attr(source, key, def.kind, argument, &free)?,
+            None => AttrSource::Given(def.default_value().ok_or_else(|| {
+                let message = format!("`{}` needs attribute `{}`, {}", op.name, def.name, def.kind);
+                at(source, call.name, message)
+            })?),
+        });
+    }
+    let when = match call.arg("when") {
+        Some((_, Argument::One(Arg::Text(text)))) => Some(expression(source, text)?),
+        Some((key, _)) => return Err(at(source, key, "expected a condition")),
+        None => None,
+    };
+    let results = names.split(',').map(|n| n.trim().to_owned()).collect();
+    Ok(Stmt { results, op, operands, attrs, when })
+}
+
+fn attr(
+    source: &Source,
+    key: &str,
+    kind: AttrKind,
+    argument: &Argument<'_>,
+    free: &[String],
+) -> Result<AttrSource, SourceError> {
+    let number = |arg: &Arg<'_>| match (kind, arg) {
+        (_, Arg::Null) => Some(Attr::None),
+        (AttrKind::Bool, Arg::Bool(b)) => Some(Attr::Bool(*b)),
+        (AttrKind::Int, Arg::Num(n)) if n.fract() == 0.0 => Some(Attr::Int(*n as i64)),
+        (AttrKind::Float, Arg::Num(n)) => Some(Attr::Float(*n)),
+        _ => None,
+    };
+    match argument {
+        Argument::List(items) if kind == AttrKind::Dims => {
+            let dim = |arg: &Arg<'_>| match arg {
+                Arg::Text(text) => expression(source, text),
+                Arg::Num(n) => Ok(Expr::Lit(Value::Num(*n))),
+                _ => Err(at(source, key, "expected dimensions")),
+            };
+            Ok(AttrSource::Dims(items.iter().map(dim).collect::<Result<_, _>>()?))
+        }
+        Argument::List(_) => Err(at(source, key, format!("expected {kind}, found a list"))),
+        Argument::One(Arg::Text(text)) => Ok(match kind {
+            AttrKind::Enum(names) if names.contains(text) => {
+                AttrSource::Given(Attr::Enum((*text).to_owned()))
+            }
+            AttrKind::DType if text.parse::<DType>().is_ok() => {
+                AttrSource::Given(text.parse().map_or(Attr::None, Attr::DType))
+            }
+            AttrKind::Dims => AttrSource::Value(expression(source, text)?),
+            AttrKind::Expr => match expression(source, text)? {
+                // A bare name passes an expression on.
+                e @ Expr::Var(_) if !free.iter().any(|f| f == text) => AttrSource::Value(e),
+                e => AttrSource::Scalar(e, free.to_vec()),
+            },
+            _ => AttrSource::Value(expression(source, text)?),
+        }),
+        Argument::One(arg) => number(arg)
+            .map(AttrSource::Given)
+            .ok_or_else(|| at(source, key, format!("expected {kind}"))),
+    }
+}
+
+/// The names that a body takes from outside: values first, then attributes and what expressions
+/// mention.
+pub(super) fn free_names(body: &[Stmt]) -> (Vec<String>, Vec<String>) {
+    let mut defined: Vec<&str> = Vec::new();
+    let (mut values, mut attrs) = (Vec::<String>::new(), Vec::<String>::new());
+    for stmt in body {
+        for name in stmt.operands.iter().flatten() {
+            if !defined.contains(&name.as_str()) && !values.contains(name) {
+                values.push(name.clone());
+            }
+        }
+        let mut mention = |e: &Expr, except: &[String]| {
+            e.names(&mut |n| {
+                let symbol = Sym::ALL.iter().any(|s| s.name() == n);
+                if !symbol && !except.iter().any(|x| x == n) && !attrs.iter().any(|a| a == n) {
+                    attrs.push(n.to_owned());
+                }
+            });
+        };
+        for source in &stmt.attrs {
+            match source {
+                AttrSource::Given(_) => {}
+                AttrSource::Value(e) => mention(e, &[]),
+                AttrSource::Dims(dims) => dims.iter().for_each(|e| mention(e, &[])),
+                AttrSource::Scalar(e, free) => mention(e, free),
+            }
+        }
+        if let Some(e) = &stmt.when {
+            mention(e, &[]);
+        }
+        defined.extend(stmt.results.iter().map(String::as_str));
+    }
+    attrs.retain(|a| !values.contains(a) && !defined.contains(&a.as_str()));
+    (values, attrs)
+}
+
+/// For each attribute name, the kind and optionality of the op attribute that it is passed to.
+pub(super) fn attr_uses<'b>(
+    body: &'b [Stmt],
+) -> impl Iterator<Item = (&'b str, &'static infernum_ir::AttrDef)> {
+    body.iter().flat_map(|stmt| {
+        let defs: &'static [infernum_ir::AttrDef] = stmt.op.attrs;
+        defs.iter().zip(&stmt.attrs).filter_map(|(def, source)| match source {
+            AttrSource::Value(Expr::Var(name)) => Some((name.as_str(), def)),
+            _ => None,
+        })
+    })
+}
