@@ -208,18 +208,36 @@ impl<'a> Parser<'a> {
             }
             Some(b'[') => {
                 self.at += 1;
-                let items = self.list("]")?;
-                let values = items.into_iter().map(|e| match e {
-                    Expr::Lit(v) => Ok(v),
-                    _ => Err(ExprError::new(start, "a list may hold literals only")),
-                });
-                let values = values.collect::<Result<_, _>>()?;
+                let values = self.literals(start)?;
                 self.node(Expr::Lit(Value::List(values)))
             }
             Some(b'\'') => self.text_literal(),
             Some(b'0'..=b'9' | b'.') => self.number(),
             _ => Err(self.expected("a number, a name, 'text' or `(`")),
         }
+    }
+
+    /// The rest of a list. Its items count as one part of the expression: a config's list may be
+    /// substituted for a name, and what is printed must read back.
+    fn literals(&mut self, start: usize) -> Result<Vec<Value>, ExprError> {
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(ExprError::new(self.at, format!("nested deeper than {MAX_DEPTH}")));
+        }
+        let nodes = self.nodes;
+        let mut values = Vec::new();
+        while !self.eat("]") {
+            if !values.is_empty() {
+                self.want(",")?;
+            }
+            match self.unary()? {
+                Expr::Lit(v) => values.push(v),
+                _ => return Err(ExprError::new(start, "a list may hold literals only")),
+            }
+            self.nodes = nodes;
+        }
+        self.depth -= 1;
+        Ok(values)
     }
 
     fn list(&mut self, close: &str) -> Result<Vec<Expr>, ExprError> {

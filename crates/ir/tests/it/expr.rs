@@ -317,3 +317,13 @@ fn erf_matches_known_values() {
     assert!(Func::Erf.apply(f64::NAN, 0.0).is_nan());
     assert_eq!(Func::Erf.apply(0.0, 0.0), 0.0);
 }
+
+/// A config's list takes the place of a name: it is one part, however long.
+#[test]
+fn long_lists_read_back() {
+    let list = format!("[{}][i] + 1", vec!["-1.5"; 1000].join(", "));
+    let parsed: Expr = list.parse().expect("a list of literals");
+    assert_eq!(parsed.to_string(), list);
+    let nested = "[".repeat(70);
+    assert!(nested.parse::<Expr>().unwrap_err().message.contains("nested deeper"));
+}
