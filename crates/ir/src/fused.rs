@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use crate::attr::{Attr, AttrDef};
 use crate::body::{Emit, Env, Stmt, apply};
+use crate::expr::Expr;
 use crate::graph::{Graph, NodeKind, Param, ValueId};
 use crate::interp::Tensor;
 use crate::names::nearest;
 use crate::ops::{Call, Effect, Eval, Op, OpDef, OperandDef, Pointwise, Tolerance, Work};
-use crate::{Dims, OPS, Type};
+use crate::{DType, Dims, OPS, TensorType, Type};
 
 /// What makes an op a fused one.
 #[derive(Clone, Debug)]
@@ -79,6 +80,9 @@ impl OpSet {
             .collect();
         let effects: Vec<Effect> = def.fused.body.iter().map(|s| s.op.effect).collect();
         let effect = [Effect::Writes, Effect::Reads].into_iter().find(|e| effects.contains(e));
+        let elementwise = def.fused.results.len() == 1
+            && def.fused.body.iter().all(|s| s.op.pointwise != Pointwise::No);
+        let pointwise = if elementwise { Pointwise::Composed } else { Pointwise::No };
         let tolerances = def.fused.body.iter().map(|s| s.op.tolerance);
         let op = OpDef {
             name: leak(def.name),
@@ -88,7 +92,7 @@ impl OpSet {
             infer: |call| Ok(Instance::new(call)?.result_types()),
             effect: effect.unwrap_or(Effect::Pure),
             reference,
-            pointwise: Pointwise::No,
+            pointwise,
             work,
             cuda: def.template.map(leak),
             tolerance: tolerances.fold(Tolerance::EXACT, |a, b| Tolerance {
@@ -180,6 +184,61 @@ fn work(call: &Call<'_>, results: &[Type], dims: &Dims) -> Work {
         }
     }
     total
+}
+
+/// The expression, over operand names, that a body of elementwise ops composes to.
+pub(crate) fn compose(op: Op, attrs: &[Attr]) -> Result<Expr, String> {
+    let fused = op.fused.as_ref().ok_or("not a fused op")?;
+    let mut symbolic = Symbolic::default();
+    let mut env = Env::default();
+    for def in op.operands {
+        symbolic.0.push(Expr::Var(def.name.to_owned()));
+        env.values.insert(def.name.to_owned(), Some(symbolic.0.len() - 1));
+    }
+    env.attrs.extend(op.attrs.iter().map(|d| d.name.to_owned()).zip(attrs.iter().cloned()));
+    apply(&fused.body, &mut symbolic, &mut env)?;
+    let result = fused.results.first().and_then(|r| env.values.get(r).copied().flatten());
+    let expr = symbolic.0.swap_remove(result.ok_or("no result")?);
+    // What the parser would refuse could not be printed and read back.
+    let mut names = 0;
+    expr.names(&mut |_| names += 1);
+    if names > MAX_NAMES { Err("composes to too large an expression".to_owned()) } else { Ok(expr) }
+}
+
+/// Names in a composed expression: well within what [`Expr`]'s parser takes.
+const MAX_NAMES: usize = 32;
+
+/// Builds expressions where others build nodes.
+#[derive(Default)]
+struct Symbolic(Vec<Expr>);
+
+impl Emit for Symbolic {
+    type Value = usize;
+
+    /// A placeholder: what an elementwise op computes does not depend on its operands' types.
+    fn ty(&self, _: usize) -> Type {
+        TensorType::act(DType::F32, []).into()
+    }
+
+    fn emit(
+        &mut self,
+        _: &[String],
+        op: Op,
+        operands: &[Option<usize>],
+        attrs: Vec<Attr>,
+    ) -> Result<Vec<usize>, String> {
+        let expr = op.pointwise(&attrs).ok_or("not an elementwise op")??;
+        let named: Vec<(&str, &Expr)> = op
+            .operands
+            .iter()
+            .zip(operands)
+            .filter_map(|(def, v)| Some((def.name, self.0.get((*v)?)?)))
+            .collect();
+        let expr =
+            expr.substitute(&|n| named.iter().find(|(k, _)| *k == n).map(|(_, e)| (*e).clone()));
+        self.0.push(expr);
+        Ok(vec![self.0.len() - 1])
+    }
 }
 
 impl Emit for Graph {

@@ -283,6 +283,24 @@ impl Expr {
         }
     }
 
+    /// Puts an expression in the place of each name that `find` knows.
+    #[must_use]
+    pub fn substitute(&self, find: &dyn Fn(&str) -> Option<Expr>) -> Expr {
+        let go = |e: &Expr| Box::new(e.substitute(find));
+        match self {
+            Expr::Lit(_) => self.clone(),
+            Expr::Var(name) => find(name).unwrap_or_else(|| self.clone()),
+            Expr::Unary(op, a) => Expr::Unary(*op, go(a)),
+            Expr::Binary(op, a, b) => Expr::Binary(*op, go(a), go(b)),
+            Expr::Cond(c, a, b) => Expr::Cond(go(c), go(a), go(b)),
+            Expr::Call(f, args) => {
+                Expr::Call(*f, args.iter().map(|a| a.substitute(find)).collect())
+            }
+            Expr::Index(a, i) => Expr::Index(go(a), go(i)),
+            Expr::Member(a, key) => Expr::Member(go(a), key.clone()),
+        }
+    }
+
     fn strength(&self) -> u8 {
         match self {
             Expr::Cond(..) => 0,

@@ -203,3 +203,21 @@ pub(super) fn const_axis(t: &TensorType, axis: usize) -> Result<u64, String> {
 pub(super) fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product())
 }
+
+/// Rows of `table` picked by `rows`, as op results of shape `shape`.
+pub(super) fn pick_rows(
+    table: &Tensor,
+    rows: &Tensor,
+    shape: Vec<usize>,
+) -> Result<Vec<Tensor>, String> {
+    let (count, width) = (table.shape[0], table.shape[1..].iter().product::<usize>());
+    let mut data = Vec::with_capacity(rows.data.len() * width);
+    for &row in &rows.data {
+        let row = row as usize;
+        if row >= count {
+            return Err(format!("row {row} is outside {count} row(s)"));
+        }
+        data.extend(&table.data[row * width..(row + 1) * width]);
+    }
+    Ok(vec![Tensor { shape, data }])
+}

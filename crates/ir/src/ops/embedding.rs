@@ -1,8 +1,7 @@
 //! `embedding`.
 
-use super::common::dense;
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance, Work};
-use crate::interp::Tensor;
+use super::common::{dense, pick_rows};
+use super::{Effect, OpDef, OperandDef, Pointwise, Tolerance, Work};
 
 pub(super) static OP: OpDef = OpDef {
     name: "embedding",
@@ -17,7 +16,7 @@ pub(super) static OP: OpDef = OpDef {
         dense(table.dtype, [ids.shape[0], table.shape[1]])
     },
     effect: Effect::Pure,
-    reference,
+    reference: |eval| pick_rows(eval.value(1)?, eval.value(0)?, eval.sizes(0)?),
     pointwise: Pointwise::No,
     work: |_, results, dims| Work {
         bytes: results[0].tensor().map_or(0, |t| t.bytes(dims)).saturating_mul(2),
@@ -27,17 +26,3 @@ pub(super) static OP: OpDef = OpDef {
     tolerance: Tolerance::EXACT,
     fused: None,
 };
-
-pub(super) fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
-    let (ids, table) = (eval.value(0)?, eval.value(1)?);
-    let (rows, d) = (table.shape[0], table.shape[1..].iter().product::<usize>());
-    let mut data = Vec::with_capacity(ids.data.len() * d);
-    for &id in &ids.data {
-        let row = id as usize;
-        if row >= rows {
-            return Err(format!("row {row} is outside a table of {rows}"));
-        }
-        data.extend(&table.data[row * d..(row + 1) * d]);
-    }
-    Ok(vec![Tensor { shape: eval.sizes(0)?, data }])
-}

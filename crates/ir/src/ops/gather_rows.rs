@@ -1,8 +1,7 @@
 //! `gather_rows`.
 
-use super::common::dense;
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance, Work};
-use crate::interp::Tensor;
+use super::common::{dense, pick_rows};
+use super::{Effect, OpDef, OperandDef, Pointwise, Tolerance, Work};
 
 pub(super) static OP: OpDef = OpDef {
     name: "gather_rows",
@@ -16,7 +15,7 @@ pub(super) static OP: OpDef = OpDef {
         dense(x.dtype, shape)
     },
     effect: Effect::Pure,
-    reference,
+    reference: |eval| pick_rows(eval.value(0)?, eval.value(1)?, eval.sizes(0)?),
     pointwise: Pointwise::No,
     work: |_, results, dims| Work {
         bytes: results[0].tensor().map_or(0, |t| t.bytes(dims)).saturating_mul(2),
@@ -26,17 +25,3 @@ pub(super) static OP: OpDef = OpDef {
     tolerance: Tolerance::EXACT,
     fused: None,
 };
-
-fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
-    let (x, rows) = (eval.value(0)?, eval.value(1)?);
-    let (n, d) = (x.shape[0], x.shape[1..].iter().product::<usize>());
-    let mut data = Vec::with_capacity(rows.data.len() * d);
-    for &row in &rows.data {
-        let row = row as usize;
-        if row >= n {
-            return Err(format!("row {row} is outside a tensor of {n} row(s)"));
-        }
-        data.extend(&x.data[row * d..(row + 1) * d]);
-    }
-    Ok(vec![Tensor { shape: eval.sizes(0)?, data }])
-}

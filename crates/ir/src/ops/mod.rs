@@ -38,7 +38,7 @@ use std::fmt;
 
 use crate::attr::{Attr, AttrDef};
 use crate::expr::{Expr, ScalarFn, Value};
-use crate::fused::Fused;
+use crate::fused::{Fused, compose};
 use crate::interp::{Step, Tensor};
 use crate::names::nearest;
 use crate::{Dims, Type};
@@ -147,6 +147,8 @@ pub enum Pointwise {
     Fixed(&'static str),
     /// It applies the expression in this attribute.
     Attr(&'static str),
+    /// It is a fused op of elementwise ops: it applies what they compose to.
+    Composed,
 }
 
 /// Work of one call.
@@ -271,6 +273,7 @@ impl Op {
                 Attr::Expr(e) => Ok(e.clone()),
                 other => Err(format!("attribute `{name}`: expected an expression, found {other}")),
             },
+            Pointwise::Composed => return Some(compose(self, attrs)),
         };
         let number = |name: &str| match attrs.get(self.attr(name)?)? {
             Attr::Float(x) => Some(Value::Num(*x)),
