@@ -47,8 +47,6 @@ pub struct Request<'a> {
 pub struct Lowered {
     /// The module; not yet verified.
     pub module: Module,
-    /// The family's parameters, in order.
-    pub params: Vec<(String, Value)>,
     /// Patterns of checkpoint tensors that the model does not use.
     pub ignore: Vec<String>,
 }
@@ -200,11 +198,7 @@ fn lower_parts(
         return Err(cx.at(place, "expected `gives` of the head to be one name, that of the logits"));
     }
     add(&mut module, graph, None);
-    Ok(Lowered {
-        module,
-        params: scope.params().map(|(n, v)| (n.to_owned(), v.clone())).collect(),
-        ignore: family.ignore.iter().map(|s| (*s).to_owned()).collect(),
-    })
+    Ok(Lowered { module, ignore: family.ignore.iter().map(|s| (*s).to_owned()).collect() })
 }
 
 /// Adds a graph and a call of it.

@@ -152,11 +152,6 @@ impl<'a> Scope<'a> {
         Ok(())
     }
 
-    /// Its own parameters in order.
-    pub(super) fn params(&self) -> impl Iterator<Item = (&'a str, &Value)> {
-        self.params.iter().map(|p| (p.name, &p.value))
-    }
-
     fn param(&self, name: &str) -> Option<&Value> {
         let own = self.params.iter().rev().find(|p| p.name == name).map(|p| &p.value);
         own.or_else(|| self.outer?.param(name))
