@@ -4,6 +4,7 @@
 //! is data: `kernels/pipelines/*.ron`.
 
 mod canonicalise;
+pub mod check;
 pub mod data;
 mod pipeline;
 

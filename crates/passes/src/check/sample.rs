@@ -1,0 +1,230 @@
+//! Random trials of a rule.
+
+use infernum_ir::expr::Expr;
+use infernum_ir::interp::{SeqStep, Step, Tensor};
+use infernum_ir::{
+    Attr, AttrDef, AttrDefault, AttrKind, DType, Dim, StateType, Sym, TensorType, Type,
+};
+
+use super::Counterexample;
+use crate::data::{DimPattern, Rule, Sizes, VarType};
+
+/// Sizes that dimension variables take: 1, odd, unequal.
+const SIZES: [u64; 6] = [1, 2, 3, 4, 5, 6];
+
+/// Magnitudes of operands. With small ones only is an eps seen, with large ones only a cap.
+const MAGNITUDES: [f64; 5] = [1e-4, 1e-2, 1.0, 10.0, 1e2];
+
+/// SplitMix64 (Steele, Lea and Flood 2014).
+pub(super) struct Rng(u64);
+
+impl Rng {
+    pub(super) fn new(seed: u64) -> Rng {
+        Rng(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.below(list.len())]
+    }
+
+    fn coin(&mut self) -> bool {
+        self.next() & 1 == 1
+    }
+
+    /// In [0, 1).
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// In [low, high), uniform in the logarithm.
+    fn log(&mut self, low: f64, high: f64) -> f64 {
+        (low.ln() + self.unit() * (high / low).ln()).exp()
+    }
+}
+
+/// One choice of sizes, attributes and types.
+pub(super) struct Trial {
+    pub(super) step: Step,
+    pub(super) sizes: Sizes,
+    /// One a value variable of the rule; `None` where it is left out.
+    pub(super) types: Vec<Option<Type>>,
+    /// One an attribute variable of the rule.
+    pub(super) attrs: Vec<Attr>,
+}
+
+impl Trial {
+    pub(super) fn sample(rule: &Rule, rng: &mut Rng) -> Result<Trial, String> {
+        let step = step(rng);
+        let sizes = sizes(rule, rng);
+        let dtype = rng.pick(&[DType::F32, DType::Bf16, DType::F16]);
+        let types = rule.values.iter().map(|(name, ty)| {
+            if ty.optional && rng.coin() {
+                return Ok(None);
+            }
+            let ty = type_of(ty, dtype, &sizes);
+            ty.map(Some).ok_or_else(|| format!("`{name}` has no size"))
+        });
+        let types = types.collect::<Result<_, String>>()?;
+        let attrs = rule.attrs.iter().map(|(name, def)| {
+            let shape = rule.shapes.iter().find(|(n, _)| n == name).map(|(_, s)| s);
+            match shape {
+                Some(shape) => dims(shape, &sizes)
+                    .map(Attr::Dims)
+                    .ok_or_else(|| format!("`{name}` has no size")),
+                None => attr(name, def, rng),
+            }
+        });
+        let attrs = attrs.collect::<Result<_, String>>()?;
+        Ok(Trial { step, sizes, types, attrs })
+    }
+
+    /// A value for each variable.
+    pub(super) fn operands(&self, rule: &Rule, rng: &mut Rng) -> Vec<Option<Tensor>> {
+        let common = rng.coin().then(|| rng.pick(&MAGNITUDES));
+        let operand = |((_, var), ty): (&(String, VarType), &Option<Type>)| {
+            let ty = ty.as_ref()?;
+            let magnitude = common.unwrap_or_else(|| rng.pick(&MAGNITUDES));
+            let below = var.below.as_ref().and_then(|d| d.eval(&self.sizes));
+            let below = below.map_or(20, |d| d.eval(&self.step.dims()) as usize);
+            Some(tensor(ty, magnitude, below, &self.step, rng))
+        };
+        rule.values.iter().zip(&self.types).map(operand).collect()
+    }
+
+    pub(super) fn counterexample(
+        &self,
+        rule: &Rule,
+        message: String,
+        error: Option<f64>,
+    ) -> Counterexample {
+        let shown = |ty: &Option<Type>| ty.as_ref().map_or("left out".to_owned(), Type::to_string);
+        let names = rule.values.iter().map(|(n, _)| n.clone());
+        let size = |ty: &Type| shape(ty, &self.step).iter().product::<usize>();
+        Counterexample {
+            message,
+            error,
+            values: names.zip(self.types.iter().map(shown)).collect(),
+            attrs: rule
+                .attrs
+                .iter()
+                .zip(&self.attrs)
+                .map(|((n, _), a)| (n.clone(), a.to_string()))
+                .collect(),
+            step: self.step.seqs.iter().map(|s| (s.new, s.context)).collect(),
+            elements: self.types.iter().flatten().map(size).sum(),
+        }
+    }
+}
+
+/// One to three sequences of a few tokens, with or without a past.
+fn step(rng: &mut Rng) -> Step {
+    let seqs = 1 + rng.below(3);
+    let seq = |_| {
+        let new = 1 + rng.below(3);
+        SeqStep { new, context: new + rng.below(4) }
+    };
+    Step { seqs: (0..seqs).map(seq).collect() }
+}
+
+fn sizes(rule: &Rule, rng: &mut Rng) -> Sizes {
+    let any = |rng: &mut Rng| match rng.below(4) {
+        0 => Dim::sym(Sym::B),
+        1 => Dim::Const(rng.pick(&SIZES)),
+        _ => Dim::sym(Sym::T),
+    };
+    let mut sizes = Sizes::default();
+    let mut lead = vec![any(rng)];
+    if rng.coin() {
+        lead.push(Dim::Const(rng.pick(&SIZES)));
+    }
+    sizes.rest = Some(lead);
+    for (_, ty) in rule.values.iter().chain(&rule.shapes) {
+        for dim in ty.dims.iter().chain(&ty.below) {
+            dim.names(&mut |name| {
+                if !sizes.vars.contains_key(name) {
+                    let size = match dim {
+                        DimPattern::Any(_) => any(rng),
+                        _ => Dim::Const(rng.pick(&SIZES)),
+                    };
+                    sizes.vars.insert(name.to_owned(), size);
+                }
+            });
+        }
+    }
+    sizes
+}
+
+fn dims(ty: &VarType, sizes: &Sizes) -> Option<Vec<Dim>> {
+    let mut dims = Vec::new();
+    for dim in &ty.dims {
+        match dim {
+            DimPattern::Rest => dims.extend(sizes.rest.as_ref()?),
+            dim => dims.push(dim.eval(sizes)?),
+        }
+    }
+    // A mistaken rule must not make us allocate without bound.
+    let small = dims.iter().all(|d| d.as_const().is_none_or(|n| n <= 1 << 12));
+    small.then_some(dims)
+}
+
+fn type_of(ty: &VarType, dtype: DType, sizes: &Sizes) -> Option<Type> {
+    let shape = dims(ty, sizes)?;
+    let dtype = ty.dtype.unwrap_or(dtype);
+    if ty.state {
+        let [heads, dim] = shape[..] else { return None };
+        return Some(StateType { dtype, heads: heads.as_const()?, dim: dim.as_const()? }.into());
+    }
+    Some(TensorType { dtype, shape, constant: ty.constant }.into())
+}
+
+fn attr(name: &str, def: &AttrDef, rng: &mut Rng) -> Result<Attr, String> {
+    if matches!(def.default, AttrDefault::Absent) && rng.coin() {
+        return Ok(Attr::None);
+    }
+    Ok(match def.kind {
+        AttrKind::Bool => Attr::Bool(rng.coin()),
+        AttrKind::Int => Attr::Int(rng.below(5) as i64),
+        AttrKind::Float if def.name.contains("eps") => Attr::Float(rng.log(1e-6, 1e-1)),
+        AttrKind::Float => Attr::Float(match rng.below(5) {
+            0 => 1.0,
+            1 => 0.0,
+            2 => -rng.log(0.05, 20.0),
+            _ => rng.log(0.05, 20.0),
+        }),
+        AttrKind::Enum(names) => Attr::Enum(rng.pick(names).to_owned()),
+        AttrKind::DType => Attr::DType(rng.pick(&[DType::F32, DType::Bf16, DType::F16])),
+        AttrKind::Dims => return Err(format!("shape `{name}` has no type in `vars`")),
+        AttrKind::Expr => {
+            let text = rng.pick(&["a * 0.5", "max(a, 0)", "a / (1 + abs(a))"]);
+            Attr::Expr(text.parse::<Expr>().map_err(|e| e.to_string())?)
+        }
+    })
+}
+
+fn shape(ty: &Type, step: &Step) -> Vec<usize> {
+    match ty {
+        Type::Tensor(t) => t.sizes(&step.dims()),
+        Type::State(s) => vec![step.dims().s as usize, s.heads as usize, s.dim as usize],
+    }
+}
+
+fn tensor(ty: &Type, magnitude: f64, below: usize, step: &Step, rng: &mut Rng) -> Tensor {
+    let shape = shape(ty, step);
+    let index = matches!(ty, Type::Tensor(t) if !t.dtype.is_float());
+    let element = |_| {
+        if index { rng.below(below) as f64 } else { (2.0 * rng.unit() - 1.0) * magnitude }
+    };
+    let data = (0..shape.iter().product::<usize>()).map(element).collect();
+    Tensor { shape, data }
+}

@@ -1,0 +1,206 @@
+//! Both sides of a rule, written out in primitives and computed.
+
+use std::collections::HashMap;
+
+use infernum_ir::body::{Emit, Env, Stmt, apply, truth};
+use infernum_ir::expr::Expr;
+use infernum_ir::interp::{Step, Tensor};
+use infernum_ir::{Attr, Call, Eval, Graph, NodeKind, Op, OperandDef, Param, Type, ValueId};
+
+use super::TOLERANCE;
+use super::sample::{Rng, Trial};
+use crate::data::Rule;
+
+/// How the sides of a rule fail to agree.
+pub(super) enum Failure {
+    /// The left side could not be computed.
+    Left(String),
+    /// The right side has no type or another.
+    Untypable(String),
+    /// Their values differ.
+    Differs { message: String, error: f64 },
+}
+
+/// A graph of primitives in which equal calls are one: two values are the same calls just when
+/// they have the same id.
+struct Flat {
+    graph: Graph,
+    calls: HashMap<(&'static str, Vec<Option<ValueId>>, Vec<Attr>), Vec<ValueId>>,
+}
+
+impl Emit for Flat {
+    type Value = ValueId;
+
+    fn ty(&self, value: ValueId) -> Type {
+        self.graph.ty(value).clone()
+    }
+
+    fn emit(
+        &mut self,
+        names: &[String],
+        op: Op,
+        operands: &[Option<ValueId>],
+        attrs: Vec<Attr>,
+    ) -> Result<Vec<ValueId>, String> {
+        let types: Vec<Type> = operands.iter().flatten().map(|v| self.ty(*v)).collect();
+        let mut given = types.iter();
+        let types: Vec<Option<&Type>> =
+            operands.iter().map(|v| v.and_then(|_| given.next())).collect();
+        if let Some(fused) = &op.fused {
+            op.infer(&types, &attrs).map_err(|e| format!("`{}`: {e}", op.name))?;
+            let mut env = Env::default();
+            let operand = |(def, v): (&OperandDef, &Option<ValueId>)| (def.name.to_owned(), *v);
+            env.values.extend(op.operands.iter().zip(operands).map(operand));
+            env.attrs.extend(op.attrs.iter().map(|d| d.name.to_owned()).zip(attrs));
+            apply(&fused.body, self, &mut env)?;
+            let result = |n: &String| {
+                env.values.get(n).copied().flatten().ok_or_else(|| format!("`{n}` is not defined"))
+            };
+            return fused.results.iter().map(result).collect();
+        }
+        let key = (op.name, operands.to_vec(), attrs);
+        if let Some(known) = self.calls.get(&key) {
+            return Ok(known.clone());
+        }
+        let values = self.graph.call(names.to_vec(), op, operands, key.2.clone(), None)?;
+        self.calls.insert(key, values.clone());
+        Ok(values)
+    }
+}
+
+/// A left side whose types are right.
+pub(super) struct Planted {
+    flat: Flat,
+    params: Vec<Option<ValueId>>,
+    env: Env<ValueId>,
+}
+
+/// Applies the left side to operands of the trial's types.
+pub(super) fn plant(rule: &Rule, trial: &Trial) -> Result<Planted, String> {
+    let mut flat = Flat { graph: Graph::new(&rule.name), calls: HashMap::new() };
+    let mut env = Env::default();
+    let mut params = Vec::new();
+    for (i, ((name, _), ty)) in rule.values.iter().zip(&trial.types).enumerate() {
+        let param = |ty: &Type| flat.graph.param(name, Param::Carry(i as u32), ty.clone());
+        let value = ty.as_ref().map(param);
+        env.values.insert(name.clone(), value);
+        params.push(value);
+    }
+    env.attrs.extend(rule.attrs.iter().map(|(n, _)| n.clone()).zip(trial.attrs.iter().cloned()));
+    run(&rule.left, &mut flat, &mut env)?;
+    Ok(Planted { flat, params, env })
+}
+
+fn run(body: &[Stmt], flat: &mut Flat, env: &mut Env<ValueId>) -> Result<(), String> {
+    apply(body, flat, env)
+}
+
+impl Planted {
+    /// Whether a condition holds; one that has no value does not.
+    pub(super) fn holds(&self, condition: &Expr) -> bool {
+        truth(condition, &self.flat, &self.env).unwrap_or(false)
+    }
+
+    /// Applies the right side and compares; `true` when the sides are the same calls.
+    pub(super) fn compare(mut self, rule: &Rule, trial: &Trial, rng: &mut Rng) -> Result<bool, Failure> {
+        let left = self.env.values.clone();
+        run(&rule.right, &mut self.flat, &mut self.env).map_err(Failure::Untypable)?;
+        let mut pairs = Vec::new();
+        for root in &rule.roots {
+            let value = |env: &HashMap<String, Option<ValueId>>| env.get(root).copied().flatten();
+            let (Some(a), Some(b)) = (value(&left), value(&self.env.values)) else {
+                return Err(Failure::Untypable(format!("`{root}` has no value")));
+            };
+            let (old, new) = (self.flat.ty(a), self.flat.ty(b));
+            if old != new {
+                let message = format!("`{root}` is {old} on the left and {new} on the right");
+                return Err(Failure::Untypable(message));
+            }
+            pairs.push((root, a, b));
+        }
+        let operands = trial.operands(rule, rng);
+        let mut values = Values::new(&self.flat.graph, &self.params, &operands);
+        let wanted: Vec<ValueId> = pairs.iter().map(|p| p.1).collect();
+        values.compute(&wanted, &trial.step).map_err(Failure::Left)?;
+        let wanted: Vec<ValueId> = pairs.iter().map(|p| p.2).collect();
+        values.compute(&wanted, &trial.step).map_err(Failure::Untypable)?;
+        for (root, a, b) in &pairs {
+            let error = difference(values.get(*a), values.get(*b));
+            // Written so that NaN fails.
+            if !(error <= TOLERANCE) {
+                return Err(Failure::Differs { message: format!("`{root}` differs"), error });
+            }
+        }
+        Ok(pairs.iter().all(|(_, a, b)| a == b))
+    }
+}
+
+/// What has been computed of a graph.
+struct Values<'a> {
+    graph: &'a Graph,
+    done: Vec<Option<Vec<Tensor>>>,
+}
+
+impl<'a> Values<'a> {
+    fn new(
+        graph: &'a Graph,
+        params: &[Option<ValueId>],
+        operands: &[Option<Tensor>],
+    ) -> Values<'a> {
+        let mut done = vec![None; graph.len()];
+        for (param, value) in params.iter().zip(operands) {
+            if let (Some(param), Some(value)) = (param, value) {
+                done[param.node] = Some(vec![value.clone()]);
+            }
+        }
+        Values { graph, done }
+    }
+
+    fn get(&self, v: ValueId) -> &[f64] {
+        self.done[v.node].as_ref().map_or(&[], |results| &results[v.result].data)
+    }
+
+    /// Computes these values and all that they need.
+    fn compute(&mut self, wanted: &[ValueId], step: &Step) -> Result<(), String> {
+        let mut needed = vec![false; self.graph.len()];
+        wanted.iter().for_each(|v| needed[v.node] = true);
+        for index in (0..self.graph.len()).rev().filter(|i| self.done[*i].is_none()) {
+            if needed[index] {
+                self.graph.operands(index).iter().flatten().for_each(|v| needed[v.node] = true);
+            }
+        }
+        for (index, node) in self.graph.nodes() {
+            let NodeKind::Op { op, attrs } = &node.kind else { continue };
+            if !needed[index] || self.done[index].is_some() {
+                continue;
+            }
+            let operands = self.graph.operands(index);
+            let types: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.ty(v))).collect();
+            let value = |v: ValueId| self.done[v.node].as_ref().map(|r| &r[v.result]);
+            let inputs: Vec<_> = operands.iter().map(|v| v.and_then(value)).collect();
+            let call = Call { op: *op, operands: &types, attrs };
+            let eval = Eval { call, values: &inputs, results: &node.types, step };
+            let results = (op.reference)(&eval).map_err(|e| format!("`{}`: {e}", op.name))?;
+            self.done[index] = Some(results);
+        }
+        Ok(())
+    }
+}
+
+/// How far `b` is from `a`, in units of the norm of `a`. Infinities and NaN must be in the same
+/// places.
+fn difference(a: &[f64], b: &[f64]) -> f64 {
+    if a.len() != b.len() {
+        return f64::INFINITY;
+    }
+    let (mut norm, mut error) = (0.0, 0.0);
+    for (x, y) in a.iter().zip(b) {
+        if x.is_finite() && y.is_finite() {
+            norm += x * x;
+            error += (x - y) * (x - y);
+        } else if x.to_bits() != y.to_bits() && !(x.is_nan() && y.is_nan()) {
+            return f64::INFINITY;
+        }
+    }
+    if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
+}
