@@ -5,6 +5,7 @@
 
 mod canonicalise;
 pub mod data;
+pub mod fuse;
 mod pipeline;
 
 use infernum_ir::Module;
