@@ -7,6 +7,8 @@ mod fused;
 mod kernels;
 mod notation;
 mod rules;
+mod var_type;
 
 pub use kernels::{DataError, Kernels};
-pub use rules::{Numerics, Rule, VarType};
+pub use rules::{Numerics, Rule};
+pub use var_type::{DimPattern, Sizes, VarType};

@@ -3,10 +3,11 @@
 use infernum_frontend_hf::spec::{Arg, Call, Entries, Source};
 use infernum_ir::body::Stmt;
 use infernum_ir::expr::Expr;
-use infernum_ir::{AttrDef, DType, Loc, OpSet, SourceError, nearest};
+use infernum_ir::{Attr, AttrDef, AttrKind, Loc, OpSet, SourceError, Type, nearest};
 use serde::{Deserialize, Serialize};
 
 use super::notation::{at, attr_uses, body, expression, free_names};
+use super::var_type::{self, Sizes, VarType};
 
 /// What a rewrite does to the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
@@ -34,8 +35,10 @@ pub struct Rule {
     pub left: Vec<Stmt>,
     /// What takes its place: each name that both sides define is the same value.
     pub right: Vec<Stmt>,
-    /// Value variables, with a type each to try the rule on.
+    /// Value variables: what each may be, which is also what the rule is tried on.
     pub values: Vec<(String, VarType)>,
+    /// For attribute variables that are shapes, what each may be.
+    pub shapes: Vec<(String, VarType)>,
     /// Attribute variables, with the op attribute each was matched from.
     pub attrs: Vec<(String, &'static AttrDef)>,
     /// The names that both sides define.
@@ -46,22 +49,6 @@ pub struct Rule {
     pub when: Vec<(String, Expr)>,
     /// Where it is written.
     pub loc: Loc,
-}
-
-/// The type of a variable, to try a rule on: `[T, K]`, `const [N, K]`, `state [G, D]`, `i32 [T]`,
-/// or an optional operand, `[N]?`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct VarType {
-    /// Element type; that of the trial when `None`.
-    pub dtype: Option<DType>,
-    /// Dimensions: numbers, `T`, `B`, `S`, dimension variables, and products of them.
-    pub dims: Vec<String>,
-    /// Whether it is a constant.
-    pub constant: bool,
-    /// Whether it is a KV-cache state.
-    pub state: bool,
-    /// Whether it may be left out.
-    pub optional: bool,
 }
 
 /// `Rule(..)`, as written; a file holds a list of them.
@@ -90,20 +77,7 @@ pub(super) fn read(source: &Source, file: &File<'_>, ops: &OpSet) -> Result<Rule
     let right = body(source, ops, &file.right)?;
     let (values, attr_names) = free_names(&left);
     let attrs = attrs(source, file, &left, &attr_names)?;
-    let values = values
-        .into_iter()
-        .map(|name| match file.vars.iter().find(|(k, _)| *k == name) {
-            Some((_, text)) => Ok((name, var_type(source, text)?)),
-            None => {
-                let message = format!("variable `{name}` has no type in `vars`");
-                Err(at(source, file.name, message))
-            }
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    if let Some((extra, _)) = file.vars.iter().find(|(k, _)| !values.iter().any(|(n, _)| n == k)) {
-        let hint = nearest(extra, values.iter().map(|(n, _)| n.as_str()));
-        return Err(at(source, extra, format!("the left side has no variable `{extra}`{hint}")));
-    }
+    let (values, shapes) = vars(source, file, values, &attrs)?;
     let roots = roots(source, file, &left, &right)?;
     check_anchor(source, file, &left)?;
     check_right(source, file, &left, &right, &values, &attrs)?;
@@ -117,16 +91,92 @@ pub(super) fn read(source: &Source, file: &File<'_>, ops: &OpSet) -> Result<Rule
         name: file.name.to_owned(),
         doc: file.doc.split_whitespace().collect::<Vec<_>>().join(" "),
         numerics: file.numerics,
-        requires: conditions(source, &file.requires, &known)?,
+        requires: conditions(source, &file.requires, &known[..known.len() - CONTEXT.len()])?,
         when: conditions(source, &file.when, &known)?,
         loc: Loc { file: source.file.clone(), line: place.line as u32, col: place.col as u32 },
         left,
         right,
         values,
+        shapes,
         attrs,
         roots,
     };
     Ok(rule)
+}
+
+type Vars = Vec<(String, VarType)>;
+
+/// The types of `vars`: those of the left side's free values, and of its shape attributes.
+fn vars(
+    source: &Source,
+    file: &File<'_>,
+    values: Vec<String>,
+    attrs: &[(String, &'static AttrDef)],
+) -> Result<(Vars, Vars), SourceError> {
+    let is_shape = |name: &str| attrs.iter().any(|(n, d)| n == name && d.kind == AttrKind::Dims);
+    let mut shapes: Vars = Vec::new();
+    let mut typed: Vars = Vec::new();
+    for (name, text) in file.vars.iter() {
+        let (ty, shape) = var_type::parse(source, text)?;
+        match (values.iter().any(|v| v == name), is_shape(name)) {
+            (true, _) if !shape => typed.push((name.to_owned(), ty)),
+            (_, true) if shape => shapes.push((name.to_owned(), ty)),
+            (true, _) => return Err(at(source, text, format!("`{name}` is a value, not a shape"))),
+            (_, true) => {
+                let message = format!("`{name}` is an attribute: write `shape {text}`");
+                return Err(at(source, text, message));
+            }
+            _ => {
+                let known = values.iter().map(String::as_str);
+                let hint = nearest(name, known.chain(attrs.iter().map(|(n, _)| n.as_str())));
+                let message = format!("the left side has no variable `{name}`{hint}");
+                return Err(at(source, name, message));
+            }
+        }
+    }
+    let given = |n: &String| typed.iter().chain(&shapes).any(|(k, _)| k == n);
+    let shape_names = attrs.iter().map(|(n, _)| n).filter(|n| is_shape(n));
+    if let Some(name) = values.iter().chain(shape_names).find(|n| !given(n)) {
+        let message = format!("variable `{name}` has no type in `vars`");
+        return Err(at(source, file.name, message));
+    }
+    // In the order in which the left side meets them.
+    typed.sort_by_key(|(n, _)| values.iter().position(|v| v == n));
+    Ok((typed, shapes))
+}
+
+impl Rule {
+    /// Checks what the variables were matched to against `vars`; the error names the variable that
+    /// does not fit. `ty` gives a value's type, `None` where it is left out; `attr` an attribute.
+    pub fn fits(
+        &self,
+        ty: &dyn Fn(&str) -> Option<Type>,
+        attr: &dyn Fn(&str) -> Option<Attr>,
+    ) -> Result<Sizes, String> {
+        let mut sizes = Sizes::default();
+        // Twice: a product can be checked once its factors are known.
+        for _ in 0..2 {
+            for (name, want) in &self.values {
+                match ty(name) {
+                    Some(found) if !want.fits(&found, &mut sizes) => {
+                        return Err(format!("`{name}` is {found}, which does not fit `vars`"));
+                    }
+                    None if !want.optional => return Err(format!("`{name}` is left out")),
+                    _ => {}
+                }
+            }
+            for (name, want) in &self.shapes {
+                match attr(name) {
+                    Some(Attr::Dims(dims)) if want.fits_shape(&dims, &mut sizes) => {}
+                    found => {
+                        let found = found.map_or("nothing".to_owned(), |a| a.to_string());
+                        return Err(format!("`{name}` is {found}, which does not fit `vars`"));
+                    }
+                }
+            }
+        }
+        Ok(sizes)
+    }
 }
 
 fn defined(body: &[Stmt]) -> impl Iterator<Item = &str> {
@@ -258,35 +308,4 @@ fn conditions(
         _ => Err(at(source, "", "a condition is a text, such as \"tokens.max <= 16\"")),
     };
     list.iter().map(condition).collect()
-}
-
-fn var_type(source: &Source, text: &str) -> Result<VarType, SourceError> {
-    let expected = || {
-        at(
-            source,
-            text,
-            "expected a type such as `[T, K]`, `const [N, K]`, `state [G, D]`, `i32 [T]` or `[N]?`",
-        )
-    };
-    let (head, rest) = text.split_once('[').ok_or_else(expected)?;
-    let (dims, tail) = rest.split_once(']').ok_or_else(expected)?;
-    let mut ty = VarType {
-        dtype: None,
-        dims: dims.split(',').map(|d| d.trim().to_owned()).filter(|d| !d.is_empty()).collect(),
-        constant: false,
-        state: false,
-        optional: tail.trim() == "?",
-    };
-    if !matches!(tail.trim(), "" | "?") {
-        return Err(expected());
-    }
-    for word in head.split_whitespace() {
-        match (word, word.parse::<DType>()) {
-            ("const", _) => ty.constant = true,
-            ("state", _) => ty.state = true,
-            (_, Ok(dtype)) => ty.dtype = Some(dtype),
-            _ => return Err(expected()),
-        }
-    }
-    Ok(ty)
 }

@@ -1,0 +1,215 @@
+//! The type of a rule's variable, as written in `vars`.
+
+use std::collections::HashMap;
+
+use infernum_frontend_hf::spec::Source;
+use infernum_ir::expr::{BinaryOp, Expr, Value};
+use infernum_ir::{DType, Dim, SourceError, Sym, Type};
+
+use super::notation::{at, expression};
+
+/// What a variable of a rule may be, which is also what the rule is tried on.
+///
+/// ```text
+/// [T, H*D]      dimensions: T, B, S; constants in capitals, sums and products of them; numbers
+/// [n, K]        in lower case, a dimension of any kind
+/// [.., K]       `..` for any number of dimensions before
+/// const [N, K]  a weight, or computed from weights alone
+/// i32 [T]       of this element type; without one, of any
+/// u32 [m] < n   indices into an axis of that size
+/// state [G, D]  a version of a KV-cache plane
+/// [N]?          an operand that may be left out
+/// shape [T, N]  not a value: what an attribute that is a shape may be
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct VarType {
+    /// Element type; any when `None`.
+    pub dtype: Option<DType>,
+    /// Outermost first.
+    pub dims: Vec<DimPattern>,
+    /// Whether it must be constant.
+    pub constant: bool,
+    /// Whether it is a KV-cache state.
+    pub state: bool,
+    /// Whether it may be left out.
+    pub optional: bool,
+    /// For indices, what they are below.
+    pub below: Option<DimPattern>,
+}
+
+/// One dimension of a [`VarType`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum DimPattern {
+    /// `..`
+    Rest,
+    /// `n`: a constant, or a multiple of a symbol.
+    Any(String),
+    /// `T`, `4`, `K`, `H*D`.
+    Size(Expr),
+}
+
+/// What the dimension variables of a rule stand for.
+#[derive(Clone, Debug, Default)]
+pub struct Sizes {
+    /// Each variable.
+    pub vars: HashMap<String, Dim>,
+    /// What `..` stands for.
+    pub rest: Option<Vec<Dim>>,
+}
+
+/// Reads a type; `true` when it is that of a shape attribute.
+pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), SourceError> {
+    let expected = |slice: &str| {
+        at(
+            source,
+            slice,
+            "expected a type such as `[T, K]`, `const [N, K]`, `state [G, D]`, `i32 [T]`, `[N]?` or \
+             `u32 [m] < n`",
+        )
+    };
+    let (head, rest) = text.split_once('[').ok_or_else(|| expected(text))?;
+    let (dims, tail) = rest.split_once(']').ok_or_else(|| expected(text))?;
+    let dims = match dims.trim() {
+        "" => Vec::new(),
+        dims => dims.split(',').map(|d| dim(source, d.trim())).collect::<Result<_, _>>()?,
+    };
+    if let Some(i) = dims.iter().skip(1).position(|d| *d == DimPattern::Rest) {
+        let message = format!("`..` stands first, not in place {}", i + 2);
+        return Err(at(source, text, message));
+    }
+    let (optional, below) = match tail.trim() {
+        "" => (false, None),
+        "?" => (true, None),
+        tail => match tail.strip_prefix('<') {
+            Some(size) => (false, Some(dim(source, size.trim())?)),
+            None => return Err(expected(tail)),
+        },
+    };
+    let mut ty = VarType { dtype: None, dims, constant: false, state: false, optional, below };
+    let mut shape = false;
+    for word in head.split_whitespace() {
+        match (word, word.parse::<DType>()) {
+            ("const", _) => ty.constant = true,
+            ("state", _) => ty.state = true,
+            ("shape", _) => shape = true,
+            (_, Ok(dtype)) => ty.dtype = Some(dtype),
+            _ => return Err(expected(word)),
+        }
+    }
+    Ok((ty, shape))
+}
+
+fn dim(source: &Source, text: &str) -> Result<DimPattern, SourceError> {
+    if text == ".." {
+        return Ok(DimPattern::Rest);
+    }
+    let e = expression(source, text)?;
+    if let Expr::Var(name) = &e
+        && name.starts_with(|c: char| c.is_ascii_lowercase())
+    {
+        return Ok(DimPattern::Any(name.clone()));
+    }
+    if is_size(&e) {
+        return Ok(DimPattern::Size(e));
+    }
+    let message = "expected a dimension: T, B, S, a number, a name in capitals, or a sum or product \
+                   of them; or alone, a name in lower case";
+    Err(at(source, text, message))
+}
+
+fn is_size(e: &Expr) -> bool {
+    match e {
+        Expr::Lit(Value::Num(n)) => *n >= 1.0 && n.fract() == 0.0 && *n < 1e9,
+        Expr::Var(name) => name.starts_with(|c: char| c.is_ascii_uppercase()),
+        Expr::Binary(BinaryOp::Add | BinaryOp::Mul, a, b) => {
+            let symbol = |e: &Expr| matches!(e, Expr::Var(n) if self::symbol(n).is_some());
+            is_size(a) && is_size(b) && !symbol(a) && !symbol(b)
+        }
+        _ => false,
+    }
+}
+
+fn symbol(name: &str) -> Option<Sym> {
+    Sym::ALL.into_iter().find(|s| s.name() == name)
+}
+
+impl DimPattern {
+    /// Calls `visit` with every variable.
+    pub fn names<'a>(&'a self, visit: &mut dyn FnMut(&'a str)) {
+        match self {
+            DimPattern::Rest => {}
+            DimPattern::Any(name) => visit(name),
+            DimPattern::Size(e) => e.names(&mut |n| {
+                if symbol(n).is_none() {
+                    visit(n);
+                }
+            }),
+        }
+    }
+
+    /// The dimension, where its variables are known.
+    pub fn eval(&self, sizes: &Sizes) -> Option<Dim> {
+        match self {
+            DimPattern::Rest => None,
+            DimPattern::Any(name) => sizes.vars.get(name).copied(),
+            DimPattern::Size(Expr::Var(n)) if symbol(n).is_some() => symbol(n).map(Dim::sym),
+            DimPattern::Size(e) => {
+                let number = |n: &str| {
+                    sizes.vars.get(n).and_then(|d| d.as_const()).map(|n| Value::Num(n as f64))
+                };
+                match e.eval(&number) {
+                    Ok(Value::Num(n)) if n >= 0.0 && n < 1e15 => Some(Dim::Const(n as u64)),
+                    _ => None,
+                }
+            }
+        }
+    }
+
+    /// Whether `dim` fits what is known; learns what a variable on its own stands for.
+    fn matches(&self, dim: Dim, sizes: &mut Sizes) -> bool {
+        if let Some(known) = self.eval(sizes) {
+            return known == dim;
+        }
+        match self {
+            DimPattern::Any(name) | DimPattern::Size(Expr::Var(name)) => {
+                sizes.vars.insert(name.clone(), dim);
+                matches!(self, DimPattern::Any(_)) || dim.as_const().is_some()
+            }
+            _ => dim.as_const().is_some(),
+        }
+    }
+}
+
+impl VarType {
+    /// Whether `shape` is one that these dimensions describe.
+    pub fn fits_shape(&self, shape: &[Dim], sizes: &mut Sizes) -> bool {
+        let mut dims = &self.dims[..];
+        let mut shape = shape;
+        if let [DimPattern::Rest, tail @ ..] = dims {
+            let Some(lead) = shape.len().checked_sub(tail.len()) else { return false };
+            let rest = sizes.rest.get_or_insert_with(|| shape[..lead].to_vec());
+            if *rest != shape[..lead] {
+                return false;
+            }
+            (dims, shape) = (tail, &shape[lead..]);
+        }
+        dims.len() == shape.len() && dims.iter().zip(shape).all(|(p, d)| p.matches(*d, sizes))
+    }
+
+    /// Whether `ty` is one that this describes, given what the variables stand for already.
+    pub fn fits(&self, ty: &Type, sizes: &mut Sizes) -> bool {
+        let dtype = |d: DType| self.dtype.is_none_or(|want| want == d);
+        match ty {
+            Type::State(s) => {
+                let row = [Dim::Const(s.heads), Dim::Const(s.dim)];
+                self.state && dtype(s.dtype) && self.fits_shape(&row, sizes)
+            }
+            Type::Tensor(t) => {
+                !self.state
+                    && dtype(t.dtype)
+                    && (t.constant || !self.constant)
+                    && self.fits_shape(&t.shape, sizes)
+            }
+        }
+    }
+}
