@@ -185,7 +185,8 @@ fn value_dim(value: &Value) -> Option<Dim> {
     }
 }
 
-fn attr<E: Emit>(
+/// The value of an attribute of `kind` that is written as `source`.
+pub fn attr<E: Emit>(
     source: &AttrSource,
     kind: AttrKind,
     emit: &E,

@@ -109,15 +109,18 @@ impl OpSet {
 }
 
 /// A fused op's body applied to operands of given types.
-struct Instance {
-    graph: Graph,
+pub struct Instance {
+    /// The body's calls.
+    pub graph: Graph,
     /// One parameter an operand.
-    params: Vec<Option<ValueId>>,
-    results: Vec<ValueId>,
+    pub params: Vec<Option<ValueId>>,
+    /// The values that the op yields.
+    pub results: Vec<ValueId>,
 }
 
 impl Instance {
-    fn new(call: &Call<'_>) -> Result<Instance, String> {
+    /// Applies the body of the op called; an error says which of its calls does not type.
+    pub fn new(call: &Call<'_>) -> Result<Instance, String> {
         let fused = call.op.fused.as_ref().ok_or("not a fused op")?;
         let mut graph = Graph::new(call.op.name);
         let mut env = Env::default();

@@ -20,7 +20,7 @@ pub use attr::{Attr, AttrDef, AttrKind, Default as AttrDefault};
 pub use diag::SourceError;
 pub use dim::{Dim, Dims, Sym};
 pub use dtype::DType;
-pub use fused::{Fused, FusedDef, OpSet};
+pub use fused::{Fused, FusedDef, Instance, OpSet};
 pub use graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
 };

@@ -6,6 +6,7 @@
 mod canonicalise;
 pub mod check;
 pub mod data;
+pub mod fuse;
 mod pipeline;
 
 use infernum_ir::Module;

@@ -34,7 +34,9 @@ mod softmax;
 mod table;
 mod topk;
 
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use crate::attr::{Attr, AttrDef};
 use crate::expr::{Expr, ScalarFn, Value};
@@ -306,6 +308,24 @@ impl PartialEq for Op {
 }
 
 impl Eq for Op {}
+
+impl Hash for Op {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
+impl Ord for Op {
+    fn cmp(&self, other: &Op) -> Ordering {
+        self.name.cmp(other.name)
+    }
+}
+
+impl PartialOrd for Op {
+    fn partial_cmp(&self, other: &Op) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl fmt::Debug for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
