@@ -3,15 +3,19 @@
 //! [`plan()`] freezes a module into a [`Plan`]: plain data that an executor replays without ever
 //! seeing a graph.
 
+mod buckets;
 pub mod compile;
+mod expand;
 mod lower;
 mod plan;
 mod planner;
 mod recipe;
 
+pub use buckets::{plan, plan_buckets};
 pub use compile::Limits;
-pub use lower::{PlanError, plan};
+pub use expand::{ExpandError, expand};
+pub use lower::PlanError;
 pub use plan::{
-    Arg, Call, Carried, Launch, Plan, Program, Recipe, Region, StateSpec, Summary, TargetKind,
-    VERSION, Value, Weight,
+    Arg, Bucket, Call, Carried, Launch, Plan, Program, Recipe, Region, Schedule, StateSpec,
+    Summary, TargetKind, VERSION, Value, Weight,
 };

@@ -2,20 +2,14 @@
 
 use std::collections::HashMap;
 
+use infernum_ir::body::Stmt;
 use infernum_ir::{
-    Dim, Dims, Effect, Graph, Module, NodeKind, Op, Param, Pointwise, StateType, StepInput, Sym,
-    TensorType, Type, ValueId, VerifyError, verify,
+    Attr, Dims, Effect, Graph, NodeKind, Op, Param, Pointwise, StateType, TensorType, Type,
+    ValueId, VerifyError,
 };
 
-use crate::plan::{
-    Arg, Call, Carried, Launch, Plan, Program, Region, StateSpec, TargetKind, VERSION, Value,
-    Weight,
-};
-use crate::planner::{Storage, aligned, place};
-use crate::recipe;
-
-/// Arena sizes beyond this are mistakes (or limits that no machine holds).
-const MAX_ARENA: u64 = 1 << 42;
+use crate::plan::{Arg, Bucket, Carried, Launch, Program, Region, Value};
+use crate::planner::{Storage, place};
 
 /// Why a module has no plan.
 #[derive(Debug, thiserror::Error)]
@@ -58,130 +52,30 @@ pub enum PlanError {
         /// The limits asked for.
         limits: Dims,
     },
+    /// Steps that no bucket holds.
+    #[error(
+        "no bucket holds {} of {tokens} token(s); widen one or add one",
+        if *.decode_only { "a decode step" } else { "a step" }
+    )]
+    Gap {
+        /// The smallest such step.
+        tokens: u64,
+        /// Whether each of its sequences has one token.
+        decode_only: bool,
+    },
+    /// Buckets that disagree on the cache.
+    #[error("bucket {bucket} does not use the cache plane {plane}, which another bucket does")]
+    Planes {
+        /// The bucket.
+        bucket: Bucket,
+        /// The plane.
+        plane: String,
+    },
 }
 
-/// Compiles a module for steps of at most `limits`.
-pub fn plan(module: &Module, target: TargetKind, limits: Dims) -> Result<Plan, PlanError> {
-    verify(module).map_err(Box::new)?;
-    let (slots, slots_end) = carry_slots(module, &limits);
-    let mut plan = Plan {
-        version: VERSION,
-        module: module.name.clone(),
-        target,
-        limits,
-        arena_bytes: slots_end,
-        programs: Vec::new(),
-        calls: Vec::new(),
-        weights: Vec::new(),
-        states: Vec::new(),
-        output_rows: output_rows(module)?,
-    };
-    let mut bindings = Vec::new();
-    for (i, graph) in module.graphs.iter().enumerate() {
-        let mut lowering = Lowering::new(graph, &limits, is_called(module, i));
-        lowering.places()?;
-        let (program, end) = lowering.finish(&slots, slots_end);
-        plan.arena_bytes = plan.arena_bytes.max(end);
-        plan.programs.push(program);
-        bindings.push((lowering.weights, lowering.states));
-    }
-    if plan.arena_bytes > MAX_ARENA {
-        return Err(PlanError::TooLarge { bytes: plan.arena_bytes, limits });
-    }
-    bind_calls(module, &bindings, &mut plan)?;
-    Ok(plan)
-}
-
-/// The verifier has seen what is carried to a graph only if something calls it.
-fn is_called(module: &Module, graph: usize) -> bool {
-    module.schedule.iter().any(|s| s.graph == graph)
-}
-
-/// One fixed region for each carried value, large enough for it in every graph.
-fn carry_slots(module: &Module, limits: &Dims) -> (Vec<Region>, u64) {
-    let mut sizes: Vec<u64> = Vec::new();
-    let mut need = |i: usize, ty: &Type| {
-        if let Type::Tensor(ty) = ty {
-            if sizes.len() <= i {
-                sizes.resize(i + 1, 0);
-            }
-            sizes[i] = sizes[i].max(ty.bytes(limits));
-        }
-    };
-    for graph in module.graphs.iter().enumerate().filter(|g| is_called(module, g.0)).map(|g| g.1) {
-        tensor_results(graph).enumerate().for_each(|(i, v)| need(i, graph.ty(v)));
-    }
-    let mut end = 0u64;
-    let slots = sizes.into_iter().map(|bytes| {
-        let slot = Region { offset: end, bytes };
-        end = aligned(end.saturating_add(bytes));
-        slot
-    });
-    (slots.collect(), end)
-}
-
-fn tensor_results(graph: &Graph) -> impl Iterator<Item = ValueId> + '_ {
+/// The results that the next call carries.
+pub(crate) fn tensor_results(graph: &Graph) -> impl Iterator<Item = ValueId> + '_ {
     graph.results().iter().copied().filter(|&v| matches!(graph.ty(v), Type::Tensor(_)))
-}
-
-fn output_rows(module: &Module) -> Result<Option<Sym>, PlanError> {
-    let mut found = None;
-    for (_, param, ty) in module.graphs.iter().flat_map(Graph::params) {
-        if *param != Param::Step(StepInput::OutputRows) {
-            continue;
-        }
-        let sym = match ty {
-            Type::Tensor(TensorType { shape, .. }) => match shape[..] {
-                [Dim::Sym { sym: sym @ (Sym::B | Sym::T), times: 1 }] => Some(sym),
-                _ => None,
-            },
-            Type::State(_) => None,
-        };
-        if sym.is_none() || (found.is_some() && found != sym) {
-            return Err(PlanError::OutputRows { found: ty.to_string() });
-        }
-        found = sym;
-    }
-    Ok(found)
-}
-
-/// What a program needs from its call: constants, and planes of the cache.
-type Bindings = (Vec<ValueId>, Vec<(String, StateType)>);
-
-/// Makes the calls, sharing constants and planes between them.
-fn bind_calls(module: &Module, bindings: &[Bindings], plan: &mut Plan) -> Result<(), PlanError> {
-    let mut weights: HashMap<Weight, u32> = HashMap::new();
-    let mut states: HashMap<StateSpec, u32> = HashMap::new();
-    for site in &module.schedule {
-        let graph = &module.graphs[site.graph];
-        let mut call = Call {
-            program: site.graph as u32,
-            layer: site.layer,
-            weights: Vec::new(),
-            states: Vec::new(),
-        };
-        for &value in &bindings[site.graph].0 {
-            let weight = recipe::weight(graph, value, site.layer).ok_or_else(|| {
-                let (graph, value) = (graph.name.clone(), graph.value_name(value).to_owned());
-                PlanError::Recipe { graph, value }
-            })?;
-            let next = weights.len() as u32;
-            call.weights.push(*weights.entry(weight.clone()).or_insert_with(|| {
-                plan.weights.push(weight);
-                next
-            }));
-        }
-        for (plane, ty) in &bindings[site.graph].1 {
-            let spec = StateSpec { layer: site.layer, plane: plane.clone(), ty: ty.clone() };
-            let next = states.len() as u32;
-            call.states.push(*states.entry(spec.clone()).or_insert_with(|| {
-                plan.states.push(spec);
-                next
-            }));
-        }
-        plan.calls.push(call);
-    }
-    Ok(())
 }
 
 /// The time after the last launch, at which results must still be there.
@@ -190,7 +84,7 @@ const END: usize = usize::MAX;
 /// One graph on its way to a program.
 ///
 /// Buffer indices are storages: the values that share memory (views, results in place) share one.
-struct Lowering<'a> {
+pub(crate) struct Lowering<'a> {
     graph: &'a Graph,
     limits: &'a Dims,
     /// Whether the node's results are used; nothing is in a graph that is never called.
@@ -202,12 +96,12 @@ struct Lowering<'a> {
     carries: HashMap<usize, u32>,
     /// The nodes to launch. Launch `i` runs at time `i + 1`; parameters exist from time 0.
     order: Vec<usize>,
-    weights: Vec<ValueId>,
-    states: Vec<(String, StateType)>,
+    pub(crate) weights: Vec<ValueId>,
+    pub(crate) states: Vec<(String, StateType)>,
 }
 
 impl<'a> Lowering<'a> {
-    fn new(graph: &'a Graph, limits: &'a Dims, is_called: bool) -> Self {
+    pub(crate) fn new(graph: &'a Graph, limits: &'a Dims, is_called: bool) -> Self {
         let mut live = vec![false; graph.len()];
         graph.results().iter().for_each(|v| live[v.node] = is_called);
         for i in (0..graph.len()).rev() {
@@ -229,7 +123,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Gives every value a place and every launch a time.
-    fn places(&mut self) -> Result<(), PlanError> {
+    pub(crate) fn places(&mut self) -> Result<(), PlanError> {
         let graph = self.graph;
         // The newest version of each plane.
         let mut versions: Vec<ValueId> = Vec::new();
@@ -244,7 +138,7 @@ impl<'a> Lowering<'a> {
                 NodeKind::Op { .. } if is_constant(&node.types[0]) => {}
                 NodeKind::Op { op, .. } => {
                     let operands = graph.operands(i);
-                    self.check_state(id, &operands, &mut versions, op.effect)?;
+                    self.check_states(i, &operands, &mut versions)?;
                     let args: Vec<_> = operands.iter().map(|v| v.map(|v| self.arg(v))).collect();
                     if op.effect == Effect::View
                         && let Some(Some(arg)) = args.first()
@@ -255,11 +149,15 @@ impl<'a> Lowering<'a> {
                     self.order.push(i);
                     args.iter().flatten().for_each(|a| self.touch(*a));
                     for (result, ty) in node.types.iter().enumerate() {
+                        let value = ValueId { node: i, result };
                         let arg = match ty {
                             Type::Tensor(ty) => Arg::Buffer(self.storage(ty)),
-                            Type::State(_) => args[0].unwrap_or(Arg::State(0)),
+                            // The verifier has seen that it is the next version of one.
+                            Type::State(_) => {
+                                graph.state_source(value).map_or(Arg::State(0), |v| self.arg(v))
+                            }
                         };
-                        self.args.insert(ValueId { node: i, result }, arg);
+                        self.args.insert(value, arg);
                     }
                 }
             }
@@ -300,28 +198,29 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A cache plane is written in place, so only its newest version can be used.
-    fn check_state(
+    /// A cache plane is written in place, so only its newest version can be used. An op that makes
+    /// the next version of one may read others, which stay as they are.
+    fn check_states(
         &self,
-        id: ValueId,
+        node: usize,
         operands: &[Option<ValueId>],
         versions: &mut [ValueId],
-        effect: Effect,
     ) -> Result<(), PlanError> {
-        for &state in operands.iter().flatten() {
-            if !matches!(self.graph.ty(state), Type::State(_)) {
-                continue;
-            }
-            match versions.iter_mut().find(|v| **v == state) {
-                Some(version) if effect == Effect::Writes => *version = id,
-                Some(_) => {}
-                None => {
-                    return Err(PlanError::StaleState {
-                        graph: self.graph.name.clone(),
-                        value: self.graph.value_name(id).to_owned(),
-                        state: self.graph.value_name(state).to_owned(),
-                    });
-                }
+        let graph = self.graph;
+        let is_state = |v: &&ValueId| matches!(graph.ty(**v), Type::State(_));
+        let stale = |v: &&ValueId| !versions.contains(v);
+        if let Some(&state) = operands.iter().flatten().filter(is_state).find(stale) {
+            return Err(PlanError::StaleState {
+                graph: graph.name.clone(),
+                value: graph.node(node).names[0].clone(),
+                state: graph.value_name(state).to_owned(),
+            });
+        }
+        for result in 0..graph.node(node).types.len() {
+            let next = ValueId { node, result };
+            let from = graph.state_source(next);
+            if let Some(version) = versions.iter_mut().find(|v| from == Some(**v)) {
+                *version = next;
             }
         }
         Ok(())
@@ -357,29 +256,23 @@ impl<'a> Lowering<'a> {
         arg
     }
 
-    /// Lets result 0 of elementwise launches take the place of operand 0 where that dies.
+    /// Lets result 0 of elementwise launches take the place of an operand that dies there.
     fn share_in_place(&mut self) {
         for (i, &node) in self.order.iter().enumerate() {
-            let now = i + 1;
+            let NodeKind::Op { op, .. } = &self.graph.node(node).kind else { continue };
             let operands = self.graph.operands(node);
             let result = ValueId { node, result: 0 };
-            let (Some(Some(x)), NodeKind::Op { op, .. }) =
-                (operands.first().copied(), &self.graph.node(node).kind)
-            else {
-                continue;
+            let Some(&Arg::Buffer(to)) = self.args.get(&result) else { continue };
+            let place = |&o: &usize| {
+                let x = operands.get(o).copied().flatten()?;
+                let Some(&Arg::Buffer(from)) = self.args.get(&x) else { return None };
+                let dies = self.storages[from as usize].last == i + 1;
+                let uses = operands.iter().flatten().filter_map(|v| self.args.get(v));
+                let once = uses.filter(|a| **a == Arg::Buffer(from)).count() == 1;
+                let same = self.graph.ty(x) == self.graph.ty(result);
+                (dies && once && same).then_some(from)
             };
-            let (Some(Arg::Buffer(from)), Some(Arg::Buffer(to))) =
-                (self.args.get(&x).copied(), self.args.get(&result).copied())
-            else {
-                continue;
-            };
-            let dies = self.storages[from as usize].last == now;
-            let used_twice = operands[1..]
-                .iter()
-                .flatten()
-                .any(|v| self.args.get(v) == Some(&Arg::Buffer(from)));
-            let same = self.graph.ty(x) == self.graph.ty(result);
-            if may_alias(*op) && dies && same && !used_twice {
+            if let Some(from) = may_alias(*op).iter().find_map(place) {
                 self.storages[from as usize].last = self.storages[to as usize].last;
                 let moved = self.args.values_mut().filter(|a| **a == Arg::Buffer(to));
                 moved.for_each(|a| *a = Arg::Buffer(from));
@@ -390,7 +283,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Fixes what is carried to its slots, places the rest after them, and writes the launches.
-    fn finish(&mut self, slots: &[Region], base: u64) -> (Program, u64) {
+    pub(crate) fn finish(&mut self, slots: &[Region], base: u64) -> (Program, u64) {
         let mut fixed: HashMap<u32, usize> = self.carries.iter().map(|(&i, &s)| (s, i)).collect();
         let mut launches: Vec<Launch> =
             (0..self.order.len()).map(|i| self.launch(self.order[i])).collect();
@@ -419,7 +312,7 @@ impl<'a> Lowering<'a> {
         let graph = self.graph;
         let n = graph.node(node);
         let (op, attrs) = match &n.kind {
-            NodeKind::Op { op, attrs } => (op.name, attrs.clone()),
+            NodeKind::Op { op, attrs } => (op.name, named(*op, attrs)),
             NodeKind::Param(_) => (Launch::COPY, Vec::new()),
         };
         let mut value = |v: ValueId| Value { arg: self.arg(v), ty: graph.ty(v).clone() };
@@ -511,13 +404,30 @@ impl<'a> Lowering<'a> {
     }
 }
 
+/// Attributes under their names, so that a reader of the plan needs no definition of the op.
+fn named(op: Op, attrs: &[Attr]) -> Vec<(String, Attr)> {
+    op.attrs.iter().map(|d| d.name.to_owned()).zip(attrs.iter().cloned()).collect()
+}
+
 fn is_constant(ty: &Type) -> bool {
     matches!(ty, Type::Tensor(t) if t.constant)
 }
 
-/// Whether a kernel can write its result over operand 0 of the same type: each part of the
-/// result depends on the same part of the operand.
-fn may_alias(op: Op) -> bool {
-    op.pointwise != Pointwise::No
-        || matches!(op.name, "mask" | "softmax" | "rmsnorm" | "layernorm" | "rope")
+/// The operands of its type that result 0 may be written over: each part of the result depends on
+/// the same part of the operand only. Kernels of fused ops must allow it too: where result 0 is made
+/// by an elementwise op, of an operand that nothing else in the body uses.
+fn may_alias(op: Op) -> Vec<usize> {
+    let Some(fused) = &op.fused else {
+        let rows = matches!(op.name, "mask" | "softmax" | "rmsnorm" | "layernorm" | "rope");
+        return if rows || op.pointwise != Pointwise::No { vec![0] } else { Vec::new() };
+    };
+    let made = |s: &&Stmt| fused.results.first().is_some_and(|r| s.results.contains(r));
+    let last = fused.body.iter().rfind(made);
+    let Some(last) = last.filter(|s| s.op.pointwise != Pointwise::No) else { return Vec::new() };
+    let uses = |name: &str| {
+        let all = fused.body.iter().flat_map(|s| s.operands.iter().flatten());
+        all.filter(|n| *n == name).count()
+    };
+    let names = last.operands.iter().flatten().filter(|n| uses(n) == 1);
+    names.filter_map(|n| op.operand(n)).collect()
 }

@@ -6,7 +6,7 @@ use infernum_ir::{Attr, Dims, StateType, StepInput, Sym, TensorType, Type};
 use serde::{Deserialize, Serialize};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -30,10 +30,10 @@ pub struct Plan {
     pub limits: Dims,
     /// Size of the one arena that all programs share.
     pub arena_bytes: u64,
-    /// One for each graph.
+    /// One for each graph; graphs that come out the same share one.
     pub programs: Vec<Program>,
-    /// The calls that make up a step, in order.
-    pub calls: Vec<Call>,
+    /// One for each bucket: which is run depends on the step.
+    pub schedules: Vec<Schedule>,
     /// What to load; shared by all calls that use the same.
     pub weights: Vec<Weight>,
     /// The planes of the KV cache.
@@ -41,6 +41,26 @@ pub struct Plan {
     /// Which rows the output has: `B`, the last token of each sequence, or `T`, every token;
     /// `None` when the plan does not ask.
     pub output_rows: Option<Sym>,
+}
+
+/// A kind of steps: those of a number of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Bucket {
+    /// The fewest tokens; at least 1.
+    pub min: u64,
+    /// The most.
+    pub max: u64,
+    /// Only steps in which every sequence has one token.
+    pub decode_only: bool,
+}
+
+/// How the steps of one bucket run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Schedule {
+    /// The steps it is for.
+    pub bucket: Bucket,
+    /// The calls that make up a step, in order.
+    pub calls: Vec<Call>,
 }
 
 /// The launches of one graph.
@@ -82,8 +102,8 @@ pub struct Carried {
 pub struct Launch {
     /// The op, or [`Launch::COPY`].
     pub op: String,
-    /// Its attributes, in declared order.
-    pub attrs: Vec<Attr>,
+    /// Its attributes and their names, in declared order.
+    pub attrs: Vec<(String, Attr)>,
     /// One entry an operand declared; `None` where an optional one is left out.
     pub operands: Vec<Option<Value>>,
     /// Where the results go. A result that names an operand's buffer is computed in place.
@@ -181,10 +201,18 @@ impl Launch {
 }
 
 impl Plan {
-    /// What the last call leaves: the model's outputs.
+    /// The most specific schedule for a step of `tokens`, in which every sequence has one or not;
+    /// its index.
+    pub fn schedule(&self, tokens: u64, decode_only: bool) -> Option<usize> {
+        let fits = |s: &&(usize, &Schedule)| s.1.bucket.holds(tokens, decode_only);
+        let found = self.schedules.iter().enumerate().filter(|s| fits(&s));
+        found.min_by_key(|(_, s)| s.bucket.width()).map(|(i, _)| i)
+    }
+
+    /// What the last call leaves: the model's outputs, which are those of every schedule.
     pub fn outputs(&self) -> &[Carried] {
-        let last = self.calls.last().and_then(|c| self.programs.get(c.program as usize));
-        last.map_or(&[], |p| &p.results)
+        let last = self.schedules.first().and_then(|s| s.calls.last());
+        last.and_then(|c| self.programs.get(c.program as usize)).map_or(&[], |p| &p.results)
     }
 
     /// Bytes of KV cache for one token.
@@ -198,22 +226,24 @@ impl Plan {
 
     /// Sizes and counts, for people.
     pub fn summary(&self) -> Summary {
+        let calls = || self.schedules.iter().flat_map(|s| &s.calls);
         let programs = self.programs.iter().enumerate().map(|(i, p)| ProgramSummary {
             name: p.name.clone(),
-            calls: self.calls.iter().filter(|c| c.program as usize == i).count(),
+            calls: calls().filter(|c| c.program as usize == i).count(),
             launches: p.launches.len(),
             in_place: p.launches.iter().filter(|l| l.is_in_place()).count(),
             copies: p.launches.iter().filter(|l| l.op == Launch::COPY).count(),
             buffers: p.buffers.len(),
         });
+        let launches = |c: &Call| self.programs[c.program as usize].launches.len();
+        let schedules = self.schedules.iter().map(|s| ScheduleSummary {
+            bucket: s.bucket,
+            launches: s.calls.iter().map(launches).sum(),
+        });
         let weight_bytes = self.weights.iter().map(|w| w.ty.bytes(&Dims::default()));
         Summary {
             programs: programs.collect(),
-            launches_per_step: self
-                .calls
-                .iter()
-                .map(|c| self.programs[c.program as usize].launches.len())
-                .sum(),
+            schedules: schedules.collect(),
             weights: self.weights.len(),
             weight_bytes: weight_bytes.fold(0, u64::saturating_add),
             arena_bytes: self.arena_bytes,
@@ -224,11 +254,42 @@ impl Plan {
 }
 
 impl Launch {
-    /// Whether result 0 takes operand 0's place.
+    /// Whether result 0 takes an operand's place.
     pub fn is_in_place(&self) -> bool {
-        match (self.operands.first(), self.results.first()) {
-            (Some(Some(x)), Some(y)) => matches!(x.arg, Arg::Buffer(_)) && x.arg == y.arg,
-            _ => false,
+        let place = self.results.first().map(|y| y.arg);
+        let taken = |a: Arg| matches!(a, Arg::Buffer(_)) && Some(a) == place;
+        self.operands.iter().flatten().any(|x| taken(x.arg))
+    }
+
+    /// An attribute by its name.
+    pub fn attr(&self, name: &str) -> Option<&Attr> {
+        self.attrs.iter().find(|(n, _)| n == name).map(|(_, a)| a)
+    }
+}
+
+impl Bucket {
+    /// Every step.
+    pub const ALL: Bucket = Bucket { min: 1, max: u64::MAX, decode_only: false };
+
+    /// Whether a step of `tokens` is one of these, where every sequence has one token or not.
+    pub fn holds(&self, tokens: u64, decode_only: bool) -> bool {
+        (self.min..=self.max).contains(&tokens) && (decode_only || !self.decode_only)
+    }
+
+    /// Less is more specific.
+    fn width(&self) -> (bool, u64) {
+        (!self.decode_only, self.max.saturating_sub(self.min))
+    }
+}
+
+impl fmt::Display for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.decode_only { " (decode)" } else { "" };
+        match *self {
+            Bucket { min: 1, max: u64::MAX, .. } => write!(f, "any T{kind}"),
+            Bucket { min, max: u64::MAX, .. } => write!(f, "T >= {min}{kind}"),
+            Bucket { min, max, .. } if min == max => write!(f, "T = {min}{kind}"),
+            Bucket { min, max, .. } => write!(f, "T = {min}..{max}{kind}"),
         }
     }
 }
@@ -238,7 +299,7 @@ impl Launch {
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Summary {
     pub programs: Vec<ProgramSummary>,
-    pub launches_per_step: usize,
+    pub schedules: Vec<ScheduleSummary>,
     pub weights: usize,
     pub weight_bytes: u64,
     pub arena_bytes: u64,
@@ -258,6 +319,14 @@ pub struct ProgramSummary {
     pub buffers: usize,
 }
 
+/// One schedule's line of a [`Summary`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct ScheduleSummary {
+    pub bucket: Bucket,
+    pub launches: usize,
+}
+
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -269,9 +338,10 @@ impl fmt::Display for Summary {
             )?;
         }
         let Dims { t, b, s, .. } = self.limits;
-        writeln!(f, "a step       {} ops; at most {t} tokens, {b} sequences, {s} context rows", {
-            self.launches_per_step
-        })?;
+        for s in &self.schedules {
+            writeln!(f, "a step       {} ops, {}", s.launches, s.bucket)?;
+        }
+        writeln!(f, "at most      {t} tokens, {b} sequences, {s} context rows")?;
         writeln!(f, "weights      {}: {:.1} MiB", self.weights, mib(self.weight_bytes))?;
         writeln!(f, "arena        {:.1} MiB", mib(self.arena_bytes))?;
         write!(f, "KV cache     {} bytes a token", self.kv_bytes_per_token)

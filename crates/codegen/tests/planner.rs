@@ -118,7 +118,7 @@ impl Memory {
 fn run(plan: &Plan) -> Vec<Vec<u64>> {
     let mut memory = Memory(vec![0; plan.arena_bytes as usize / 4]);
     let mut out = Vec::new();
-    for call in &plan.calls {
+    for call in &plan.schedules[0].calls {
         let index = call.program as usize;
         let program = &plan.programs[index];
         for launch in &program.launches {

@@ -83,6 +83,17 @@ pub enum ExecError {
         /// The plan's.
         limit: u64,
     },
+    /// A step of a kind that the plan was not made for.
+    #[error(
+        "the plan has no schedule for {} of {tokens} token(s); compile it for more buckets",
+        if *.decode_only { "a decode step" } else { "a step" }
+    )]
+    Bucket {
+        /// The step's tokens.
+        tokens: u64,
+        /// Whether each of its sequences has one token.
+        decode_only: bool,
+    },
     /// An ill-formed step.
     #[error("the step's inputs: {0}")]
     Inputs(String),

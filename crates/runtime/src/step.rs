@@ -96,6 +96,11 @@ impl StepInputs {
         &self.step
     }
 
+    /// Whether every sequence has one token to compute.
+    pub fn is_decode_only(&self) -> bool {
+        self.step.seqs.iter().all(|s| s.new == 1)
+    }
+
     /// Token ids, u32 `[T]`.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens

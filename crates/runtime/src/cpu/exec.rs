@@ -210,29 +210,26 @@ impl Core {
         let (limits, rows) = (self.plan.limits, self.plan.output_rows);
         self.step.fill(inputs, &limits, self.options.kv_blocks, rows)?;
         self.rope.begin_step();
-        for i in 0..self.plan.calls.len() {
-            self.call(i)?;
+        let (tokens, decode_only) = (self.step.dims.t, inputs.is_decode_only());
+        let found = self.plan.schedule(tokens, decode_only);
+        let schedule = found.ok_or(ExecError::Bucket { tokens, decode_only })?;
+        for i in 0..self.plan.schedules[schedule].calls.len() {
+            self.call(schedule, i)?;
             if let Some(observer) = &mut observer {
-                observer(i, self.observe(i)?);
+                observer(i, self.observe(schedule, i)?);
             }
         }
-        self.read_output(output);
+        self.read_output(schedule, output);
         Ok(())
     }
 
-    fn call(&mut self, index: usize) -> Result<(), ExecError> {
-        let call = &self.plan.calls[index];
+    fn call(&mut self, schedule: usize, index: usize) -> Result<(), ExecError> {
+        let call = &self.plan.schedules[schedule].calls[index];
         let program = &self.plan.programs[call.program as usize];
         let kernels = &self.kernels[call.program as usize];
         let times = &mut self.times[call.program as usize];
         for ((launch, kernel), time) in program.launches.iter().zip(kernels).zip(times) {
             let start = self.options.profile.then(Instant::now);
-            let mut state_index = None;
-            for arg in launch.operands.iter().flatten().map(|v| v.arg) {
-                if let Arg::State(slot) = arg {
-                    state_index = Some(call.states[slot as usize] as usize);
-                }
-            }
             let frame = Frame {
                 program,
                 call,
@@ -240,15 +237,12 @@ impl Core {
                 step: &self.step,
                 weights: &self.weights,
             };
-            let plane = state_index.map(|i| Plane {
-                bytes: self.states[i].as_bytes_mut(),
-                row_bytes: row_bytes(&self.plan.states[i].ty),
-            });
+            let planes = planes(launch, call, &self.plan, &mut self.states);
             let arena = self.arena.as_bytes_mut();
             if self.options.poison {
                 frame.poison_results(launch, arena);
             }
-            let args = frame.args(launch, arena, plane, &mut self.rope, self.isa);
+            let args = frame.args(launch, arena, planes, &mut self.rope, self.isa);
             args.and_then(|mut args| kernel.run(&mut args)).map_err(|message| {
                 let layer = call.layer.map_or_else(String::new, |l| format!(" {l}"));
                 let launch = format!("{}{layer}/%{}", program.name, launch.name);
@@ -262,18 +256,26 @@ impl Core {
         Ok(())
     }
 
-    fn carried(&self, call: usize, result: usize) -> Option<(&TensorType, &[u8])> {
-        let program = &self.plan.programs[self.plan.calls.get(call)?.program as usize];
+    fn program(&self, schedule: usize, call: usize) -> Option<&Program> {
+        let call = self.plan.schedules.get(schedule)?.calls.get(call)?;
+        self.plan.programs.get(call.program as usize)
+    }
+
+    fn carried<'a>(
+        &'a self,
+        program: &'a Program,
+        result: usize,
+    ) -> Option<(&'a TensorType, &'a [u8])> {
         let carried = program.results.get(result)?;
         let bytes = carried.ty.bytes(&self.step.dims) as usize;
         let start = program.buffers[carried.buffer as usize].offset as usize;
         Some((&carried.ty, &self.arena.as_bytes()[start..start + bytes]))
     }
 
-    fn observe(&self, call: usize) -> Result<Vec<Observed>, ExecError> {
-        let program = &self.plan.programs[self.plan.calls[call].program as usize];
+    fn observe(&self, schedule: usize, call: usize) -> Result<Vec<Observed>, ExecError> {
+        let Some(program) = self.program(schedule, call) else { return Ok(Vec::new()) };
         let results = program.results.iter().enumerate().filter_map(|(i, carried)| {
-            let (ty, bytes) = self.carried(call, i)?;
+            let (ty, bytes) = self.carried(program, i)?;
             let mut data = Vec::new();
             let decoded = convert::decode(ty.dtype, bytes, &mut data);
             let shape = ty.sizes(&self.step.dims);
@@ -289,10 +291,11 @@ impl Core {
     }
 
     /// The first result of the last call; a plan without calls has none.
-    fn read_output(&self, output: &mut StepOutput) {
+    fn read_output(&self, schedule: usize, output: &mut StepOutput) {
         output.logits.clear();
         (output.rows, output.columns) = (0, 0);
-        let found = self.carried(self.plan.calls.len().wrapping_sub(1), 0);
+        let last = self.plan.schedules[schedule].calls.len().wrapping_sub(1);
+        let found = self.program(schedule, last).and_then(|p| self.carried(p, 0));
         if let Some((ty, bytes)) = found
             && let Some(dtype) = kernels::float(ty.dtype)
         {
@@ -302,6 +305,30 @@ impl Core {
             output.rows = output.logits.len().checked_div(output.columns).unwrap_or(0);
         }
     }
+}
+
+/// The cache planes that a launch works on, each with the first operand that is one of its versions.
+fn planes<'a>(
+    launch: &Launch,
+    call: &Call,
+    plan: &Plan,
+    states: &'a mut [Buffer<Cpu>],
+) -> [Option<Plane<'a>>; MAX_ARGS] {
+    let mut planes = [const { None }; MAX_ARGS];
+    let state = |v: &Option<Value>| match v.as_ref()?.arg {
+        Arg::State(slot) => Some(call.states[slot as usize] as usize),
+        _ => None,
+    };
+    if !launch.operands.iter().any(|v| state(v).is_some()) {
+        return planes;
+    }
+    for (i, memory) in states.iter_mut().enumerate() {
+        if let Some(operand) = launch.operands.iter().position(|v| state(v) == Some(i)) {
+            let row_bytes = row_bytes(&plan.states[i].ty);
+            planes[operand] = Some(Plane { bytes: memory.as_bytes_mut(), row_bytes });
+        }
+    }
+    planes
 }
 
 fn row_bytes(ty: &infernum_ir::StateType) -> usize {
@@ -329,7 +356,7 @@ impl<'a> Frame<'a> {
         &self,
         launch: &'a Launch,
         arena: &'a mut [u8],
-        plane: Option<Plane<'a>>,
+        planes: [Option<Plane<'a>>; MAX_ARGS],
         rope: &'a mut RopeTables,
         isa: Isa,
     ) -> Result<Args<'a>, String> {
@@ -372,7 +399,7 @@ impl<'a> Frame<'a> {
             let dtype = dtype(&value.ty);
             results[i] = parts.write(i).map(|bytes| ViewMut { dtype, bytes });
         }
-        Ok(Args { step: self.step, operands, results, plane, rope, isa })
+        Ok(Args { step: self.step, operands, results, planes, rope, isa })
     }
 
     fn poison_results(&self, launch: &Launch, arena: &mut [u8]) {
@@ -435,7 +462,8 @@ fn check(plan: &Plan) -> Result<(), LoadError> {
             return fail(format!("program `{}` leaves its buffers", program.name));
         }
     }
-    for call in &plan.calls {
+    let calls = || plan.schedules.iter().flat_map(|s| &s.calls);
+    for call in calls() {
         let program = plan.programs.get(call.program as usize);
         let slots = |arg: Arg| match arg {
             Arg::Weight(s) => call.weights.get(s as usize).is_some(),
@@ -469,7 +497,7 @@ fn prepare(plan: &Plan) -> Result<Vec<Vec<Box<dyn Kernel>>>, LoadError> {
 
 /// Constants that kernels use by value are widened once; matrices stay as they are.
 fn widen_weights(plan: &Plan, kernels: &[Vec<Box<dyn Kernel>>], weights: &mut [Loaded]) {
-    for call in &plan.calls {
+    for call in plan.schedules.iter().flat_map(|s| &s.calls) {
         let program = call.program as usize;
         for (launch, kernel) in plan.programs[program].launches.iter().zip(&kernels[program]) {
             for (i, value) in launch.operands.iter().enumerate() {

@@ -8,3 +8,4 @@ pub mod simd;
 mod state;
 
 pub use exec::{CpuExecutor, CpuOptions, Observed, Observer};
+pub use kernels::has_kernel;

@@ -1,6 +1,6 @@
 //! A small decoder, run in every way a scheduler may cut it.
 
-use infernum_codegen::{Launch, TargetKind, plan};
+use infernum_codegen::{Launch, TargetKind, VERSION, plan};
 use infernum_ir::interp::{Rounding, States, Step};
 use infernum_ir::{Dims, Module};
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions, Observed};
@@ -251,7 +251,7 @@ fn steps_that_cannot_run_are_refused() {
 fn a_plan_of_another_version_or_target_is_refused() {
     let module = decoder("f32", "B");
     let checkpoint = Checkpoint::random(&module);
-    for (version, target) in [(0, TargetKind::Cpu), (1, TargetKind::Cuda)] {
+    for (version, target) in [(0, TargetKind::Cpu), (VERSION, TargetKind::Cuda)] {
         let mut plan = plan(&module, TargetKind::Cpu, LIMITS).expect("a plan");
         (plan.version, plan.target) = (version, target);
         assert!(CpuExecutor::new(plan, &checkpoint, CpuOptions::default()).is_err());

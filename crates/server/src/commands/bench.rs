@@ -188,7 +188,8 @@ fn vocab(plan: &Plan) -> u64 {
 /// Weights that a decode step reads whole: all but the tables from which rows are picked.
 fn decode_weight_bytes(plan: &Plan) -> u64 {
     let mut read = vec![false; plan.weights.len()];
-    for call in &plan.calls {
+    let decode = plan.schedule(1, true).map_or(&[][..], |s| &plan.schedules[s].calls);
+    for call in decode {
         for launch in &plan.programs[call.program as usize].launches {
             if launch.op == "embedding" {
                 continue;

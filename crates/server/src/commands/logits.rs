@@ -65,7 +65,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 fn compute(executor: &mut CpuExecutor, args: &Args) -> Result<Vec<Rows>, Box<dyn Error>> {
-    let names = call_names(executor);
     let vocab = executor.plan().outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(0);
     if let Some(token) = args.tokens.iter().find(|t| u64::from(**t) >= vocab) {
         return Err(format!("--tokens: {token} is outside the vocabulary of {vocab}").into());
@@ -79,6 +78,7 @@ fn compute(executor: &mut CpuExecutor, args: &Args) -> Result<Vec<Rows>, Box<dyn
         inputs.clear();
         inputs.push(&args.tokens[done..done + chunk], done + chunk, &blocks)?;
         let ticket = if args.dump_layers {
+            let names = call_names(executor, &inputs);
             executor.submit_observed(&inputs, &mut |call, values| {
                 if let (Some(name), Ok(mut layers)) = (&names[call], layers.lock()) {
                     add_rows(&mut layers, name, values);
@@ -95,16 +95,18 @@ fn compute(executor: &mut CpuExecutor, args: &Args) -> Result<Vec<Rows>, Box<dyn
     Ok(tensors)
 }
 
-/// A name for what each call gives, but for the last, whose result is the logits.
-fn call_names(executor: &CpuExecutor) -> Vec<Option<String>> {
+/// A name for what each call of a step gives, but for the last, whose result is the logits.
+fn call_names(executor: &CpuExecutor, inputs: &StepInputs) -> Vec<Option<String>> {
     let plan = executor.plan();
-    let last = plan.calls.len().saturating_sub(1);
+    let schedule = plan.schedule(inputs.tokens().len() as u64, inputs.is_decode_only());
+    let calls = schedule.map_or(&[][..], |s| &plan.schedules[s].calls);
+    let last = calls.len().saturating_sub(1);
     let name = |(i, call): (usize, &infernum_codegen::Call)| {
         let program = &plan.programs[call.program as usize].name;
         let name = call.layer.map_or_else(|| program.clone(), |l| format!("layers.{l}"));
         (i != last).then_some(name)
     };
-    plan.calls.iter().enumerate().map(name).collect()
+    calls.iter().enumerate().map(name).collect()
 }
 
 /// Sizes of the steps: as many tokens as the plan's buffers take.

@@ -160,7 +160,7 @@ struct Mask {
 }
 
 pub(super) fn mask(site: &Site<'_>) -> Prepared {
-    let window = site.call.maybe_int("window").map_or(usize::MAX, |w| w as usize);
+    let window = site.maybe_int("window").map_or(usize::MAX, |w| w as usize);
     Ok(site.activation(0).map(|dtype| Box::new(Mask { dtype, window }) as Box<dyn Kernel>))
 }
 

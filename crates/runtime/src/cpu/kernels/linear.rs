@@ -18,7 +18,7 @@ pub(super) struct Linear {
 
 pub(super) fn linear(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
     let k = site.dim(0, 0)?;
-    let bias = site.call.optional(2)?;
+    let bias = site.optional(2)?;
     let in_arena = |i: usize| {
         let value = site.launch.operands[i].as_ref();
         value.is_none_or(|v| matches!(v.arg, Arg::Buffer(_) | Arg::Weight(_)))

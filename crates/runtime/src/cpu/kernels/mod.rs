@@ -18,7 +18,7 @@ mod rope;
 mod topk;
 
 use infernum_codegen::{Arg, Launch};
-use infernum_ir::{DType, Dim, Dims, Op, StepInput, TensorType, Type};
+use infernum_ir::{Attr, DType, Dim, Dims, Op, StateType, StepInput, TensorType, Type};
 
 pub(super) use rope::RopeTables;
 
@@ -70,28 +70,38 @@ static CPU_KERNELS: &[(&str, Prepare)] = &[
     ("topk", topk::topk),
 ];
 
+/// Whether the CPU has a kernel for an op. A fused op that has none must be expanded before a plan
+/// is made; a primitive that has none runs its reference.
+pub fn has_kernel(name: &str) -> bool {
+    CPU_KERNELS.iter().any(|(kernel, _)| *kernel == name)
+}
+
 /// A launch being prepared.
 pub(super) struct Site<'a> {
     pub(super) launch: &'a Launch,
-    /// Its operands' types, and its attributes.
-    pub(super) call: infernum_ir::Call<'a>,
+    /// The primitive that it is; `None` for a copy and for fused ops.
+    op: Option<Op>,
+    /// Its attributes without their names.
+    attrs: Vec<Attr>,
 }
 
 /// Prepares a launch: its own kernel, the elementwise one, or the reference.
 pub(super) fn prepare(launch: &Launch) -> Result<Box<dyn Kernel>, String> {
     let types: Vec<Option<&Type>> =
         launch.operands.iter().map(|v| v.as_ref().map(|v| &v.ty)).collect();
-    // A copy is no op; its kernel reads neither op nor attributes.
-    let op = Op::find(if launch.op == Launch::COPY { "reshape" } else { &launch.op })?;
-    if launch.op != Launch::COPY {
-        let inferred = op.infer(&types, &launch.attrs)?;
-        if inferred.iter().ne(launch.results.iter().map(|r| &r.ty)) {
-            return Err("its result types are not those of its operands".to_owned());
-        }
-    }
-    let call = infernum_ir::Call { op, operands: &types, attrs: &launch.attrs };
-    let site = Site { launch, call };
+    let attrs: Vec<Attr> = launch.attrs.iter().map(|(_, attr)| attr.clone()).collect();
     let own = CPU_KERNELS.iter().find(|(name, _)| *name == launch.op);
+    let op = match Op::find(&launch.op) {
+        Ok(op) => {
+            if op.infer(&types, &attrs)?.iter().ne(launch.results.iter().map(|r| &r.ty)) {
+                return Err("its result types are not those of its operands".to_owned());
+            }
+            Some(op)
+        }
+        Err(_) if own.is_some() => None,
+        Err(unknown) => return Err(unknown),
+    };
+    let site = Site { launch, op, attrs };
     let kernel = match own {
         Some((_, prepare)) => prepare(&site)?,
         None => pointwise::pointwise(&site)?,
@@ -103,6 +113,53 @@ pub(super) fn prepare(launch: &Launch) -> Result<Box<dyn Kernel>, String> {
 }
 
 impl<'a> Site<'a> {
+    fn op(&self) -> Result<Op, String> {
+        self.op.ok_or_else(|| format!("the CPU's kernel for `{}` cannot do this", self.launch.op))
+    }
+
+    /// Operand `i`, which the declaration says is a tensor.
+    fn tensor(&self, i: usize) -> Result<&'a TensorType, String> {
+        self.optional(i)?.ok_or_else(|| format!("operand {i} is missing"))
+    }
+
+    /// Operand `i`, if present.
+    fn optional(&self, i: usize) -> Result<Option<&'a TensorType>, String> {
+        let value = self.launch.operands.get(i).and_then(Option::as_ref);
+        value.map(|v| v.ty.tensor()).transpose()
+    }
+
+    /// Operand `i`, a plane of the cache.
+    fn state(&self, i: usize) -> Result<&'a StateType, String> {
+        let value = self.launch.operands.get(i).and_then(Option::as_ref);
+        value.ok_or_else(|| format!("operand {i} is missing"))?.ty.state()
+    }
+
+    fn attr(&self, name: &str) -> &'a Attr {
+        self.launch.attr(name).unwrap_or(&Attr::None)
+    }
+
+    /// An integer attribute, or 0 when it is absent.
+    fn int(&self, name: &str) -> u64 {
+        self.maybe_int(name).unwrap_or(0)
+    }
+
+    fn maybe_int(&self, name: &str) -> Option<u64> {
+        if let Attr::Int(n) = self.attr(name) { u64::try_from(*n).ok() } else { None }
+    }
+
+    /// A float attribute, or 0 when it is absent.
+    fn num(&self, name: &str) -> f64 {
+        self.maybe_num(name).unwrap_or(0.0)
+    }
+
+    fn maybe_num(&self, name: &str) -> Option<f64> {
+        if let Attr::Float(x) = self.attr(name) { Some(*x) } else { None }
+    }
+
+    fn choice(&self, name: &str) -> &'a str {
+        if let Attr::Enum(s) = self.attr(name) { s } else { "" }
+    }
+
     /// The element type of a float operand that is activations, if kernels can read it.
     fn activation(&self, i: usize) -> Option<Float> {
         let value = self.launch.operands.get(i)?.as_ref()?;
@@ -125,10 +182,6 @@ impl<'a> Site<'a> {
 
     fn result(&self, i: usize) -> Option<Float> {
         float(self.launch.results.get(i)?.ty.tensor().ok()?.dtype)
-    }
-
-    fn tensor(&self, i: usize) -> Result<&'a TensorType, String> {
-        self.call.tensor(i)
     }
 
     /// A constant dimension of operand `i`, counted from the innermost.
@@ -154,8 +207,8 @@ pub(super) struct Args<'a> {
     pub(super) step: &'a StepState,
     pub(super) operands: [Option<Operand<'a>>; MAX_ARGS],
     pub(super) results: [Option<ViewMut<'a>>; MAX_ARGS],
-    /// The cache plane it works on.
-    pub(super) plane: Option<Plane<'a>>,
+    /// The cache planes it works on, by operand.
+    pub(super) planes: [Option<Plane<'a>>; MAX_ARGS],
     pub(super) rope: &'a mut RopeTables,
     pub(super) isa: Isa,
 }
@@ -164,11 +217,11 @@ pub(super) struct Args<'a> {
 #[derive(Clone, Copy)]
 pub(super) enum Operand<'a> {
     Tensor(View<'a>),
-    /// It lies where result 0 goes.
+    /// It lies where a result goes: result 0.
     InPlace,
     /// A constant, with its index in the plan.
     Weight(&'a Loaded, u32),
-    /// [`Args::plane`].
+    /// One of [`Args::planes`].
     State,
 }
 
@@ -215,9 +268,14 @@ impl<'a> Args<'a> {
     /// Operand `i`, where it is read row by row just before the same row is written.
     fn source(&self, i: usize) -> Result<Source<'a>, String> {
         match self.operands[i] {
-            Some(Operand::InPlace) if i == 0 => Ok(Source::Here),
+            Some(Operand::InPlace) => Ok(Source::Here),
             _ => Ok(Source::There(self.view(i)?.bytes)),
         }
+    }
+
+    /// The plane that operand `i` is the newest version of.
+    fn plane(&mut self, i: usize) -> Result<Plane<'a>, String> {
+        self.planes[i].take().ok_or_else(|| format!("operand {i} is no cache plane"))
     }
 
     /// A small float operand as f32; `None` if it is left out.

@@ -81,7 +81,7 @@ fn element(site: &Site<'_>, i: usize) -> Option<usize> {
 
 pub(super) fn concat(site: &Site<'_>) -> Prepared {
     let (Some(size), Some(_)) = (element(site, 0), element(site, 1)) else { return Ok(None) };
-    let axis = site.call.int("axis") as usize;
+    let axis = site.int("axis") as usize;
     let (a, b) = (site.tensor(0)?.clone(), site.tensor(1)?.clone());
     Ok(Some(Box::new(Concat { size, axis, a, b })))
 }
@@ -111,8 +111,8 @@ impl Kernel for Concat {
 
 pub(super) fn slice(site: &Site<'_>) -> Prepared {
     let Some(size) = element(site, 0) else { return Ok(None) };
-    let axis = site.call.int("axis") as usize;
-    let (start, len) = (site.call.int("start") as usize, site.call.int("len") as usize);
+    let axis = site.int("axis") as usize;
+    let (start, len) = (site.int("start") as usize, site.int("len") as usize);
     Ok(Some(Box::new(Slice { size, axis, start, len, x: site.tensor(0)?.clone() })))
 }
 
@@ -207,7 +207,7 @@ struct KvWrite;
 impl Kernel for KvWrite {
     fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
         let x = args.view(1)?.bytes;
-        let plane = args.plane.as_mut().ok_or("no cache plane")?;
+        let plane = args.plane(0)?;
         let n = plane.row_bytes;
         for (x, slot) in x.chunks_exact(n.max(1)).zip(args.step.slots()) {
             plane.bytes[slot * n..(slot + 1) * n].copy_from_slice(x);
@@ -225,7 +225,7 @@ struct KvRead;
 impl Kernel for KvRead {
     fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
         let out = args.take(0)?;
-        let plane = args.plane.as_ref().ok_or("no cache plane")?;
+        let plane = args.plane(0)?;
         let (bytes, n, rows) = (&*plane.bytes, plane.row_bytes, &args.step.rows);
         parallel::rows(out, n, n / 16, |i, out| {
             let row = rows[i] as usize;

@@ -17,7 +17,7 @@ pub(super) fn rmsnorm(site: &Site<'_>) -> Prepared {
     let (Some(d), false) = (site.tensor(0)?.last_const(), site.tensor(0)?.is_ragged()) else {
         return Ok(None);
     };
-    let (eps, offset) = (site.call.num("eps") as f32, site.call.num("offset") as f32);
+    let (eps, offset) = (site.num("eps") as f32, site.num("offset") as f32);
     Ok(Some(Box::new(RmsNorm { dtype, d: d as usize, eps, offset })))
 }
 
@@ -54,7 +54,7 @@ pub(super) fn layernorm(site: &Site<'_>) -> Prepared {
     let (Some(d), false) = (site.tensor(0)?.last_const(), site.tensor(0)?.is_ragged()) else {
         return Ok(None);
     };
-    Ok(Some(Box::new(LayerNorm { dtype, d: d as usize, eps: site.call.num("eps") as f32 })))
+    Ok(Some(Box::new(LayerNorm { dtype, d: d as usize, eps: site.num("eps") as f32 })))
 }
 
 impl Kernel for LayerNorm {

@@ -38,13 +38,13 @@ enum Broadcast {
 }
 
 pub(super) fn pointwise(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
-    let Some(f) = site.call.op.pointwise_fn(site.call.attrs) else { return Ok(None) };
+    let Some(f) = site.op()?.pointwise_fn(&site.attrs) else { return Ok(None) };
     let f = f?;
     let (Some(dtype), Some(_)) = (site.result(0), site.activation(0)) else { return Ok(None) };
     let a = site.tensor(0)?;
     let mut reads = Vec::new();
     for i in 0..site.launch.operands.len() {
-        let read = site.call.optional(i)?.map(|ty| {
+        let read = site.optional(i)?.map(|ty| {
             let dtype = float(ty.dtype).filter(|_| site.channel(i))?;
             Some(Read { dtype, broadcast: broadcast(ty, a)? })
         });

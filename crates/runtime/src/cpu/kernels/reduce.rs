@@ -21,13 +21,13 @@ struct Reduce {
 
 pub(super) fn reduce(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
     let Some(dtype) = site.activation(0) else { return Ok(None) };
-    let by = match site.call.choice("by") {
+    let by = match site.choice("by") {
         "sum" => By::Sum,
         "mean" => By::Mean,
         "max" => By::Max,
         other => return Err(format!("attribute `by`: no kernel for {other}")),
     };
-    let axis = site.call.int("axis") as usize;
+    let axis = site.int("axis") as usize;
     Ok(Some(Box::new(Reduce { dtype, by, axis, x: site.tensor(0)?.clone() })))
 }
 

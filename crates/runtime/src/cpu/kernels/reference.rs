@@ -16,12 +16,12 @@ struct Reference {
 pub(super) fn reference(site: &Site<'_>) -> Result<Box<dyn Kernel>, String> {
     let operands = site.launch.operands.iter().map(|v| v.as_ref().map(|v| v.ty.clone()));
     let results: Vec<Type> = site.launch.results.iter().map(|v| v.ty.clone()).collect();
-    let op = site.call.op;
+    let op = site.op()?;
     let operands: Vec<Option<Type>> = operands.collect();
     if operands.iter().flatten().chain(&results).any(|t| t.tensor().is_err()) {
         return Err(format!("no CPU kernel for `{}` on a KV cache", op.name));
     }
-    Ok(Box::new(Reference { op, attrs: site.launch.attrs.clone(), operands, results }))
+    Ok(Box::new(Reference { op, attrs: site.attrs.clone(), operands, results }))
 }
 
 impl Kernel for Reference {

@@ -25,8 +25,8 @@ pub(super) fn rope(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
         heads,
         d,
         r: site.dim(2, 0)?,
-        interleaved: site.call.choice("style") == "interleaved",
-        scale: site.call.num("scale"),
+        interleaved: site.choice("style") == "interleaved",
+        scale: site.num("scale"),
     })))
 }
 

@@ -15,7 +15,7 @@ struct TopK {
 
 pub(super) fn topk(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
     let (Some(dtype), true) = (site.activation(0), site.channel(1)) else { return Ok(None) };
-    let int = |name| site.call.int(name) as usize;
+    let int = |name| site.int(name) as usize;
     let (k, groups, keep) = (int("k"), int("groups"), int("keep"));
     Ok(Some(Box::new(TopK { dtype, experts: site.dim(0, 0)?, k, groups, keep })))
 }
