@@ -8,6 +8,8 @@ use infernum_frontend_hf::spec::Library;
 use infernum_frontend_hf::{LowerOptions, Model, ModelFiles};
 use infernum_ir::{DType, Module, Sym};
 use infernum_passes::Pipeline;
+use infernum_passes::data::Kernels;
+use infernum_passes::fuse::CostTable;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::{CheckpointWeights, Executor, StepInputs};
 
@@ -78,15 +80,20 @@ impl Fixture {
     /// The logits of every position, computed in steps of at most `chunk` tokens.
     pub(crate) fn run(&self, dtype: DType, pipeline: &str, chunk: usize) -> Vec<f64> {
         let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
+        let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
+        let costs = CostTable::named("cpu", None).expect("a built-in cost table");
         let options = Options {
             model: &self.model,
             lower: self.options(dtype),
             pipeline: &pipeline,
-            target: TargetKind::Cpu,
+            kernels: &kernels,
+            costs: ("cpu", &costs),
+            rules: None,
+            explain: false,
             limits: self.limits(),
         };
         let compiled =
-            compile(&options, &mut |_, _| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name));
+            compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name));
         self.run_plan(compiled.plan, chunk)
     }
 

@@ -2,9 +2,11 @@
 
 use infernum_frontend_hf::{LowerOptions, Model, ModelError};
 use infernum_ir::{Dims, Module, Type, VerifyError, verify};
-use infernum_passes::Pipeline;
+use infernum_passes::data::Kernels;
+use infernum_passes::fuse::{self as passes, CostTable, FuseOptions, Report};
+use infernum_passes::{Context, Pipeline};
 
-use crate::{Plan, PlanError, TargetKind, plan};
+use crate::{Bucket, ExpandError, Plan, PlanError, TargetKind, expand, plan_buckets};
 
 /// What a compilation is of and for.
 pub struct Options<'a> {
@@ -14,8 +16,14 @@ pub struct Options<'a> {
     pub lower: LowerOptions,
     /// The passes to run.
     pub pipeline: &'a Pipeline,
-    /// What the plan is for.
-    pub target: TargetKind,
+    /// Fused ops and rules.
+    pub kernels: &'a Kernels,
+    /// Name of the target's cost table, and the table: it says which fused ops have kernels.
+    pub costs: (&'a str, &'a CostTable),
+    /// Rules to use, by name; all when `None`.
+    pub rules: Option<Vec<String>>,
+    /// Whether to look for near misses and for what lost on cost.
+    pub explain: bool,
     /// The largest step.
     pub limits: Limits,
 }
@@ -54,10 +62,21 @@ impl Limits {
 /// What a compilation yields.
 #[derive(Debug)]
 pub struct Compiled {
-    /// The module, as the last step left it.
-    pub module: Module,
-    /// The plan.
+    /// What each kind of step runs.
+    pub buckets: Vec<CompiledBucket>,
+    /// The plan of all of them.
     pub plan: Plan,
+}
+
+/// A module compiled for one kind of step.
+#[derive(Debug)]
+pub struct CompiledBucket {
+    /// The steps.
+    pub bucket: passes::Bucket,
+    /// The module, as the last pass left it.
+    pub module: Module,
+    /// What fusion did.
+    pub report: Report,
 }
 
 /// A compilation failed.
@@ -71,17 +90,23 @@ pub enum CompileError {
     #[error("pass `{pass}`: {message}")]
     Pass { pass: &'static str, message: String },
     #[error(transparent)]
+    Expand(#[from] ExpandError),
+    #[error(transparent)]
     Plan(#[from] PlanError),
 }
 
-/// Sees the module after each step, by the step's or pass's name.
-pub type Observer<'a> = &'a mut dyn FnMut(&str, &Module);
+/// Sees the module after each step, by the step's or pass's name; `None` while all steps of the
+/// model share it.
+pub type Observer<'a> = &'a mut dyn FnMut(&str, Option<passes::Bucket>, &Module);
 
 /// A compilation in progress.
 struct Session<'a, 'o> {
     options: &'a Options<'a>,
     observe: Observer<'o>,
+    /// What is compiled now; `fused` once it is that of one bucket.
     module: Module,
+    bucket: Option<passes::Bucket>,
+    report: Report,
 }
 
 /// One step.
@@ -90,37 +115,66 @@ struct Step {
     run: fn(&mut Session<'_, '_>) -> Result<(), CompileError>,
 }
 
-/// Every step on the module, in order; the plan is made of what the last one leaves. The pipeline's
-/// passes run inside `passes`, each observed by its own name.
-static STEPS: &[Step] = &[
+/// What is done once for a model.
+static SHARED: &[Step] = &[
     Step { name: "lower", run: lower },
     Step { name: "verify", run: |s| check(&s.module, "lower") },
-    Step { name: "passes", run: passes },
 ];
+
+/// What is done for each kind of step. The pipeline's passes run inside `passes`, each observed by
+/// its own name. The plan is made of what the last step leaves.
+static PER_BUCKET: &[Step] =
+    &[Step { name: "passes", run: run_passes }, Step { name: "expand", run: expand_rest }];
 
 /// Names that a module can be dumped after: those of the steps and of the pipeline's passes.
 pub fn step_names(pipeline: &Pipeline) -> Vec<&'static str> {
+    let shared = SHARED.iter().map(|s| s.name);
     let passes = pipeline.passes.iter().map(|p| p.name);
-    let mut names = Vec::new();
-    for step in STEPS {
-        if step.name == "passes" {
-            names.extend(passes.clone());
-        }
-        names.push(step.name);
-    }
+    let mut names: Vec<&str> =
+        shared.chain(passes).chain(PER_BUCKET.iter().map(|s| s.name)).collect();
+    let mut seen = std::collections::HashSet::new();
+    names.retain(|n| seen.insert(*n));
     names
 }
 
 /// Compiles a model.
 pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled, CompileError> {
     let module = Module { name: String::new(), graphs: Vec::new(), schedule: Vec::new() };
-    let mut session = Session { options, observe, module };
-    for step in STEPS {
-        (step.run)(&mut session)?;
-        (session.observe)(step.name, &session.module);
+    let report = Report::default();
+    let mut session = Session { options, observe, module, bucket: None, report };
+    session.run(SHARED)?;
+    let lowered = session.module.clone();
+    let limits = options.limits.of(&lowered);
+    let mut buckets = Vec::new();
+    for bucket in &options.pipeline.buckets {
+        let bucket = passes::Bucket { max: bucket.max.min(limits.t), ..*bucket };
+        if bucket.min > bucket.max {
+            continue; // no step is that large
+        }
+        session.module = lowered.clone();
+        session.bucket = Some(bucket);
+        session.run(PER_BUCKET)?;
+        let report = std::mem::take(&mut session.report);
+        buckets.push(CompiledBucket { bucket, module: session.module.clone(), report });
     }
-    let plan = plan(&session.module, options.target, options.limits.of(&session.module))?;
-    Ok(Compiled { module: session.module, plan })
+    let modules: Vec<(Bucket, Module)> =
+        buckets.iter().map(|b| (planned(b.bucket), b.module.clone())).collect();
+    let plan = plan_buckets(&modules, TargetKind::Cpu, limits)?;
+    Ok(Compiled { buckets, plan })
+}
+
+fn planned(bucket: passes::Bucket) -> Bucket {
+    Bucket { min: bucket.min, max: bucket.max, decode_only: bucket.decode }
+}
+
+impl Session<'_, '_> {
+    fn run(&mut self, steps: &[Step]) -> Result<(), CompileError> {
+        for step in steps {
+            (step.run)(self)?;
+            (self.observe)(step.name, self.bucket, &self.module);
+        }
+        Ok(())
+    }
 }
 
 fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
@@ -128,14 +182,31 @@ fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     Ok(())
 }
 
-fn passes(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
-    for pass in &s.options.pipeline.passes {
-        let run = (pass.run)(&s.module);
+fn run_passes(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
+    let Options { pipeline, kernels, costs: (device, costs), rules, explain, .. } = s.options;
+    let every = passes::Bucket { min: 1, max: u64::MAX, decode: false };
+    let mut fuse = FuseOptions::new(device, (*costs).clone(), s.bucket.unwrap_or(every));
+    fuse.rules.clone_from(rules);
+    fuse.disabled.clone_from(&pipeline.disabled);
+    fuse.numerics = pipeline.numerics;
+    fuse.context = pipeline.context;
+    fuse.explain = *explain;
+    let mut cx = Context { kernels, fuse, report: Report::default() };
+    for pass in &pipeline.passes {
+        let run = (pass.run)(&s.module, &mut cx);
         s.module = run.map_err(|message| CompileError::Pass { pass: pass.name, message })?;
         check(&s.module, pass.name)?;
-        (s.observe)(pass.name, &s.module);
+        (s.observe)(pass.name, s.bucket, &s.module);
     }
+    s.report = cx.report;
     Ok(())
+}
+
+/// Fused ops for which the target has no kernel become their bodies.
+fn expand_rest(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
+    let (_, costs) = s.options.costs;
+    s.module = expand(&s.module, &|op| costs.has_kernel(op))?;
+    check(&s.module, "expand")
 }
 
 fn check(module: &Module, step: &str) -> Result<(), CompileError> {

@@ -1,7 +1,8 @@
 //! Rewrites on the IR, and the pipelines that order them.
 //!
 //! A pass maps a well-formed module to a well-formed module. Which passes run, and in what order,
-//! is data: `kernels/pipelines/*.ron`.
+//! is data: `kernels/pipelines/*.ron`. What `fuse` does is data too: fused ops
+//! (`kernels/fused/*.ron`) and the rules that put them in place (`kernels/rules/*.ron`).
 
 mod canonicalise;
 pub mod check;
@@ -13,6 +14,16 @@ use infernum_ir::Module;
 
 pub use pipeline::{Pipeline, PipelineError};
 
+/// What a pass may look at, and what it tells.
+pub struct Context<'a> {
+    /// The ops and rules there are.
+    pub kernels: &'a data::Kernels,
+    /// How to fuse, and for which steps and target.
+    pub fuse: fuse::FuseOptions,
+    /// What fusion did, if it ran.
+    pub report: fuse::Report,
+}
+
 /// A rewrite of a whole module.
 pub struct Pass {
     /// Its name in pipelines and for `--dump-after`.
@@ -20,8 +31,8 @@ pub struct Pass {
     /// What it does.
     pub doc: &'static str,
     /// Runs it; an error says what it could not handle.
-    pub run: fn(&Module) -> Result<Module, String>,
+    pub run: fn(&Module, &mut Context<'_>) -> Result<Module, String>,
 }
 
 /// Every pass there is.
-pub static PASSES: &[Pass] = &[canonicalise::PASS];
+pub static PASSES: &[Pass] = &[canonicalise::PASS, fuse::PASS];

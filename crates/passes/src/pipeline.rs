@@ -6,15 +6,25 @@ use include_dir::{Dir, include_dir};
 use infernum_ir::{SourceError, nearest};
 use serde::Deserialize;
 
+use crate::data::Numerics;
+use crate::fuse::Bucket;
 use crate::{PASSES, Pass};
 
 static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels/pipelines");
 
-/// The passes to run, in order.
-#[derive(Default)]
+/// The passes to run, in order, and what they are told.
+#[derive(Clone)]
 pub struct Pipeline {
     /// In the order they run.
     pub passes: Vec<&'static Pass>,
+    /// What rewrites may do to the numbers.
+    pub numerics: Numerics,
+    /// The kinds of steps that are compiled by themselves; they cover every step.
+    pub buckets: Vec<Bucket>,
+    /// Rules and fused ops that are not used.
+    pub disabled: Vec<String>,
+    /// Context rows that costs are computed for.
+    pub context: u64,
 }
 
 /// A pipeline could not be read.
@@ -35,12 +45,51 @@ struct File<'a> {
     doc: &'a str,
     #[serde(borrow)]
     passes: Vec<&'a str>,
+    #[serde(default = "any_numerics")]
+    numerics: Numerics,
+    #[serde(default)]
+    buckets: Vec<Tokens>,
+    #[serde(default)]
+    disable: Vec<&'a str>,
+    #[serde(default = "usual_context")]
+    context: u64,
 }
+
+/// A bucket, as written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tokens {
+    min: u64,
+    #[serde(default = "no_limit")]
+    max: u64,
+    #[serde(default)]
+    decode: bool,
+}
+
+fn any_numerics() -> Numerics {
+    Numerics::Rounds
+}
+
+fn usual_context() -> u64 {
+    1024
+}
+
+fn no_limit() -> u64 {
+    u64::MAX
+}
+
+const EVERY_STEP: Bucket = Bucket { min: 1, max: u64::MAX, decode: false };
 
 impl Pipeline {
     /// No passes: the graph runs as the spec wrote it.
     pub fn none() -> Pipeline {
-        Pipeline::default()
+        Pipeline {
+            passes: Vec::new(),
+            numerics: Numerics::Exact,
+            buckets: vec![EVERY_STEP],
+            disabled: Vec::new(),
+            context: usual_context(),
+        }
     }
 
     /// The pipeline called `name`: `none`, one of `DIR/kernels/pipelines`, or a built-in one.
@@ -75,7 +124,8 @@ impl Pipeline {
         let error = |start: usize, end: usize, message: String| {
             PipelineError::Source(Box::new(SourceError::new(name, text, start..end, message)))
         };
-        let file: File<'_> = ron::from_str(text).map_err(|e| {
+        let options = ron::Options::default().with_recursion_limit(32);
+        let file: File<'_> = options.from_str(text).map_err(|e| {
             let start = SourceError::offset(text, e.span.start.line, e.span.start.col);
             error(start, start + 1, e.code.to_string())
         })?;
@@ -86,6 +136,17 @@ impl Pipeline {
                 error(start, start + pass.len(), format!("there is no pass `{pass}`{hint}"))
             })
         };
-        Ok(Pipeline { passes: file.passes.iter().map(find).collect::<Result<_, _>>()? })
+        let bucket = |t: &Tokens| Bucket { min: t.min, max: t.max, decode: t.decode };
+        let mut buckets: Vec<Bucket> = file.buckets.iter().map(bucket).collect();
+        if buckets.is_empty() {
+            buckets.push(EVERY_STEP);
+        }
+        Ok(Pipeline {
+            passes: file.passes.iter().map(find).collect::<Result<_, _>>()?,
+            numerics: file.numerics,
+            buckets,
+            disabled: file.disable.iter().map(|n| (*n).to_owned()).collect(),
+            context: file.context,
+        })
     }
 }

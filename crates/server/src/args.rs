@@ -6,6 +6,8 @@ use clap::Args;
 use infernum_frontend_hf::spec::Library;
 use infernum_frontend_hf::{Model, ModelError, ModelFiles};
 use infernum_ir::DType;
+use infernum_passes::check::check_rule;
+use infernum_passes::data::Kernels;
 use infernum_passes::{Pipeline, PipelineError};
 
 /// Which model, and how it is compiled.
@@ -23,6 +25,15 @@ pub(crate) struct ModelArgs {
     /// Pass pipeline: a file, a name, or `none` to run the graph as the spec wrote it.
     #[arg(long, value_name = "FILE|NAME", default_value = "default")]
     pub(crate) passes: String,
+    /// Rule files of your own, beside the built-in ones.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    pub(crate) rules: Vec<PathBuf>,
+    /// Rules and fused ops not to use, by name.
+    #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
+    pub(crate) disable: Vec<String>,
+    /// Use rules of your own that have not been checked, or that failed.
+    #[arg(long)]
+    pub(crate) allow_unchecked: bool,
     /// Element type of activations and KV cache; the checkpoint's own when left out.
     #[arg(long, value_parser = activation_dtype)]
     pub(crate) dtype: Option<DType>,
@@ -57,9 +68,20 @@ impl ModelArgs {
         Ok(Model::open(self.files()?, self.spec.as_deref(), &self.library())?)
     }
 
-    /// The passes to run.
+    /// The passes to run, less what is disabled.
     pub(crate) fn pipeline(&self) -> Result<Pipeline, PipelineError> {
-        Pipeline::named(&self.passes, self.data.as_deref())
+        let mut pipeline = Pipeline::named(&self.passes, self.data.as_deref())?;
+        pipeline.disabled.extend(self.disable.iter().cloned());
+        Ok(pipeline)
+    }
+
+    /// Fused ops and rules. Rules that are not built in are tried first, unless that is not wanted.
+    pub(crate) fn kernels(&self) -> Result<Kernels, Box<dyn std::error::Error>> {
+        let kernels = Kernels::load(self.data.as_deref(), &self.rules)?;
+        if !self.allow_unchecked {
+            refuse_wrong(&kernels)?;
+        }
+        Ok(kernels)
     }
 
     /// The longest sequence to hold.
@@ -71,4 +93,21 @@ impl ModelArgs {
             None => model.context_length()?.clamp(1, DEFAULT),
         })
     }
+}
+
+/// Trials that a rule of the user's own must pass before it is used.
+const TRIALS: usize = 100;
+
+/// Tries every rule that is not built in: one that fails is refused.
+fn refuse_wrong(kernels: &Kernels) -> Result<(), Box<dyn std::error::Error>> {
+    for rule in kernels.rules.iter().filter(|r| !r.loc.file.starts_with("kernels/rules/")) {
+        let verdict = check_rule(rule, &kernels.ops, 1, TRIALS);
+        if !verdict.passed() {
+            return Err(format!(
+                "{verdict}\n(--allow-unchecked uses it all the same; `infernum check-rules` checks all)"
+            )
+            .into());
+        }
+    }
+    Ok(())
 }

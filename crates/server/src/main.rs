@@ -23,6 +23,8 @@ enum Command {
     Generate(commands::generate::Args),
     /// Compile a model and show the IR and the plan.
     Compile(commands::compile::Args),
+    /// Try rewrite rules: both sides on random sizes, attributes and operands.
+    CheckRules(commands::check_rules::Args),
     /// Write the logits of a token sequence to a file.
     Logits(commands::logits::Args),
     /// Measure prefill and decode speed.
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Generate(args) => commands::generate::run(&args),
         Command::Compile(args) => commands::compile::run(&args),
+        Command::CheckRules(args) => commands::check_rules::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Families(args) => commands::families::run(&args),

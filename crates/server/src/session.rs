@@ -4,14 +4,18 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use infernum_codegen::compile::{self, Options};
-use infernum_codegen::{Limits, Plan, TargetKind};
+use infernum_codegen::{Limits, Plan};
 use infernum_frontend_hf::{Checkpoint, LowerOptions, Model};
 use infernum_ir::Sym;
+use infernum_passes::fuse::CostTable;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::{Engine, EngineLimits, StepInputs, WeightSource};
 
 use crate::args::ModelArgs;
 use crate::report;
+
+/// The target that plans are run on.
+pub(crate) const CPU: &str = "cpu";
 
 /// How a model is run.
 #[derive(clap::Args, Clone, Copy, Debug)]
@@ -32,16 +36,20 @@ pub(crate) fn plan(
     rows: Sym,
     max_length: u64,
 ) -> Result<Plan, Box<dyn Error>> {
-    let pipeline = args.pipeline()?;
+    let (pipeline, kernels) = (args.pipeline()?, args.kernels()?);
+    let costs = CostTable::named(CPU, args.data.as_deref())?;
     let options = Options {
         model,
         lower: LowerOptions { dtype: args.dtype, max_length: Some(max_length), rows },
         pipeline: &pipeline,
-        target: TargetKind::Cpu,
+        kernels: &kernels,
+        costs: (CPU, &costs),
+        rules: None,
+        explain: false,
         limits: Limits { chunk: run.chunk.max(1) as u64, sequences: 1, max_length },
     };
     let bar = report::steps_bar("compiling", compile::step_names(&pipeline).len() as u64);
-    let compiled = compile::compile(&options, &mut |_, _| bar.inc(1));
+    let compiled = compile::compile(&options, &mut |_, _, _| bar.inc(1));
     bar.finish_and_clear();
     Ok(compiled?.plan)
 }

@@ -81,16 +81,62 @@ fn dumped_ir_reads_back() {
     let dir = fixture("qwen2/windows");
     let dir = dir.to_str().expect("UTF-8");
     let printed = stdout(&["compile", "--model", dir, "--dump-ir"]);
-    let module = infernum_ir::text::parse(&printed, "stdout").expect("it parses");
-    assert_eq!(infernum_ir::text::print(&module), printed);
+    // One module for each kind of step, under a comment that says which.
+    let modules: Vec<&str> = printed.split("// ").filter(|m| m.contains("module ")).collect();
+    assert!(modules.len() > 1, "{printed}");
+    for module in modules {
+        let (_, text) = module.split_once('\n').expect("a comment line");
+        let module = infernum_ir::text::parse(text, "stdout").expect("it parses");
+        assert_eq!(infernum_ir::text::print(&module), text);
+    }
     let lowered = stdout(&["compile", "--model", dir, "--dump-after", "lower"]);
     assert!(lowered.contains("cast("), "the spec's own cast is there before the passes: {lowered}");
     assert!(!printed.contains("cast("), "and a no-op cast is gone after them");
     let none = stdout(&["compile", "--model", dir, "--passes", "none", "--dump-ir"]);
     assert_eq!(lowered, format!("// after lower\n{none}"));
-    assert!(stdout(&["compile", "--model", dir, "--dump-dot"]).starts_with("digraph"));
+    assert!(stdout(&["compile", "--model", dir, "--dump-dot"]).contains("digraph"));
     let plan = json(&["compile", "--model", dir, "--json"]);
     assert!(plan["programs"].as_array().is_some_and(|p| p.len() >= 3));
+}
+
+#[test]
+fn explanations_say_what_each_rule_did() {
+    let dir = fixture("llama/gqa3");
+    let dir = dir.to_str().expect("UTF-8");
+    let args = ["compile", "--model", dir, "--target", "sm_90a", "--explain"];
+    let text = stdout(&args);
+    for part in
+        ["fired: ", "refused: ", "near miss: ", "lost on cost: ", "models/blocks/attention.ron:"]
+    {
+        assert!(text.contains(part), "no `{part}` in {text}");
+    }
+    let without = stdout(&[&args[..], &["--disable", "linear-add"]].concat());
+    assert!(text.contains("fired: linear-add") && !without.contains("linear-add at"), "{without}");
+    let reports = json(&[&args[..], &["--json"]].concat());
+    assert!(reports[0][1]["fired"].as_array().is_some_and(|f| f.len() > 5));
+    let unknown = failure(&["compile", "--model", dir, "--disable", "linear-ad"]);
+    assert!(unknown.contains("did you mean `linear-add`?"), "{unknown}");
+}
+
+#[test]
+fn a_wrong_rule_of_ones_own_is_refused() {
+    let out = tempfile::tempdir().expect("a temporary folder");
+    let file = out.path().join("wrong.ron");
+    let rule = r#"[Rule(name: "wrong", numerics: exact, vars: { "a": "[T, K]", "b": "[T, K]" },
+        left: { "y": mul(a: "a", b: "b") }, right: { "y": add(a: "a", b: "b") })]"#;
+    std::fs::write(&file, rule).expect("written");
+    let (dir, path) = (fixture("llama/gqa3"), file.to_str().expect("UTF-8"));
+    let dir = dir.to_str().expect("UTF-8");
+    let refused = failure(&["compile", "--model", dir, "--rules", path]);
+    assert!(
+        refused.contains("wrong: wrong:") && refused.contains("--allow-unchecked"),
+        "{refused}"
+    );
+    stdout(&["compile", "--model", dir, "--allow-unchecked", "--rules", path]);
+    let checked = infernum(&["check-rules", path, "--only", "wrong,linear-add", "--trials", "20"]);
+    let text = String::from_utf8(checked.stdout).expect("UTF-8");
+    assert!(!checked.status.success() && text.contains("linear-add: "), "{text}");
+    assert!(text.contains("2 rule(s), 1 failed"), "{text}");
 }
 
 #[test]

@@ -102,7 +102,12 @@ impl Planted {
     }
 
     /// Applies the right side and compares; `true` when the sides are the same calls.
-    pub(super) fn compare(mut self, rule: &Rule, trial: &Trial, rng: &mut Rng) -> Result<bool, Failure> {
+    pub(super) fn compare(
+        mut self,
+        rule: &Rule,
+        trial: &Trial,
+        rng: &mut Rng,
+    ) -> Result<bool, Failure> {
         let left = self.env.values.clone();
         run(&rule.right, &mut self.flat, &mut self.env).map_err(Failure::Untypable)?;
         let mut pairs = Vec::new();

@@ -17,8 +17,9 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use infernum_ir::expr::Value;
-use infernum_ir::{Dims, Graph, Module, verify};
+use infernum_ir::{Graph, Module, verify};
 
+use crate::Pass;
 use crate::data::{self, Numerics, Rule};
 use convert::{Extraction, Imported};
 use extract::{Solution, solve};
@@ -29,6 +30,16 @@ use run::{Firing, Saturation, saturate};
 pub use cost::{Bucket, CostTable, Kernels, OpCost, Rates};
 pub use explain::{Fired, GraphReport, NearMiss, Refused, Report, Site};
 pub use run::{Limits, Stop};
+
+pub(crate) const PASS: Pass = Pass {
+    name: "fuse",
+    doc: "applies the rewrite rules in an e-graph and takes the cheapest graph out of it",
+    run: |module, cx| {
+        let fused = fuse(module, cx.kernels, &cx.fuse).map_err(|e| e.to_string())?;
+        cx.report = fused.report;
+        Ok(fused.module)
+    },
+};
 
 /// Near misses told for each rule.
 const NEAR_MISSES: usize = 3;
@@ -212,7 +223,8 @@ fn context(options: &FuseOptions) -> Context {
     let map = |entries: Vec<(&str, Value)>| {
         Value::Map(entries.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())
     };
-    let tokens = map(vec![("min", number(options.bucket.min)), ("max", number(options.bucket.max))]);
+    let tokens =
+        map(vec![("min", number(options.bucket.min)), ("max", number(options.bucket.max))]);
     let sm = options.costs.sm.map_or(Value::Null, |sm| number(sm.into()));
     let device = map(vec![
         ("kind", Value::Str(options.costs.kind.clone())),
@@ -320,16 +332,16 @@ impl Told<'_, '_> {
                 }
             }
             misses.sort_by(|(a, x), (b, y)| b.matched.cmp(&a.matched).then(x.cmp(y)));
-            report.near_misses.extend(misses.into_iter().take(NEAR_MISSES).map(|(stuck, origin)| {
-                NearMiss {
+            report.near_misses.extend(misses.into_iter().take(NEAR_MISSES).map(
+                |(stuck, origin)| NearMiss {
                     rule: pattern.rule.name.clone(),
                     site: self.site(origin),
                     matched: stuck.matched,
                     statements: pattern.len(),
                     expected: stuck.expected.name.to_owned(),
                     found: self.stands(stuck.class),
-                }
-            }));
+                },
+            ));
         }
     }
 

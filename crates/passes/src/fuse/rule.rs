@@ -86,8 +86,7 @@ impl<'a> Pattern<'a> {
             })
             .flatten();
         let results = stmt.results.iter().map(|r| self.bind(r)).collect();
-        let optional =
-            |n: &str| self.rule.values.iter().any(|(v, ty)| v == n && ty.optional);
+        let optional = |n: &str| self.rule.values.iter().any(|(v, ty)| v == n && ty.optional);
         let flags: Vec<bool> =
             stmt.operands.iter().map(|o| o.as_deref().is_some_and(optional)).collect();
         let operands = stmt.operands.iter().zip(flags).map(|(operand, optional)| match operand {
@@ -268,8 +267,7 @@ impl<'a> Pattern<'a> {
     pub(super) fn attributes_agree(&self, graph: &EGraph, env: &Env<Id>) -> bool {
         self.clauses.iter().all(|clause| {
             let computed = |i: &usize| {
-                clause.attrs[*i].is_none()
-                    && !matches!(clause.stmt.attrs[*i], AttrSource::Given(_))
+                clause.attrs[*i].is_none() && !matches!(clause.stmt.attrs[*i], AttrSource::Given(_))
             };
             (0..clause.attrs.len()).filter(computed).all(|i| {
                 let kind = clause.stmt.op.attrs[i].kind;
@@ -343,7 +341,8 @@ pub(super) fn refusal(
 fn show(value: &Value) -> String {
     match value {
         Value::Map(entries) => {
-            let entries: Vec<_> = entries.iter().map(|(k, v)| format!("{k}: {}", show(v))).collect();
+            let entries: Vec<_> =
+                entries.iter().map(|(k, v)| format!("{k}: {}", show(v))).collect();
             format!("{{{}}}", entries.join(", "))
         }
         other => other.to_string(),

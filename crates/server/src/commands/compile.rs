@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use infernum_codegen::compile::{self, Options};
-use infernum_codegen::{Limits, TargetKind};
+use infernum_codegen::Limits;
+use infernum_codegen::compile::{self, CompileError, Compiled, Options};
 use infernum_frontend_hf::{LowerOptions, Model};
 use infernum_ir::{Module, NodeKind, Sym, nearest, text};
+use infernum_passes::fuse::{Bucket, CostTable};
 
 use crate::args::ModelArgs;
 use crate::report::{self, Outcome};
+use crate::session;
 
 #[derive(clap::Args)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag")]
@@ -25,6 +27,14 @@ pub(crate) struct Args {
     /// Print the graphs in Graphviz's language.
     #[arg(long)]
     dump_dot: bool,
+    /// Say what each rule did: where it fired, where a condition refused it, where it nearly
+    /// matched, where it lost on cost.
+    #[arg(long)]
+    explain: bool,
+    /// Whose costs decide: cpu, sm_75, sm_80, sm_90a, sm_100a. Plans for others than cpu cannot be
+    /// run yet.
+    #[arg(long, default_value = session::CPU)]
+    target: String,
     /// Need no checkpoint: weights take the element type of the activations.
     #[arg(long)]
     config_only: bool,
@@ -40,7 +50,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let pipeline = args.model.pipeline()?;
+    let (pipeline, kernels) = (args.model.pipeline()?, args.model.kernels()?);
     let names = compile::step_names(&pipeline);
     if let Some(unknown) = args.dump_after.iter().find(|n| !names.contains(&n.as_str())) {
         let hint = nearest(unknown, names.iter().copied());
@@ -56,41 +66,83 @@ pub(crate) fn run(args: &Args) -> Outcome {
         args.model.open()?
     };
     let max_length = args.model.length(&model)?;
+    let costs = CostTable::named(&args.target, args.model.data.as_deref())?;
     let options = Options {
         model: &model,
         lower: LowerOptions { dtype: args.model.dtype, max_length: Some(max_length), rows: Sym::B },
         pipeline: &pipeline,
-        target: TargetKind::Cpu,
+        kernels: &kernels,
+        costs: (&args.target, &costs),
+        rules: None,
+        explain: args.explain,
         limits: Limits { chunk: args.chunk, sequences: args.sequences, max_length },
     };
-    let wanted: BTreeSet<&str> = args.dump_after.iter().map(String::as_str).collect();
-    let mut dumps = Vec::new();
-    let bar = report::steps_bar("compiling", names.len() as u64);
-    let compiled = compile::compile(&options, &mut |name, module| {
-        bar.inc(1);
-        if wanted.contains(name) {
-            dumps.push(format!("// after {name}\n{}", text::print(module)));
-        }
-    });
-    bar.finish_and_clear();
+    let (dumps, compiled) = observed(args, &options, names.len());
     // What was dumped on the way is of use above all when a later step fails.
     for dump in &dumps {
         report::text(dump)?;
     }
-    let compiled = compiled?;
-    if args.dump_ir {
-        report::text(&text::print(&compiled.module))?;
+    show(args, &compiled?, dumps.is_empty())
+}
+
+/// Compiles, keeping the dumps that are wanted.
+fn observed(
+    args: &Args,
+    options: &Options<'_>,
+    steps: usize,
+) -> (Vec<String>, Result<Compiled, CompileError>) {
+    let wanted: BTreeSet<&str> = args.dump_after.iter().map(String::as_str).collect();
+    let mut dumps = Vec::new();
+    let bar = report::steps_bar("compiling", steps as u64);
+    let compiled = compile::compile(options, &mut |name, bucket, module| {
+        bar.inc(1);
+        if wanted.contains(name) {
+            let bucket = bucket.map(|b| format!(", {}", steps_of(b))).unwrap_or_default();
+            dumps.push(format!("// after {name}{bucket}\n{}", text::print(module)));
+        }
+    });
+    bar.finish_and_clear();
+    (dumps, compiled)
+}
+
+fn show(args: &Args, compiled: &Compiled, nothing_dumped: bool) -> Outcome {
+    let several = compiled.buckets.len() > 1;
+    for b in &compiled.buckets {
+        if several && (args.dump_ir || args.dump_dot || (args.explain && !args.json)) {
+            report::line(&format!("// {}", steps_of(b.bucket)))?;
+        }
+        if args.dump_ir {
+            report::text(&text::print(&b.module))?;
+        }
+        if args.dump_dot {
+            report::text(&dot(&b.module)?)?;
+        }
+        if args.explain && !args.json {
+            report::line(&b.report.to_string())?;
+        }
     }
-    if args.dump_dot {
-        report::text(&dot(&compiled.module)?)?;
+    if args.explain && args.json {
+        let reports: Vec<_> = compiled.buckets.iter().map(|b| (b.bucket, &b.report)).collect();
+        return report::json(&reports);
     }
     if args.json {
         return report::json(&compiled.plan);
     }
-    if dumps.is_empty() && !args.dump_ir && !args.dump_dot {
+    if nothing_dumped && !args.dump_ir && !args.dump_dot && !args.explain {
         report::line(&compiled.plan.summary().to_string())?;
     }
     Ok(())
+}
+
+/// The steps of a bucket, for people.
+fn steps_of(bucket: Bucket) -> String {
+    let Bucket { min, max, decode } = bucket;
+    let kind = if decode { "decode, " } else { "" };
+    if min == max {
+        format!("{kind}{min} token(s)")
+    } else {
+        format!("{kind}{min} to {max} tokens")
+    }
 }
 
 /// Every graph of a module as one Graphviz digraph with a cluster each.

@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub(crate) mod bench;
+pub(crate) mod check_rules;
 pub(crate) mod compile;
 pub(crate) mod doctor;
 pub(crate) mod families;
