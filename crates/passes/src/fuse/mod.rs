@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use infernum_ir::expr::Value;
-use infernum_ir::{Dims, Graph, Module, verify};
+use infernum_ir::{Graph, Module, verify};
 
 use crate::data::{self, Numerics, Rule};
 use convert::{Extraction, Imported};

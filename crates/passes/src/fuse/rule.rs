@@ -300,7 +300,8 @@ impl<'a> Pattern<'a> {
 /// What conditions see besides a rule's own names.
 pub(super) type Context = HashMap<&'static str, Value>;
 
-/// The first condition that does not hold, with the values of the names in it.
+/// The first condition that does not hold, with the values of the names in it. What `vars` says of
+/// the variables comes first.
 pub(super) fn refusal(
     rule: &Rule,
     graph: &EGraph,
@@ -317,6 +318,13 @@ pub(super) fn refusal(
             None => context.get(name).cloned(),
         }
     };
+    let ty = |name: &str| {
+        let id = env.values.get(name).copied().flatten();
+        id.and_then(|id| graph.value_type(id)).cloned()
+    };
+    if let Err(e) = rule.fits(&ty, &|name| env.attrs.get(name).cloned()) {
+        return Some((e, Vec::new()));
+    }
     for (text, e) in rule.requires.iter().chain(&rule.when) {
         let reason = match e.eval(&lookup) {
             Ok(Value::Bool(true)) => continue,
