@@ -2,7 +2,10 @@
 //!
 //! The cost is that of the whole DAG, so a class's best node depends on what else is computed. A
 //! greedy search (which tries multi-output groups as wholes) gives a first answer; branch and bound
-//! proves it, or improves it. The picks are acyclic, and no version of a state has two writers.
+//! proves it, or improves it: it decides class after class, users first, and of two ways to come to
+//! the same set of classes still to be decided it follows the cheaper one only. The picks are acyclic, and no version of a state has two writers.
+
+use std::collections::HashMap;
 
 /// One node: a way to compute its class.
 #[derive(Clone, Debug, Default)]
@@ -257,6 +260,8 @@ struct Search<'a> {
     written: Vec<bool>,
     cost: f64,
     best: Option<(f64, Picks)>,
+    /// The least cost at which each set of classes still to be decided was come to.
+    seen: HashMap<(Vec<u64>, Vec<u64>), f64>,
     searched: usize,
     cap: usize,
 }
@@ -272,7 +277,8 @@ impl<'a> Search<'a> {
         let mut needed = vec![0; count];
         problem.roots.iter().for_each(|&r| needed[r] = 1);
         let (picks, written) = (vec![None; count], vec![false; count]);
-        Search { problem, plan, picks, needed, written, cost: 0.0, best, searched: 0, cap }
+        let seen = HashMap::new();
+        Search { problem, plan, picks, needed, written, cost: 0.0, best, seen, searched: 0, cap }
     }
 
     /// A floor of what any completion costs, when the classes before `position` are decided.
@@ -328,6 +334,9 @@ impl<'a> Search<'a> {
         if self.best.as_ref().is_some_and(|(b, _)| bound >= b - EPSILON) {
             return;
         }
+        if self.came_cheaper(position) {
+            return;
+        }
         let mut nodes: Vec<(f64, usize)> = self.problem.classes[class]
             .iter()
             .map(|&n| (self.plan.node_floor(&self.problem.nodes[n], self.problem), n))
@@ -340,6 +349,21 @@ impl<'a> Search<'a> {
                 self.unpick(class);
             }
         }
+    }
+
+    /// Whether the classes still to be decided are those of a state that was come to before, at no
+    /// more cost: what follows depends on nothing else.
+    fn came_cheaper(&mut self, position: usize) -> bool {
+        if self.plan.block.get(position) != Some(&position) {
+            // Inside a cycle it also depends on what was picked there.
+            return false;
+        }
+        let open = |c: usize| self.needed[c] > 0 && self.picks[c].is_none();
+        let key = (bits(self.needed.len(), open), bits(self.written.len(), |c| self.written[c]));
+        let cheapest = self.seen.entry(key).or_insert(f64::INFINITY);
+        let before = *cheapest <= self.cost + EPSILON;
+        *cheapest = cheapest.min(self.cost);
+        before
     }
 
     fn complete(&mut self) {
@@ -387,6 +411,13 @@ impl<'a> Search<'a> {
         node.children.iter().for_each(|&c| self.needed[c] -= 1);
         node.writes.iter().for_each(|&s| self.written[s] = false);
     }
+}
+
+/// The numbers below `count` that are `set`.
+fn bits(count: usize, set: impl Fn(usize) -> bool) -> Vec<u64> {
+    let mut words = vec![0; count.div_ceil(64)];
+    (0..count).filter(|i| set(*i)).for_each(|i| words[i / 64] |= 1 << (i % 64));
+    words
 }
 
 mod greedy {

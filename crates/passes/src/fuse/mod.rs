@@ -27,11 +27,14 @@ use rule::{Context, Pattern};
 use run::{Firing, Saturation, saturate};
 
 pub use cost::{Bucket, CostTable, Kernels, OpCost, Rates};
-pub use explain::{Fired, GraphReport, NearMiss, Refused, Report, Site};
+pub use explain::{Fired, GraphReport, NearMiss, Outcome, Refused, Report, Site};
 pub use run::{Limits, Stop};
 
 /// Near misses told for each rule.
 const NEAR_MISSES: usize = 3;
+
+/// One in so many statements must have matched for a miss to be near.
+const NEAR: usize = 3;
 
 /// How to fuse.
 #[derive(Clone, Debug)]
@@ -267,12 +270,15 @@ impl Told<'_, '_> {
                 let class = self.extraction.problem.nodes[*n].class;
                 live[class] && self.solution.picks[class] == Some(*n)
             });
-            let lost_by_us = (!kept).then(|| self.price(&numbers));
+            let outcome = match kept {
+                true => Outcome::Kept,
+                false => Outcome::Dropped { by_us: self.price(&numbers) },
+            };
             report.fired.push(Fired {
                 rule: rule.clone(),
                 site: self.site(&firing.site),
                 bindings: firing.bindings.clone(),
-                lost_by_us,
+                outcome,
             });
         }
     }
@@ -282,12 +288,12 @@ impl Told<'_, '_> {
         self.extraction.find(&self.imported.graph, class, node)
     }
 
-    /// How much dearer the graph is with what a rule made last; 0 where that was not asked for.
-    fn price(&self, made: &[usize]) -> f64 {
-        let Some(last) = made.last().filter(|_| self.options.explain) else { return 0.0 };
+    /// How much dearer the graph is with what a rule made last.
+    fn price(&self, made: &[usize]) -> Option<f64> {
+        let last = made.last().filter(|_| self.options.explain)?;
         let forced = self.extraction.problem.forcing(*last);
         let search = self.options.limits.search.min(2000);
-        solve(&forced, None, search).map_or(f64::INFINITY, |s| s.cost - self.solution.cost)
+        solve(&forced, None, search).map(|s| s.cost - self.solution.cost)
     }
 
     fn refused(&self, patterns: &[Pattern<'_>], saturation: &Saturation, report: &mut Report) {
@@ -313,8 +319,9 @@ impl Told<'_, '_> {
                 if !matched.contains(&class) {
                     pattern.search_at(graph, class, &mut found, &mut stuck);
                 }
+                let near = stuck.filter(|s| s.matched * NEAR >= pattern.len());
                 if let (true, Some(stuck), Some(origin)) =
-                    (found.is_empty(), stuck, origins.get(&class).filter(|o| !o.made))
+                    (found.is_empty(), near, origins.get(&class).filter(|o| !o.made))
                 {
                     misses.push((stuck, *origin));
                 }

@@ -100,7 +100,11 @@ impl<'a> Pattern<'a> {
             _ => None,
         });
         let attrs = attrs.collect();
-        let commutes = commutes(stmt.op);
+        // Where no other statement tells the operands apart, both orders are one match.
+        let others = self.rule.left.iter().filter(|s| !std::ptr::eq(*s, stmt));
+        let mut told_apart = others.flat_map(|s| s.results.iter().chain(s.operands.iter().flatten()));
+        let commutes = commutes(stmt.op)
+            && told_apart.any(|n| stmt.operands.iter().flatten().any(|o| o == n));
         self.clauses.push(Clause { stmt, from, results, operands, attrs, commutes });
     }
 
