@@ -25,8 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (min, max) = (number(1).unwrap_or(1), number(2).unwrap_or(1));
     let config = Config::parse("config.json", CONFIG.as_bytes())?;
     let model = Model::from_config(config, None, &Library::default())?;
-    let options =
-        LowerOptions { dtype: Some(DType::Bf16), max_length: Some(8192), rows: Sym::B };
+    let options = LowerOptions { dtype: Some(DType::Bf16), max_length: Some(8192), rows: Sym::B };
     let module = model.lower(options)?.module;
     let kernels = Kernels::load(None, &[])?;
     let bucket = Bucket { min, max, decode: has("decode") };

@@ -47,7 +47,8 @@ impl<'g> Imported<'g> {
                 NodeKind::Param(_) => vec![graph.param(node.types[0].clone())],
                 NodeKind::Op { op, attrs } => {
                     let operands = source.operands(index).into_iter();
-                    let operands: Vec<_> = operands.map(|v| v.map(|v| values[v.node][v.result])).collect();
+                    let operands: Vec<_> =
+                        operands.map(|v| v.map(|v| values[v.node][v.result])).collect();
                     graph.emit(&node.names, *op, &operands, attrs.clone())?
                 }
             };
@@ -66,7 +67,8 @@ impl<'g> Imported<'g> {
     /// Notes that a rule whose anchor is `site` made `class` and called it `name`.
     pub(super) fn made(&mut self, class: Id, site: &Origin, name: &str) {
         let serial = self.origins.len();
-        let name = if name.is_empty() { site.name.clone() } else { format!("{}.{name}", site.name) };
+        let name =
+            if name.is_empty() { site.name.clone() } else { format!("{}.{name}", site.name) };
         self.origins.push((class, Origin { made: true, node: site.node, serial, name }));
     }
 
@@ -356,7 +358,8 @@ impl<'a, 'g> Builder<'a, 'g> {
         let results: Vec<Option<Id>> = (0..types.len())
             .map(|i| if tuple { graph.projection(id, i).map(|p| graph.find(p)) } else { Some(id) })
             .collect();
-        let names = results.iter().enumerate().map(|(i, r)| self.name(class, i, *r, tuple)).collect();
+        let names =
+            results.iter().enumerate().map(|(i, r)| self.name(class, i, *r, tuple)).collect();
         let origin = results.iter().flatten().filter_map(|r| self.origins.get(r)).min();
         let loc = origin.and_then(|o| self.from.loc(o));
         let node = Node { kind: NodeKind::Op { op, attrs }, names, types, loc };

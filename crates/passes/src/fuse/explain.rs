@@ -119,11 +119,7 @@ pub struct Report {
 
 impl Site {
     pub(super) fn new(graph: &str, value: &str, loc: Option<&Loc>) -> Site {
-        Site {
-            graph: graph.to_owned(),
-            value: value.to_owned(),
-            loc: loc.map(ToString::to_string),
-        }
+        Site { graph: graph.to_owned(), value: value.to_owned(), loc: loc.map(ToString::to_string) }
     }
 }
 

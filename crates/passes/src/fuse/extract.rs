@@ -102,7 +102,9 @@ impl Problem {
             for &n in &self.classes[class] {
                 let by = |a: usize, b: usize| {
                     let (a, b) = (&self.nodes[a], &self.nodes[b]);
-                    a.cost <= b.cost && subset(&a.children, &b.children) && subset(&a.writes, &b.writes)
+                    a.cost <= b.cost
+                        && subset(&a.children, &b.children)
+                        && subset(&a.writes, &b.writes)
                 };
                 let needs_itself = self.nodes[n].children.contains(&class);
                 if needs_itself || kept.iter().any(|&k| by(k, n)) {

@@ -215,7 +215,8 @@ fn context(options: &FuseOptions) -> Context {
     let map = |entries: Vec<(&str, Value)>| {
         Value::Map(entries.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())
     };
-    let tokens = map(vec![("min", number(options.bucket.min)), ("max", number(options.bucket.max))]);
+    let tokens =
+        map(vec![("min", number(options.bucket.min)), ("max", number(options.bucket.max))]);
     let sm = options.costs.sm.map_or(Value::Null, |sm| number(sm.into()));
     let device = map(vec![
         ("kind", Value::Str(options.costs.kind.clone())),
@@ -327,16 +328,16 @@ impl Told<'_, '_> {
                 }
             }
             misses.sort_by(|(a, x), (b, y)| b.matched.cmp(&a.matched).then(x.cmp(y)));
-            report.near_misses.extend(misses.into_iter().take(NEAR_MISSES).map(|(stuck, origin)| {
-                NearMiss {
+            report.near_misses.extend(misses.into_iter().take(NEAR_MISSES).map(
+                |(stuck, origin)| NearMiss {
                     rule: pattern.rule.name.clone(),
                     site: self.site(origin),
                     matched: stuck.matched,
                     statements: pattern.len(),
                     expected: stuck.expected.name.to_owned(),
                     found: self.stands(stuck.class),
-                }
-            }));
+                },
+            ));
         }
     }
 

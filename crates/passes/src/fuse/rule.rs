@@ -86,8 +86,7 @@ impl<'a> Pattern<'a> {
             })
             .flatten();
         let results = stmt.results.iter().map(|r| self.bind(r)).collect();
-        let optional =
-            |n: &str| self.rule.values.iter().any(|(v, ty)| v == n && ty.optional);
+        let optional = |n: &str| self.rule.values.iter().any(|(v, ty)| v == n && ty.optional);
         let flags: Vec<bool> =
             stmt.operands.iter().map(|o| o.as_deref().is_some_and(optional)).collect();
         let operands = stmt.operands.iter().zip(flags).map(|(operand, optional)| match operand {
@@ -102,9 +101,10 @@ impl<'a> Pattern<'a> {
         let attrs = attrs.collect();
         // Where no other statement tells the operands apart, both orders are one match.
         let others = self.rule.left.iter().filter(|s| !std::ptr::eq(*s, stmt));
-        let mut told_apart = others.flat_map(|s| s.results.iter().chain(s.operands.iter().flatten()));
-        let commutes = commutes(stmt.op)
-            && told_apart.any(|n| stmt.operands.iter().flatten().any(|o| o == n));
+        let mut told_apart =
+            others.flat_map(|s| s.results.iter().chain(s.operands.iter().flatten()));
+        let commutes =
+            commutes(stmt.op) && told_apart.any(|n| stmt.operands.iter().flatten().any(|o| o == n));
         self.clauses.push(Clause { stmt, from, results, operands, attrs, commutes });
     }
 
@@ -272,8 +272,7 @@ impl<'a> Pattern<'a> {
     pub(super) fn attributes_agree(&self, graph: &EGraph, env: &Env<Id>) -> bool {
         self.clauses.iter().all(|clause| {
             let computed = |i: &usize| {
-                clause.attrs[*i].is_none()
-                    && !matches!(clause.stmt.attrs[*i], AttrSource::Given(_))
+                clause.attrs[*i].is_none() && !matches!(clause.stmt.attrs[*i], AttrSource::Given(_))
             };
             (0..clause.attrs.len()).filter(computed).all(|i| {
                 let kind = clause.stmt.op.attrs[i].kind;
@@ -355,7 +354,8 @@ pub(super) fn refusal(
 fn show(value: &Value) -> String {
     match value {
         Value::Map(entries) => {
-            let entries: Vec<_> = entries.iter().map(|(k, v)| format!("{k}: {}", show(v))).collect();
+            let entries: Vec<_> =
+                entries.iter().map(|(k, v)| format!("{k}: {}", show(v))).collect();
             format!("{{{}}}", entries.join(", "))
         }
         other => other.to_string(),

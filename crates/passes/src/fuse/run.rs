@@ -130,7 +130,8 @@ fn attempt(
             Ok(None) => return false,
             Ok(Some(made)) => {
                 let names = pattern.names();
-                let bindings = names.map(|n| (n.to_owned(), describe(imported, origins, n, &env))).collect();
+                let bindings =
+                    names.map(|n| (n.to_owned(), describe(imported, origins, n, &env))).collect();
                 out.firings.push(Firing { pattern: index, anchor, site, bindings, made });
                 return true;
             }
@@ -198,12 +199,7 @@ fn apply(
 }
 
 /// What a name of a match stands for: a value's name and type, or an attribute.
-fn describe(
-    imported: &Imported<'_>,
-    origins: &Origins,
-    name: &str,
-    env: &body::Env<Id>,
-) -> String {
+fn describe(imported: &Imported<'_>, origins: &Origins, name: &str, env: &body::Env<Id>) -> String {
     if let Some(attr) = env.attrs.get(name) {
         return attr.to_string();
     }
