@@ -1,9 +1,9 @@
 //! Fusion: rules applied in an e-graph, and the cheapest graph taken out of it.
 //!
-//! A graph becomes an e-graph ([`convert`]), in which every rule is tried at every place until
-//! nothing is new ([`run`]); conditions are looked at, and both sides typed, before anything is
-//! united ([`rule`]). The cheapest way to compute the results is then searched for on the cost of
-//! the whole graph ([`extract`], [`cost`]), and what happened is told ([`explain`]).
+//! A graph becomes an e-graph (`convert`), in which every rule is tried at every place until
+//! nothing is new (`run`); conditions are looked at, and both sides typed, before anything is
+//! united (`rule`). The cheapest way to compute the results is then searched for on the cost of
+//! the whole graph (`extract`, `cost`), and what happened is told (`explain`).
 
 mod convert;
 mod cost;
@@ -271,10 +271,8 @@ impl Told<'_, '_> {
                 let class = self.extraction.problem.nodes[*n].class;
                 live[class] && self.solution.picks[class] == Some(*n)
             });
-            let outcome = match kept {
-                true => Outcome::Kept,
-                false => Outcome::Dropped { by_us: self.price(&numbers) },
-            };
+            let outcome =
+                if kept { Outcome::Kept } else { Outcome::Dropped { by_us: self.price(&numbers) } };
             report.fired.push(Fired {
                 rule: rule.clone(),
                 site: self.site(&firing.site),
@@ -335,16 +333,16 @@ impl Told<'_, '_> {
                     matched: stuck.matched,
                     statements: pattern.len(),
                     expected: stuck.expected.name.to_owned(),
-                    found: self.stands(stuck.class),
+                    found: self.stands(&stuck),
                 },
             ));
         }
     }
 
-    /// What a class holds: the calls that compute it, or the parameter that it is.
-    fn stands(&self, class: egg::Id) -> String {
+    /// What a pattern got stuck on: the calls that compute a class, or the parameter that it is.
+    fn stands(&self, stuck: &rule::Stuck) -> String {
         let graph = &self.imported.graph;
-        let class = graph.find(class);
+        let class = graph.find(stuck.class);
         let origins = self.imported.origins();
         let name = origins.get(&class).map(|o| format!(" %{}", o.name)).unwrap_or_default();
         let head = |node: &language::Node| match node.head {
@@ -357,6 +355,11 @@ impl Told<'_, '_> {
         }
         let mut heads: Vec<String> = graph.nodes(class).iter().filter_map(head).collect();
         heads.dedup();
-        format!("{}{name}", heads.join(" or "))
+        let heads = if heads.iter().any(|h| h == stuck.expected.name) {
+            format!("{} of other operands or attributes,", stuck.expected.name)
+        } else {
+            heads.join(" or ")
+        };
+        format!("{heads}{name}")
     }
 }

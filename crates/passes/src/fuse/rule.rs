@@ -81,8 +81,8 @@ impl<'a> Pattern<'a> {
     fn push(&mut self, stmt: &'a Stmt) {
         let from = (!self.clauses.is_empty())
             .then(|| {
-                let reached = stmt.results.iter().enumerate();
-                reached.filter_map(|(i, r)| Some((i, self.slot(r)?))).next()
+                let mut reached = stmt.results.iter().enumerate();
+                reached.find_map(|(i, r)| Some((i, self.slot(r)?)))
             })
             .flatten();
         let results = stmt.results.iter().map(|r| self.bind(r)).collect();
@@ -126,7 +126,7 @@ impl<'a> Pattern<'a> {
         stuck: &mut Option<Stuck>,
     ) {
         let first = found.len();
-        self.clause(graph, 0, class, vec![None; self.names.len()], found, stuck);
+        self.clause(graph, 0, class, &vec![None; self.names.len()], found, stuck);
         let mut kept = first;
         for i in first..found.len() {
             if !found[first..kept].contains(&found[i]) {
@@ -153,7 +153,7 @@ impl<'a> Pattern<'a> {
         graph: &EGraph,
         k: usize,
         class: Id,
-        bound: Bindings,
+        bound: &Bindings,
         found: &mut Vec<Bindings>,
         stuck: &mut Option<Stuck>,
     ) {
@@ -165,7 +165,7 @@ impl<'a> Pattern<'a> {
                     continue;
                 }
                 let mut bound = bound.clone();
-                if self.unify(graph, clause, class, node, swapped, &mut bound).is_some() {
+                if clause.unify(graph, class, node, swapped, &mut bound).is_some() {
                     any = true;
                     self.next(graph, k + 1, bound, found, stuck);
                 }
@@ -192,60 +192,14 @@ impl<'a> Pattern<'a> {
             return;
         };
         if clause.results.len() == 1 {
-            return self.clause(graph, k, class, bound, found, stuck);
+            return self.clause(graph, k, class, &bound, found, stuck);
         }
         for node in graph.nodes(class) {
             if node.head == Head::Proj(result as u32) {
                 let tuple = graph.find(node.children[0]);
-                self.clause(graph, k, tuple, bound.clone(), found, stuck);
+                self.clause(graph, k, tuple, &bound, found, stuck);
             }
         }
-    }
-
-    /// Binds what one statement names to what one call has; `None` where they differ.
-    fn unify(
-        &self,
-        graph: &EGraph,
-        clause: &Clause<'_>,
-        class: Id,
-        node: &Node,
-        swapped: bool,
-        bound: &mut Bindings,
-    ) -> Option<()> {
-        let (_, operands, attrs) = node.call()?;
-        let mut bind = |slot: usize, id: Id| {
-            let id = graph.find(id);
-            (*bound[slot].get_or_insert(id) == id).then_some(())
-        };
-        if let [slot] = clause.results[..] {
-            bind(slot, class)?;
-        } else {
-            for (i, slot) in clause.results.iter().enumerate() {
-                bind(*slot, graph.projection(class, i)?)?;
-            }
-        }
-        for (i, operand) in clause.operands.iter().enumerate() {
-            let id = operands[if swapped { 1 - i } else { i }];
-            let absent = matches!(graph.data(id), Data::Absent);
-            match operand {
-                Operand::Absent => absent.then_some(())?,
-                Operand::Bound(slot, optional) => {
-                    (!absent || *optional).then_some(())?;
-                    bind(*slot, id)?;
-                }
-            }
-        }
-        for ((source, slot), &id) in clause.stmt.attrs.iter().zip(&clause.attrs).zip(attrs) {
-            match (slot, source, graph.data(id)) {
-                (Some(slot), _, _) => bind(*slot, id)?,
-                (None, AttrSource::Given(want), Data::Attr(found)) => {
-                    (want == found).then_some(())?;
-                }
-                // An expression needs every name bound: `holds` looks at it.
-                _ => {}
-            }
-        }
-        Some(())
     }
 
     /// The names of a match, as bodies know them.
@@ -297,6 +251,53 @@ impl<'a> Pattern<'a> {
     /// The names and what they stand for, as a reader of an explanation wants them.
     pub(super) fn names(&self) -> impl Iterator<Item = &'a str> {
         self.names.iter().copied()
+    }
+}
+
+impl Clause<'_> {
+    /// Binds what one statement names to what one call has; `None` where they differ.
+    fn unify(
+        &self,
+        graph: &EGraph,
+        class: Id,
+        node: &Node,
+        swapped: bool,
+        bound: &mut Bindings,
+    ) -> Option<()> {
+        let (_, operands, attrs) = node.call()?;
+        let mut bind = |slot: usize, id: Id| {
+            let id = graph.find(id);
+            (*bound[slot].get_or_insert(id) == id).then_some(())
+        };
+        if let [slot] = self.results[..] {
+            bind(slot, class)?;
+        } else {
+            for (i, slot) in self.results.iter().enumerate() {
+                bind(*slot, graph.projection(class, i)?)?;
+            }
+        }
+        for (i, operand) in self.operands.iter().enumerate() {
+            let id = operands[if swapped { 1 - i } else { i }];
+            let absent = matches!(graph.data(id), Data::Absent);
+            match operand {
+                Operand::Absent => absent.then_some(())?,
+                Operand::Bound(slot, optional) => {
+                    (!absent || *optional).then_some(())?;
+                    bind(*slot, id)?;
+                }
+            }
+        }
+        for ((source, slot), &id) in self.stmt.attrs.iter().zip(&self.attrs).zip(attrs) {
+            match (slot, source, graph.data(id)) {
+                (Some(slot), _, _) => bind(*slot, id)?,
+                (None, AttrSource::Given(want), Data::Attr(found)) => {
+                    (want == found).then_some(())?;
+                }
+                // An expression needs every name bound: `holds` looks at it.
+                _ => {}
+            }
+        }
+        Some(())
     }
 }
 
