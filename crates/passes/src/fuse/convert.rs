@@ -305,7 +305,9 @@ impl<'a, 'g> Builder<'a, 'g> {
         let mut waiting = vec![0; live.len()];
         for class in (0..live.len()).filter(is_live) {
             waiting[class] = children(class).len();
-            children(class).iter().for_each(|&c| users[c].push(class));
+            for &child in children(class) {
+                users[child].push(class);
+            }
         }
         let key = |class: usize| {
             let id = self.extraction.ids[class];

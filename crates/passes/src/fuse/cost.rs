@@ -112,16 +112,14 @@ impl CostTable {
             return CostTable::parse(&Source::new(&shown, &text));
         }
         let shown = format!("kernels/costs/{file}");
-        match EMBEDDED.get_file(&file).and_then(|f| f.contents_utf8()) {
-            Some(text) => CostTable::parse(&Source::new(&shown, text)),
-            None => {
-                let known = EMBEDDED.files().filter_map(|f| f.path().file_stem()?.to_str());
-                let hint = nearest(target, known);
-                let message = format!("there is no cost table for `{target}`{hint}");
-                let source = std::io::Error::new(std::io::ErrorKind::NotFound, message);
-                Err(DataError::Io { path: shown, source })
-            }
+        if let Some(text) = EMBEDDED.get_file(&file).and_then(|f| f.contents_utf8()) {
+            return CostTable::parse(&Source::new(&shown, text));
         }
+        let known = EMBEDDED.files().filter_map(|f| f.path().file_stem()?.to_str());
+        let hint = nearest(target, known);
+        let message = format!("there is no cost table for `{target}`{hint}");
+        let source = std::io::Error::new(std::io::ErrorKind::NotFound, message);
+        Err(DataError::Io { path: shown, source })
     }
 
     /// Reads a table.

@@ -28,9 +28,22 @@ pub struct Fired {
     pub site: Site,
     /// What its names stood for.
     pub bindings: Vec<(String, String)>,
-    /// Where nothing it made is in the result: how many microseconds dearer a call of the graph
-    /// would be with it. `None` when it is in the result.
-    pub lost_by_us: Option<f64>,
+    /// Whether what it made is in the result.
+    pub outcome: Outcome,
+}
+
+/// What became of what a rule made.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It is in the result.
+    Kept,
+    /// It is not: another rule went on from it, or something cheaper was there.
+    Dropped {
+        /// How many microseconds dearer a call of the graph would be with it; looked for when
+        /// explaining.
+        by_us: Option<f64>,
+    },
 }
 
 /// A match that a condition refused.
@@ -124,9 +137,9 @@ fn pairs(list: &[(String, String)], separator: &str) -> String {
 
 impl fmt::Display for Fired {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = if self.lost_by_us.is_some() { "lost on cost" } else { "fired" };
+        let what = if self.outcome == Outcome::Kept { "fired" } else { "fired, not kept" };
         write!(f, "{what}: {} at {}", self.rule, self.site)?;
-        if let Some(us) = self.lost_by_us {
+        if let Outcome::Dropped { by_us: Some(us) } = self.outcome {
             write!(f, "\n    with it a call costs {us:.2} us more")?;
         }
         self.bindings.iter().try_for_each(|(name, value)| write!(f, "\n    {name} = {value}"))

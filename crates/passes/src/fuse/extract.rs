@@ -2,7 +2,12 @@
 //!
 //! The cost is that of the whole DAG, so a class's best node depends on what else is computed. A
 //! greedy search (which tries multi-output groups as wholes) gives a first answer; branch and bound
-//! proves it, or improves it. The picks are acyclic, and no version of a state has two writers.
+//! proves it, or improves it: it decides class after class, users first, and of two ways to come to
+//! the same set of classes still to be decided it follows the cheaper one only. The picks are acyclic, and no version of a state has two writers.
+
+mod greedy;
+
+use std::collections::HashMap;
 
 /// One node: a way to compute its class.
 #[derive(Clone, Debug, Default)]
@@ -237,7 +242,9 @@ fn components(problem: &Problem) -> Vec<Vec<usize>> {
             if low[class] == index[class] {
                 let from = pending.iter().rposition(|c| *c == class).unwrap_or(0);
                 let mut component = pending.split_off(from);
-                component.iter().for_each(|c| open[*c] = false);
+                for class in &component {
+                    open[*class] = false;
+                }
                 component.reverse();
                 found.push(component);
             }
@@ -259,6 +266,8 @@ struct Search<'a> {
     written: Vec<bool>,
     cost: f64,
     best: Option<(f64, Picks)>,
+    /// The least cost at which each set of classes still to be decided was come to.
+    seen: HashMap<(Vec<u64>, Vec<u64>), f64>,
     searched: usize,
     cap: usize,
 }
@@ -274,7 +283,8 @@ impl<'a> Search<'a> {
         let mut needed = vec![0; count];
         problem.roots.iter().for_each(|&r| needed[r] = 1);
         let (picks, written) = (vec![None; count], vec![false; count]);
-        Search { problem, plan, picks, needed, written, cost: 0.0, best, searched: 0, cap }
+        let seen = HashMap::new();
+        Search { problem, plan, picks, needed, written, cost: 0.0, best, seen, searched: 0, cap }
     }
 
     /// A floor of what any completion costs, when the classes before `position` are decided.
@@ -330,6 +340,9 @@ impl<'a> Search<'a> {
         if self.best.as_ref().is_some_and(|(b, _)| bound >= b - EPSILON) {
             return;
         }
+        if self.came_cheaper(position) {
+            return;
+        }
         let mut nodes: Vec<(f64, usize)> = self.problem.classes[class]
             .iter()
             .map(|&n| (self.plan.node_floor(&self.problem.nodes[n], self.problem), n))
@@ -342,6 +355,21 @@ impl<'a> Search<'a> {
                 self.unpick(class);
             }
         }
+    }
+
+    /// Whether the classes still to be decided are those of a state that was come to before, at no
+    /// more cost: what follows depends on nothing else.
+    fn came_cheaper(&mut self, position: usize) -> bool {
+        if self.plan.block.get(position) != Some(&position) {
+            // Inside a cycle it also depends on what was picked there.
+            return false;
+        }
+        let open = |c: usize| self.needed[c] > 0 && self.picks[c].is_none();
+        let key = (bits(self.needed.len(), open), bits(self.written.len(), |c| self.written[c]));
+        let cheapest = self.seen.entry(key).or_insert(f64::INFINITY);
+        let before = *cheapest <= self.cost + EPSILON;
+        *cheapest = cheapest.min(self.cost);
+        before
     }
 
     fn complete(&mut self) {
@@ -391,98 +419,11 @@ impl<'a> Search<'a> {
     }
 }
 
-mod greedy {
-    //! Local choices, with the groups that local choices miss.
-
-    use super::{EPSILON, Picks, Problem};
-
-    /// Greedy picks; then, for every class whose users would have to change together (the parts of
-    /// one multi-output call), the same with that group forced, kept where it is cheaper.
-    pub(super) fn with_groups(problem: &Problem, order: &[usize]) -> Option<Picks> {
-        let mut forced: Picks = vec![None; problem.classes.len()];
-        let mut best = picks(problem, order, &forced);
-        let mut cost = problem.cost(&best);
-        loop {
-            let mut improved = false;
-            for group in groups(problem) {
-                let mut trial = forced.clone();
-                group.iter().for_each(|&n| trial[problem.nodes[n].class] = Some(n));
-                let found = picks(problem, order, &trial);
-                let Some(new) = problem.cost(&found) else { continue };
-                if cost.is_none_or(|c| new < c - EPSILON) {
-                    (best, cost, forced, improved) = (found, Some(new), trial, true);
-                }
-            }
-            if !improved {
-                return cost.map(|_| best);
-            }
-        }
-    }
-
-    /// For each class, the free nodes of contested classes that take it.
-    fn groups(problem: &Problem) -> Vec<Vec<usize>> {
-        let mut groups = vec![Vec::new(); problem.classes.len()];
-        for nodes in problem.classes.iter().filter(|n| n.len() > 1) {
-            for &n in nodes.iter().filter(|n| problem.nodes[**n].cost == 0.0) {
-                problem.nodes[n].children.iter().for_each(|&c| groups[c].push(n));
-            }
-        }
-        groups.retain(|g| !g.is_empty());
-        groups
-    }
-
-    /// For each class the node with the cheapest set of classes below it, repeated to a fixed point
-    /// (after `greedy_dag` of extraction-gym).
-    fn picks(problem: &Problem, order: &[usize], forced: &Picks) -> Picks {
-        let words = problem.classes.len().div_ceil(64);
-        let mut picks: Picks = vec![None; problem.classes.len()];
-        let mut below: Vec<(f64, Vec<u64>)> =
-            vec![(f64::INFINITY, vec![0; words]); problem.classes.len()];
-        // A bound on the rounds: classes in cycles settle late, and rounding could flip for ever.
-        for _ in 0..8 {
-            let mut changed = false;
-            for &class in order.iter().rev() {
-                for &n in &problem.classes[class] {
-                    if forced[class].is_some_and(|f| f != n) {
-                        continue;
-                    }
-                    let node = &problem.nodes[n];
-                    let mut set = vec![0; words];
-                    for &c in &node.children {
-                        set.iter_mut().zip(&below[c].1).for_each(|(a, b)| *a |= b);
-                    }
-                    let ready = node.children.iter().all(|&c| picks[c].is_some());
-                    if !ready || set[class / 64] >> (class % 64) & 1 == 1 {
-                        continue;
-                    }
-                    let cost = node.cost + total(problem, &picks, &set);
-                    if cost < below[class].0 - EPSILON {
-                        set[class / 64] |= 1 << (class % 64);
-                        below[class] = (cost, set);
-                        picks[class] = Some(n);
-                        changed = true;
-                    }
-                }
-            }
-            if !changed {
-                break;
-            }
-        }
-        picks
-    }
-
-    fn total(problem: &Problem, picks: &Picks, set: &[u64]) -> f64 {
-        let mut total = 0.0;
-        for (i, word) in set.iter().enumerate() {
-            let mut word = *word;
-            while word != 0 {
-                let class = i * 64 + word.trailing_zeros() as usize;
-                total += picks[class].map_or(0.0, |n| problem.nodes[n].cost);
-                word &= word - 1;
-            }
-        }
-        total
-    }
+/// The numbers below `count` that are `set`.
+fn bits(count: usize, set: impl Fn(usize) -> bool) -> Vec<u64> {
+    let mut words = vec![0; count.div_ceil(64)];
+    (0..count).filter(|i| set(*i)).for_each(|i| words[i / 64] |= 1 << (i % 64));
+    words
 }
 
 #[cfg(test)]

@@ -133,6 +133,9 @@ fn infer(graph: &egg::EGraph<Node, Types>, node: &Node) -> Result<Vec<Type>, Str
     op.infer(&operands, &attrs)
 }
 
+/// A call's op, the types of its operands, and its attributes.
+pub(super) type Signature<'a> = (Op, Vec<Option<&'a Type>>, Vec<Attr>);
+
 /// A set of equal values, as the rest of the crate sees it.
 #[derive(Default)]
 pub(super) struct EGraph {
@@ -196,7 +199,7 @@ impl EGraph {
     }
 
     /// Operand types and attributes of a call.
-    pub(super) fn signature(&self, node: &Node) -> Option<(Op, Vec<Option<&Type>>, Vec<Attr>)> {
+    pub(super) fn signature(&self, node: &Node) -> Option<Signature<'_>> {
         let (op, operands, attrs) = node.call()?;
         let operands = operands.iter().map(|&id| self.value_type(id)).collect();
         let attr = |id: &Id| match self.data(*id) {

@@ -1,9 +1,9 @@
 //! Fusion: rules applied in an e-graph, and the cheapest graph taken out of it.
 //!
-//! A graph becomes an e-graph ([`convert`]), in which every rule is tried at every place until
-//! nothing is new ([`run`]); conditions are looked at, and both sides typed, before anything is
-//! united ([`rule`]). The cheapest way to compute the results is then searched for on the cost of
-//! the whole graph ([`extract`], [`cost`]), and what happened is told ([`explain`]).
+//! A graph becomes an e-graph (`convert`), in which every rule is tried at every place until
+//! nothing is new (`run`); conditions are looked at, and both sides typed, before anything is
+//! united (`rule`). The cheapest way to compute the results is then searched for on the cost of
+//! the whole graph (`extract`, `cost`), and what happened is told (`explain`).
 
 mod convert;
 mod cost;
@@ -28,7 +28,7 @@ use rule::{Context, Pattern};
 use run::{Firing, Saturation, saturate};
 
 pub use cost::{Bucket, CostTable, Kernels, OpCost, Rates};
-pub use explain::{Fired, GraphReport, NearMiss, Refused, Report, Site};
+pub use explain::{Fired, GraphReport, NearMiss, Outcome, Refused, Report, Site};
 pub use run::{Limits, Stop};
 
 pub(crate) const PASS: Pass = Pass {
@@ -43,6 +43,9 @@ pub(crate) const PASS: Pass = Pass {
 
 /// Near misses told for each rule.
 const NEAR_MISSES: usize = 3;
+
+/// One in so many statements must have matched for a miss to be near.
+const NEAR: usize = 3;
 
 /// How to fuse.
 #[derive(Clone, Debug)]
@@ -279,12 +282,13 @@ impl Told<'_, '_> {
                 let class = self.extraction.problem.nodes[*n].class;
                 live[class] && self.solution.picks[class] == Some(*n)
             });
-            let lost_by_us = (!kept).then(|| self.price(&numbers));
+            let outcome =
+                if kept { Outcome::Kept } else { Outcome::Dropped { by_us: self.price(&numbers) } };
             report.fired.push(Fired {
                 rule: rule.clone(),
                 site: self.site(&firing.site),
                 bindings: firing.bindings.clone(),
-                lost_by_us,
+                outcome,
             });
         }
     }
@@ -294,12 +298,12 @@ impl Told<'_, '_> {
         self.extraction.find(&self.imported.graph, class, node)
     }
 
-    /// How much dearer the graph is with what a rule made last; 0 where that was not asked for.
-    fn price(&self, made: &[usize]) -> f64 {
-        let Some(last) = made.last().filter(|_| self.options.explain) else { return 0.0 };
+    /// How much dearer the graph is with what a rule made last.
+    fn price(&self, made: &[usize]) -> Option<f64> {
+        let last = made.last().filter(|_| self.options.explain)?;
         let forced = self.extraction.problem.forcing(*last);
         let search = self.options.limits.search.min(2000);
-        solve(&forced, None, search).map_or(f64::INFINITY, |s| s.cost - self.solution.cost)
+        solve(&forced, None, search).map(|s| s.cost - self.solution.cost)
     }
 
     fn refused(&self, patterns: &[Pattern<'_>], saturation: &Saturation, report: &mut Report) {
@@ -325,8 +329,9 @@ impl Told<'_, '_> {
                 if !matched.contains(&class) {
                     pattern.search_at(graph, class, &mut found, &mut stuck);
                 }
+                let near = stuck.filter(|s| s.matched * NEAR >= pattern.len());
                 if let (true, Some(stuck), Some(origin)) =
-                    (found.is_empty(), stuck, origins.get(&class).filter(|o| !o.made))
+                    (found.is_empty(), near, origins.get(&class).filter(|o| !o.made))
                 {
                     misses.push((stuck, *origin));
                 }
@@ -339,16 +344,16 @@ impl Told<'_, '_> {
                     matched: stuck.matched,
                     statements: pattern.len(),
                     expected: stuck.expected.name.to_owned(),
-                    found: self.stands(stuck.class),
+                    found: self.stands(&stuck),
                 },
             ));
         }
     }
 
-    /// What a class holds: the calls that compute it, or the parameter that it is.
-    fn stands(&self, class: egg::Id) -> String {
+    /// What a pattern got stuck on: the calls that compute a class, or the parameter that it is.
+    fn stands(&self, stuck: &rule::Stuck) -> String {
         let graph = &self.imported.graph;
-        let class = graph.find(class);
+        let class = graph.find(stuck.class);
         let origins = self.imported.origins();
         let name = origins.get(&class).map(|o| format!(" %{}", o.name)).unwrap_or_default();
         let head = |node: &language::Node| match node.head {
@@ -361,6 +366,11 @@ impl Told<'_, '_> {
         }
         let mut heads: Vec<String> = graph.nodes(class).iter().filter_map(head).collect();
         heads.dedup();
-        format!("{}{name}", heads.join(" or "))
+        let heads = if heads.iter().any(|h| h == stuck.expected.name) {
+            format!("{} of other operands or attributes,", stuck.expected.name)
+        } else {
+            heads.join(" or ")
+        };
+        format!("{heads}{name}")
     }
 }

@@ -81,8 +81,8 @@ impl<'a> Pattern<'a> {
     fn push(&mut self, stmt: &'a Stmt) {
         let from = (!self.clauses.is_empty())
             .then(|| {
-                let reached = stmt.results.iter().enumerate();
-                reached.filter_map(|(i, r)| Some((i, self.slot(r)?))).next()
+                let mut reached = stmt.results.iter().enumerate();
+                reached.find_map(|(i, r)| Some((i, self.slot(r)?)))
             })
             .flatten();
         let results = stmt.results.iter().map(|r| self.bind(r)).collect();
@@ -99,7 +99,12 @@ impl<'a> Pattern<'a> {
             _ => None,
         });
         let attrs = attrs.collect();
-        let commutes = commutes(stmt.op);
+        // Where no other statement tells the operands apart, both orders are one match.
+        let others = self.rule.left.iter().filter(|s| !std::ptr::eq(*s, stmt));
+        let mut told_apart =
+            others.flat_map(|s| s.results.iter().chain(s.operands.iter().flatten()));
+        let commutes =
+            commutes(stmt.op) && told_apart.any(|n| stmt.operands.iter().flatten().any(|o| o == n));
         self.clauses.push(Clause { stmt, from, results, operands, attrs, commutes });
     }
 
@@ -121,7 +126,7 @@ impl<'a> Pattern<'a> {
         stuck: &mut Option<Stuck>,
     ) {
         let first = found.len();
-        self.clause(graph, 0, class, vec![None; self.names.len()], found, stuck);
+        self.clause(graph, 0, class, &vec![None; self.names.len()], found, stuck);
         let mut kept = first;
         for i in first..found.len() {
             if !found[first..kept].contains(&found[i]) {
@@ -148,7 +153,7 @@ impl<'a> Pattern<'a> {
         graph: &EGraph,
         k: usize,
         class: Id,
-        bound: Bindings,
+        bound: &Bindings,
         found: &mut Vec<Bindings>,
         stuck: &mut Option<Stuck>,
     ) {
@@ -160,7 +165,7 @@ impl<'a> Pattern<'a> {
                     continue;
                 }
                 let mut bound = bound.clone();
-                if self.unify(graph, clause, class, node, swapped, &mut bound).is_some() {
+                if clause.unify(graph, class, node, swapped, &mut bound).is_some() {
                     any = true;
                     self.next(graph, k + 1, bound, found, stuck);
                 }
@@ -187,60 +192,14 @@ impl<'a> Pattern<'a> {
             return;
         };
         if clause.results.len() == 1 {
-            return self.clause(graph, k, class, bound, found, stuck);
+            return self.clause(graph, k, class, &bound, found, stuck);
         }
         for node in graph.nodes(class) {
             if node.head == Head::Proj(result as u32) {
                 let tuple = graph.find(node.children[0]);
-                self.clause(graph, k, tuple, bound.clone(), found, stuck);
+                self.clause(graph, k, tuple, &bound, found, stuck);
             }
         }
-    }
-
-    /// Binds what one statement names to what one call has; `None` where they differ.
-    fn unify(
-        &self,
-        graph: &EGraph,
-        clause: &Clause<'_>,
-        class: Id,
-        node: &Node,
-        swapped: bool,
-        bound: &mut Bindings,
-    ) -> Option<()> {
-        let (_, operands, attrs) = node.call()?;
-        let mut bind = |slot: usize, id: Id| {
-            let id = graph.find(id);
-            (*bound[slot].get_or_insert(id) == id).then_some(())
-        };
-        if let [slot] = clause.results[..] {
-            bind(slot, class)?;
-        } else {
-            for (i, slot) in clause.results.iter().enumerate() {
-                bind(*slot, graph.projection(class, i)?)?;
-            }
-        }
-        for (i, operand) in clause.operands.iter().enumerate() {
-            let id = operands[if swapped { 1 - i } else { i }];
-            let absent = matches!(graph.data(id), Data::Absent);
-            match operand {
-                Operand::Absent => absent.then_some(())?,
-                Operand::Bound(slot, optional) => {
-                    (!absent || *optional).then_some(())?;
-                    bind(*slot, id)?;
-                }
-            }
-        }
-        for ((source, slot), &id) in clause.stmt.attrs.iter().zip(&clause.attrs).zip(attrs) {
-            match (slot, source, graph.data(id)) {
-                (Some(slot), _, _) => bind(*slot, id)?,
-                (None, AttrSource::Given(want), Data::Attr(found)) => {
-                    (want == found).then_some(())?;
-                }
-                // An expression needs every name bound: `holds` looks at it.
-                _ => {}
-            }
-        }
-        Some(())
     }
 
     /// The names of a match, as bodies know them.
@@ -295,10 +254,58 @@ impl<'a> Pattern<'a> {
     }
 }
 
+impl Clause<'_> {
+    /// Binds what one statement names to what one call has; `None` where they differ.
+    fn unify(
+        &self,
+        graph: &EGraph,
+        class: Id,
+        node: &Node,
+        swapped: bool,
+        bound: &mut Bindings,
+    ) -> Option<()> {
+        let (_, operands, attrs) = node.call()?;
+        let mut bind = |slot: usize, id: Id| {
+            let id = graph.find(id);
+            (*bound[slot].get_or_insert(id) == id).then_some(())
+        };
+        if let [slot] = self.results[..] {
+            bind(slot, class)?;
+        } else {
+            for (i, slot) in self.results.iter().enumerate() {
+                bind(*slot, graph.projection(class, i)?)?;
+            }
+        }
+        for (i, operand) in self.operands.iter().enumerate() {
+            let id = operands[if swapped { 1 - i } else { i }];
+            let absent = matches!(graph.data(id), Data::Absent);
+            match operand {
+                Operand::Absent => absent.then_some(())?,
+                Operand::Bound(slot, optional) => {
+                    (!absent || *optional).then_some(())?;
+                    bind(*slot, id)?;
+                }
+            }
+        }
+        for ((source, slot), &id) in self.stmt.attrs.iter().zip(&self.attrs).zip(attrs) {
+            match (slot, source, graph.data(id)) {
+                (Some(slot), _, _) => bind(*slot, id)?,
+                (None, AttrSource::Given(want), Data::Attr(found)) => {
+                    (want == found).then_some(())?;
+                }
+                // An expression needs every name bound: `holds` looks at it.
+                _ => {}
+            }
+        }
+        Some(())
+    }
+}
+
 /// What conditions see besides a rule's own names.
 pub(super) type Context = HashMap<&'static str, Value>;
 
-/// The first condition that does not hold, with the values of the names in it.
+/// The first condition that does not hold, with the values of the names in it. What `vars` says of
+/// the variables comes first.
 pub(super) fn refusal(
     rule: &Rule,
     graph: &EGraph,
@@ -315,6 +322,13 @@ pub(super) fn refusal(
             None => context.get(name).cloned(),
         }
     };
+    let ty = |name: &str| {
+        let id = env.values.get(name).copied().flatten();
+        id.and_then(|id| graph.value_type(id)).cloned()
+    };
+    if let Err(e) = rule.fits(&ty, &|name| env.attrs.get(name).cloned()) {
+        return Some((e, Vec::new()));
+    }
     for (text, e) in rule.requires.iter().chain(&rule.when) {
         let reason = match e.eval(&lookup) {
             Ok(Value::Bool(true)) => continue,

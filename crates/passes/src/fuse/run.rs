@@ -124,8 +124,7 @@ fn attempt(
         return false;
     }
     let Some(site) = origins.get(&anchor).cloned() else { return false };
-    let refused = refusal(pattern.rule, &imported.graph, &env, context);
-    let refused = match refused {
+    let refused = match refusal(pattern.rule, &imported.graph, &env, context) {
         Some(refused) => Some(refused),
         None => match apply(imported, pattern, env.clone(), &site) {
             Ok(None) => return false,

@@ -1,0 +1,7 @@
+//! Fusion: what fires, what is refused and why, and that the meaning stays.
+
+mod meaning;
+mod random;
+mod report;
+mod small;
+mod support;
