@@ -10,11 +10,13 @@ mod linear;
 mod math;
 mod moves;
 mod norm;
+mod paged;
 mod parallel;
 mod pointwise;
 mod reduce;
 mod reference;
 mod rope;
+mod rope_kv;
 mod topk;
 
 use infernum_codegen::{Arg, Launch};
@@ -49,24 +51,35 @@ type Prepare = fn(&Site<'_>) -> Result<Option<Box<dyn Kernel>>, String>;
 /// Every op with a kernel of its own.
 static CPU_KERNELS: &[(&str, Prepare)] = &[
     (Launch::COPY, moves::copy),
+    ("add_rmsnorm", norm::add_rmsnorm),
+    ("attention", paged::attention),
     ("cast", moves::cast),
     ("concat", moves::concat),
     ("embedding", moves::embedding),
     ("expert_linear", experts::expert_linear),
     ("gather_rows", moves::gather_rows),
+    ("geglu", pointwise::geglu),
+    ("geglu_packed", pointwise::geglu_packed),
     ("kv_read", moves::kv_read),
     ("kv_write", moves::kv_write),
     ("layernorm", norm::layernorm),
     ("linear", linear::linear),
+    ("linear_add", linear::linear_add),
     ("mask", attention::mask),
     ("matmul", linear::matmul),
     ("mix", attention::mix),
+    ("paged_attention", paged::paged_attention),
+    ("qk_rope_kv_write", rope_kv::qk_rope_kv_write),
+    ("qkv_rope_kv_write", rope_kv::qkv_rope_kv_write),
     ("reduce", reduce::reduce),
     ("rmsnorm", norm::rmsnorm),
     ("rope", rope::rope),
+    ("rope_kv_write", rope_kv::rope_kv_write),
     ("scores", attention::scores),
     ("slice", moves::slice),
     ("softmax", attention::softmax),
+    ("swiglu", pointwise::swiglu),
+    ("swiglu_packed", pointwise::swiglu_packed),
     ("topk", topk::topk),
 ];
 
