@@ -51,6 +51,7 @@ const PRELUDE: &str = r#"module check
 graph g {
   %ids = step tokens : u32[T]
   %pos = step positions : i32[T]
+  %rows = step output_rows : u32[B]
   %freqs = table() {expr: "100 ** (-2 * i / $D)", len: $R} : const f32[$R]
   %wx = weight "x" : const DT[31, $N]
   %wy = weight "y" : const DT[31, $N]
@@ -62,6 +63,10 @@ graph g {
   %sinks = weight "sinks" : const DT[$H]
   %w = weight "w" : const DT[$N, $K]
   %bias = weight "bias" : const f32[$N]
+  %wr = weight "wr" : const DT[$K, $N]
+  %kb = weight "kb" : const DT[$K]
+  %w2 = weight "w2" : const DT[$N2, $K]
+  %b2 = weight "b2" : const f32[$N2]
   %x = embedding(%ids, %wx) : DT[T, $N]
   %y = embedding(%ids, %wy) : DT[T, $N]
   %k = embedding(%ids, %wk) : DT[T, $K]
@@ -87,6 +92,16 @@ const CASES: &[(&str, &str)] = &[
     ("%r = linear_add(%x, %k, %w, _) : DT[T, $N]", "%r, %x"),
     ("%r = linear_add(%x, %k, %w, %bias) : DT[T, $N]", "%r"),
     ("%r = linear_add(%y, %k, %w, _) : DT[T, $N]", "%r"),
+    ("%r = norm_linear(%x, %norm, %wr, _) {eps: 0.01, offset: 0, dtype: none} : DT[T, $K]", "%r"),
+    ("%r = norm_linear(%x, _, %wr, %kb) {eps: 0.01, offset: 0, dtype: f32} : f32[T, $K]", "%r"),
+    (
+        "%r = gather_norm_linear(%x, %rows, %norm, %wr, _) {eps: 0.01, offset: 1, dtype: f32} : f32[B, $K]",
+        "%r",
+    ),
+    ("%r = linear_swiglu(%k, %w2, _) : DT[T, $N]", "%r"),
+    ("%r = linear_geglu(%k, %w2, %b2) : DT[T, $N]", "%r"),
+    ("%r = norm_linear_swiglu(%k, _, %w2, %b2) {eps: 0.1, offset: 0} : DT[T, $N]", "%r"),
+    ("%r = norm_linear_geglu(%k, %kb, %w2, _) {eps: 0.1, offset: 1} : DT[T, $N]", "%r"),
     (
         "%ks, %vs = rope_kv_write(%kh, %vh, %pos, %freqs, %k0, %v0) {style: neox, scale: 1.2} : state DT[$G, $D], state DT[$G, $E]",
         "",
@@ -223,6 +238,7 @@ fn module_text(call: &str, results: &str, [h, g, d, e]: [usize; 4], dtype: DType
     let packed = h * d + g * d + g * e;
     let packed = if call.contains("_packed(") { packed.next_multiple_of(2) } else { packed };
     let sizes = [
+        ("$N2", 2 * h * d),
         ("$N", h * d),
         ("$K", g * d),
         ("$V", g * e),

@@ -106,7 +106,7 @@ fn product_onto(
 }
 
 /// Lends an operand as rows of `columns`.
-fn with_rows<R>(
+pub(super) fn with_rows<R>(
     operand: Option<Operand<'_>>,
     dtype: Float,
     columns: usize,

@@ -5,6 +5,7 @@
 #![allow(clippy::unnecessary_wraps, reason = "the table's functions have one type")]
 
 mod attention;
+mod chains;
 mod experts;
 mod linear;
 mod math;
@@ -57,6 +58,7 @@ static CPU_KERNELS: &[(&str, Prepare)] = &[
     ("concat", moves::concat),
     ("embedding", moves::embedding),
     ("expert_linear", experts::expert_linear),
+    ("gather_norm_linear", chains::gather_norm_linear),
     ("gather_rows", moves::gather_rows),
     ("geglu", pointwise::geglu),
     ("geglu_packed", pointwise::geglu_packed),
@@ -64,6 +66,11 @@ static CPU_KERNELS: &[(&str, Prepare)] = &[
     ("kv_write", moves::kv_write),
     ("layernorm", norm::layernorm),
     ("linear", linear::linear),
+    ("linear_geglu", chains::linear_geglu),
+    ("linear_swiglu", chains::linear_swiglu),
+    ("norm_linear", chains::norm_linear),
+    ("norm_linear_geglu", chains::norm_linear_geglu),
+    ("norm_linear_swiglu", chains::norm_linear_swiglu),
     ("linear_add", linear::linear_add),
     ("mask", attention::mask),
     ("matmul", linear::matmul),

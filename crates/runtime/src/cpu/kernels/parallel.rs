@@ -63,7 +63,7 @@ pub(super) fn rows_of_two<F>(
 
 thread_local! {
     static FLOATS: [Cell<Vec<f32>>; 2] = const { [Cell::new(Vec::new()), Cell::new(Vec::new())] };
-    static BYTES: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
+    static BYTES: [Cell<Vec<u64>>; 2] = const { [Cell::new(Vec::new()), Cell::new(Vec::new())] };
 }
 
 /// Scratch memory of this thread, with any contents. Nested calls need different `which`.
@@ -78,13 +78,22 @@ pub(super) fn scratch<R>(which: usize, len: usize, f: impl FnOnce(&mut [f32]) ->
     result
 }
 
-/// As [`scratch`], in bytes aligned for every element type.
+/// As [`scratch`] number 0, in bytes aligned for every element type.
 pub(super) fn scratch_bytes<R>(len: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
-    let mut memory = BYTES.with(Cell::take);
+    bytes(0, len, f)
+}
+
+/// More of it, within a [`scratch_bytes`].
+pub(super) fn inner_scratch_bytes<R>(len: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
+    bytes(1, len, f)
+}
+
+fn bytes<R>(which: usize, len: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
+    let mut memory = BYTES.with(|s| s[which].take());
     if memory.len() < len.div_ceil(8) {
         memory.resize(len.div_ceil(8), 0);
     }
     let result = f(&mut bytemuck::cast_slice_mut(&mut memory)[..len]);
-    BYTES.with(|s| s.set(memory));
+    BYTES.with(|s| s[which].set(memory));
     result
 }
