@@ -227,13 +227,18 @@ fn module_text(call: &str, results: &str, [h, g, d, e]: [usize; 4], dtype: DType
   %kc = kv_read(%k1) : DT[S, $G, $D]
   %vc = kv_read(%v1) : DT[S, $G, $E]\n";
     }
-    text += &format!("  {call}\n");
-    let read = "  %kc = kv_read(%ks) : DT[S, $G, $D]\n  %vc = kv_read(%vs) : DT[S, $G, $E]\n";
     let comma = if results.is_empty() { "" } else { ", " };
-    text += &match writes {
-        true => format!("{read}  return {results}{comma}%kc, %vc, %ks, %vs\n"),
-        false => format!("  return {results}, %k1, %v1\n"),
+    let rest = if writes {
+        format!(
+            "  {call}
+  %kc = kv_read(%ks) : DT[S, $G, $D]
+  %vc = kv_read(%vs) : DT[S, $G, $E]
+  return {results}{comma}%kc, %vc, %ks, %vs\n"
+        )
+    } else {
+        format!("  {call}\n  return {results}, %k1, %v1\n")
     };
+    text += &rest;
     text += "}\nschedule g 0..1\n";
     let packed = h * d + g * d + g * e;
     let packed = if call.contains("_packed(") { packed.next_multiple_of(2) } else { packed };

@@ -210,7 +210,9 @@ impl Attention {
     /// Scores to probabilities: soft cap, then softmax.
     fn normalise(&self, inputs: &Inputs<'_>, scores: &mut [f32], head: usize) {
         if let Some(cap) = self.cap {
-            scores.iter_mut().for_each(|x| *x = cap * math::tanh(*x / cap));
+            for x in scores.iter_mut() {
+                *x = cap * math::tanh(*x / cap);
+            }
         }
         match inputs.sinks {
             None => simd::softmax(inputs.isa, scores),

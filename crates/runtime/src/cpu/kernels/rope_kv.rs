@@ -91,16 +91,13 @@ impl Kernel for RopeKv {
         let k_bytes = self.kv_heads * self.d * size;
         let v_bytes = self.kv_heads * self.dv * size;
         // Each part's memory, where a token's begins in it, and how far apart tokens are.
-        let (q, k, v) = match (self.q, self.kv) {
-            (q, Some((k, v))) => {
-                let q = q.map_or(Ok(&[][..]), |q| args.view(q).map(|v| v.bytes))?;
-                let (k, v) = (args.view(k)?.bytes, args.view(v)?.bytes);
-                ((q, 0, q_bytes), (k, 0, k_bytes), (v, 0, v_bytes))
-            }
-            _ => {
-                let (all, row) = (args.view(0)?.bytes, q_bytes + k_bytes + v_bytes);
-                ((all, 0, row), (all, q_bytes, row), (all, q_bytes + k_bytes, row))
-            }
+        let (q, k, v) = if let Some((k, v)) = self.kv {
+            let q = self.q.map_or(Ok(&[][..]), |q| args.view(q).map(|v| v.bytes))?;
+            let (k, v) = (args.view(k)?.bytes, args.view(v)?.bytes);
+            ((q, 0, q_bytes), (k, 0, k_bytes), (v, 0, v_bytes))
+        } else {
+            let (all, row) = (args.view(0)?.bytes, q_bytes + k_bytes + v_bytes);
+            ((all, 0, row), (all, q_bytes, row), (all, q_bytes + k_bytes, row))
         };
         let (q_norm, k_norm) = match self.norms {
             Some((q, k)) => (args.channel(q)?, args.channel(k)?),
