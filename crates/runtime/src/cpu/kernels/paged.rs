@@ -286,9 +286,12 @@ impl Attention {
                 keys[i * k_row..][..k_row].copy_from_slice(row);
             });
             // Transposed: a value's element over the context is a row of weights.
-            inputs.v.each(rows, head, |i, row| {
-                for (j, element) in row.chunks_exact(v_size).enumerate() {
-                    values[(j * n + i) * v_size..][..v_size].copy_from_slice(element);
+            let stride = inputs.v.stride() * v_size;
+            inputs.v.stretches(rows, head, |at, rows, memory| {
+                let to = values[at * v_size..].chunks_mut(n * v_size).take(dv);
+                match v_size {
+                    2 => transpose::<2>(memory, stride, rows, to),
+                    _ => transpose::<4>(memory, stride, rows, to),
                 }
             });
             parallel::scratch(0, m * n, |scores| {
@@ -320,5 +323,19 @@ impl Attention {
                 }
             });
         });
+    }
+}
+
+/// Columns of `rows` rows of elements of `N` bytes, `stride` bytes apart, to the beginnings of `to`.
+fn transpose<'a, const N: usize>(
+    from: &[u8],
+    stride: usize,
+    rows: usize,
+    to: impl Iterator<Item = &'a mut [u8]>,
+) {
+    for (j, to) in to.enumerate() {
+        for (i, to) in to.as_chunks_mut::<N>().0.iter_mut().take(rows).enumerate() {
+            to.copy_from_slice(&from[i * stride + j * N..][..N]);
+        }
     }
 }
