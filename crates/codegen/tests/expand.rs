@@ -8,17 +8,17 @@ use infernum_passes::data::Kernels;
 const LIMITS: Dims = Dims { t: 16, b: 4, s: 64, pairs: 1024 };
 
 /// Head-wise norm, packed projections, a threaded cache, two results.
-const FUSED: &str = r#"
+const FUSED: &str = r"
   %rot, %ck, %cv = norm_qkv_rope_kv_write(%x, %n, %w, _, %pos, %freqs, %ck0, %cv0, %hn, %hn) {eps: 0.01, offset: 0, head_eps: 0.1, head_offset: 1, style: neox, scale: 1} : f32[T, 4, 4], state f32[2, 4], state f32[2, 4]
   %o = paged_attention(%rot, %ck, %cv, _) {scale: 0.5, cap: 30, window: 3} : f32[T, 4, 4]
-"#;
+";
 
-const PARTS: &str = r#"
+const PARTS: &str = r"
   %h = rmsnorm(%x, %n) {eps: 0.01, offset: 0} : f32[T, 16]
   %qkv = linear(%h, %w, _) {dtype: none} : f32[T, 32]
   %rot, %ck, %cv = qkv_rope_kv_write(%qkv, %pos, %freqs, %ck0, %cv0, %hn, %hn) {eps: 0.1, offset: 1, style: neox, scale: 1} : f32[T, 4, 4], state f32[2, 4], state f32[2, 4]
   %o = paged_attention(%rot, %ck, %cv, _) {scale: 0.5, cap: 30, window: 3} : f32[T, 4, 4]
-"#;
+";
 
 fn module(attention: &str) -> Module {
     let text = format!(

@@ -1,6 +1,7 @@
 //! Decode and prefill speed of a TinyLlama-1.1B-shaped decoder with random bf16 weights.
 //!
-//! `cargo run --release -p infernum-runtime --example llama_bench [threads]`
+//! `cargo run --release -p infernum-runtime --example llama_bench [threads] [rounds] [parts]`; with
+//! `parts`, attention and the rest are done in their parts instead of by fused ops.
 
 use std::time::Instant;
 
@@ -30,7 +31,29 @@ impl WeightSource for Random {
     }
 }
 
-fn module_text() -> String {
+/// A layer of fused ops on packed weights.
+const FUSED: &str = r#"
+  %n1 = weight "l.{layer}.norm1" : const bf16[2048]
+  %n2 = weight "l.{layer}.norm2" : const bf16[2048]
+  %wqkv = weight "l.{layer}.qkv" : const bf16[2560, 2048]
+  %wo = weight "l.{layer}.o" : const bf16[2048, 2048]
+  %wgu = weight "l.{layer}.gate_up" : const bf16[11264, 2048]
+  %wd = weight "l.{layer}.down" : const bf16[2048, 5632]
+  %ck0 = state k : state bf16[4, 64]
+  %cv0 = state v : state bf16[4, 64]
+  %h = rmsnorm(%x, %n1) {eps: 0.00001, offset: 0} : bf16[T, 2048]
+  %qkv = linear(%h, %wqkv, _) {dtype: none} : bf16[T, 2560]
+  %q, %ck, %cv = qkv_rope_kv_write(%qkv, %pos, %freqs, %ck0, %cv0, _, _) {eps: none, offset: none, style: neox, scale: 1} : bf16[T, 32, 64], state bf16[4, 64], state bf16[4, 64]
+  %o0 = paged_attention(%q, %ck, %cv, _) {scale: 0.125, cap: none, window: none} : bf16[T, 32, 64]
+  %o1 = reshape(%o0) {shape: [T, 2048]} : bf16[T, 2048]
+  %o = linear(%o1, %wo, _) {dtype: none} : bf16[T, 2048]
+  %y, %m = add_rmsnorm(%x, %o, %n2) {eps: 0.00001, offset: 0} : bf16[T, 2048], bf16[T, 2048]
+  %gu = linear(%m, %wgu, _) {dtype: none} : bf16[T, 11264]
+  %g = swiglu_packed(%gu) : bf16[T, 5632]
+  %z = linear_add(%y, %g, %wd, _) : bf16[T, 2048]
+"#;
+
+fn module_text(parts: bool) -> String {
     let linear = |y: &str, x: &str, w: &str, n: usize, k: usize| {
         format!(
             "  %w_{w} = weight \"l.{{layer}}.{w}\" : const bf16[{n}, {k}]\n  \
@@ -82,8 +105,10 @@ fn module_text() -> String {
         linear("u", "n2", "up", 5632, 2048),
         "  %a = silu(%g) : bf16[T, 5632]\n  %m = mul(%a, %u) : bf16[T, 5632]\n".to_owned(),
         linear("d", "m", "down", 2048, 5632),
+        "  %z = add(%y, %d) : bf16[T, 2048]\n".to_owned(),
     ]
     .concat();
+    let body = if parts { body.as_str() } else { FUSED };
     format!(
         r#"module tinyllama
 graph embed {{
@@ -96,8 +121,7 @@ graph layer {{
   %x = carry 0 : bf16[T, 2048]
   %pos = step positions : i32[T]
   %freqs = table() {{expr: "10000 ** (-i / 32)", len: 32}} : const f32[32]
-{body}  %z = add(%y, %d) : bf16[T, 2048]
-  return %z, %ck, %cv
+{body}  return %z, %ck, %cv
 }}
 graph head {{
   %x = carry 0 : bf16[T, 2048]
@@ -122,7 +146,9 @@ fn print_profile(what: &str, executor: &CpuExecutor) {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let threads = std::env::args().nth(1).map_or(Ok(0), |a| a.parse())?;
-    let module = text::parse(&module_text(), "bench")?;
+    let parts = std::env::args().nth(3).as_deref() == Some("parts");
+    let kernels = infernum_passes::data::Kernels::load(None, &[])?;
+    let module = text::parse_with(&module_text(parts), "bench", &kernels.ops)?;
     let limits = Dims { t: 128, b: 4, s: 2048, pairs: 128 * 512 };
     let plan = plan(&module, TargetKind::Cpu, limits)?;
     println!("{}", plan.summary());
@@ -156,6 +182,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if round == 0 {
             print_profile("prefill", &executor);
         }
+        let later = step(&mut executor, 32, 2000)?;
+        println!("{round}: 32 tokens at 2000: {:.0} ms", later * 1e3);
         for context in [129, 512, 1024, 2000] {
             let mut best = f64::INFINITY;
             for _ in 0..4 {

@@ -4,7 +4,8 @@
 #[allow(dead_code, reason = "shared with the other tests")]
 mod common;
 
-use infernum_ir::Dims;
+use infernum_ir::{Dims, Module, text};
+use infernum_passes::data::Kernels;
 use infernum_runtime::{Executor, StepInputs};
 
 use common::{Checkpoint, executor, module};
@@ -51,12 +52,47 @@ graph g {
 schedule g 0..1
 "#;
 
+const FUSED: &str = r#"module m
+graph g {
+  %ids = step tokens : u32[T]
+  %pos = step positions : i32[T]
+  %rows = step output_rows : u32[B]
+  %e = weight "e" : const bf16[31, 48]
+  %n = weight "n" : const bf16[48]
+  %w = weight "w" : const bf16[80, 48]
+  %wo = weight "wo" : const bf16[48, 48]
+  %wgu = weight "gu" : const bf16[32, 48]
+  %wd = weight "d" : const bf16[48, 16]
+  %f = table() {expr: "100 ** (-i / 4)", len: 4} : const f32[4]
+  %x = embedding(%ids, %e) : bf16[T, 48]
+  %qkv = norm_linear(%x, %n, %w, _) {eps: 0.1, offset: 0, dtype: none} : bf16[T, 80]
+  %k0 = state k : state bf16[2, 8]
+  %v0 = state v : state bf16[2, 8]
+  %q, %k1, %v1 = qkv_rope_kv_write(%qkv, %pos, %f, %k0, %v0, _, _) {eps: none, offset: none, style: neox, scale: 1} : bf16[T, 6, 8], state bf16[2, 8], state bf16[2, 8]
+  %a = paged_attention(%q, %k1, %v1, _) {scale: 0.3, cap: none, window: 9} : bf16[T, 6, 8]
+  %a1 = reshape(%a) {shape: [T, 48]} : bf16[T, 48]
+  %o = linear(%a1, %wo, _) {dtype: none} : bf16[T, 48]
+  %y, %m = add_rmsnorm(%x, %o, %n) {eps: 0.1, offset: 0} : bf16[T, 48], bf16[T, 48]
+  %g = linear_swiglu(%m, %wgu, _) : bf16[T, 16]
+  %z = linear_add(%y, %g, %wd, _) : bf16[T, 48]
+  %logits = gather_norm_linear(%z, %rows, %n, %e, _) {eps: 0.1, offset: 0, dtype: f32} : f32[B, 31]
+  return %logits, %k1, %v1
+}
+
+schedule g 0..1
+"#;
+
 #[test]
 fn a_step_takes_no_memory_once_warm() {
-    let module = module(TEXT);
-    let checkpoint = Checkpoint::random(&module);
+    let ops = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}")).ops;
+    let fused = text::parse_with(FUSED, "test.ir", &ops).unwrap_or_else(|e| panic!("{e}"));
+    [module(TEXT), fused].iter().for_each(takes_no_memory);
+}
+
+fn takes_no_memory(module: &Module) {
+    let checkpoint = Checkpoint::random(module);
     let limits = Dims { t: 20, b: 2, s: 60, pairs: 600 };
-    let mut executor = executor(&module, &checkpoint, limits, false);
+    let mut executor = executor(module, &checkpoint, limits, false);
     assert!(executor.fallbacks().is_empty());
     let mut inputs = StepInputs::new(4);
     let mut step = |executor: &mut infernum_runtime::cpu::CpuExecutor| {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// Most operands and results of a launch.
-pub(super) const MAX_ARGS: usize = 8;
+pub(super) const MAX_ARGS: usize = 12;
 
 /// Parts of the arena lent to one launch.
 #[derive(Default)]

@@ -1,5 +1,6 @@
 //! The CPU target.
 
+mod check;
 pub(crate) mod convert;
 mod exec;
 mod kernels;
@@ -7,5 +8,6 @@ mod memory;
 pub mod simd;
 mod state;
 
+pub use check::{KernelVerdict, check, unchecked};
 pub use exec::{CpuExecutor, CpuOptions, Observed, Observer};
 pub use kernels::has_kernel;

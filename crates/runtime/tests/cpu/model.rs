@@ -1,9 +1,10 @@
 //! A small decoder, run in every way a scheduler may cut it.
 
-use infernum_codegen::{Launch, TargetKind, VERSION, plan};
+use infernum_codegen::{Bucket, Launch, TargetKind, VERSION, expand, plan, plan_buckets};
 use infernum_ir::interp::{Rounding, States, Step};
-use infernum_ir::{Dims, Module};
-use infernum_runtime::cpu::{CpuExecutor, CpuOptions, Observed};
+use infernum_ir::{Dims, Module, text};
+use infernum_passes::data::Kernels;
+use infernum_runtime::cpu::{CpuExecutor, CpuOptions, Observed, has_kernel};
 use infernum_runtime::{ExecError, Executor, StepInputs};
 
 use crate::common::{Checkpoint, executor, module, nmse};
@@ -94,6 +95,95 @@ schedule embed, full 0..2, window 2..3, head
         layer("window", "5"),
     );
     module(&text.replace("DT", dtype))
+}
+
+/// [`decoder`] with fused ops, of f32, at every token.
+fn fused_decoder() -> Module {
+    let layer = |name: &str, window: &str| {
+        format!(
+            r#"
+graph {name} {{
+  %x = carry 0 : f32[T, 24]
+  %n1 = weight "l.{{layer}}.n1" : const f32[24]
+  %n2 = weight "l.{{layer}}.n2" : const f32[24]
+  %wq = weight "l.{{layer}}.q" : const f32[60, 24]
+  %wk = weight "l.{{layer}}.k" : const f32[20, 24]
+  %wv = weight "l.{{layer}}.v" : const f32[20, 24]
+  %bo = weight "l.{{layer}}.o.bias" : const f32[24]
+  %wo = weight "l.{{layer}}.o" : const f32[24, 60]
+  %wg = weight "l.{{layer}}.gate" : const f32[19, 24]
+  %wu = weight "l.{{layer}}.up" : const f32[19, 24]
+  %wd = weight "l.{{layer}}.down" : const f32[24, 19]
+  %wqk = concat(%wq, %wk) {{axis: 0}} : const f32[80, 24]
+  %wqkv = concat(%wqk, %wv) {{axis: 0}} : const f32[100, 24]
+  %wgu = concat(%wg, %wu) {{axis: 0}} : const f32[38, 24]
+  %pos = step positions : i32[T]
+  %freqs = table() {{expr: "100 ** (-i / 5)", len: 5}} : const f32[5]
+  %ck0 = state k : state f32[2, 10]
+  %cv0 = state v : state f32[2, 10]
+  %q, %ck, %cv = norm_qkv_rope_kv_write(%x, %n1, %wqkv, _, %pos, %freqs, %ck0, %cv0, _, _) {{eps: 0.00001, offset: 0, head_eps: none, head_offset: none, style: neox, scale: 1}} : f32[T, 6, 10], state f32[2, 10], state f32[2, 10]
+  %o0 = paged_attention(%q, %ck, %cv, _) {{scale: 0.31622776601683794, cap: none, window: {window}}} : f32[T, 6, 10]
+  %o1 = reshape(%o0) {{shape: [T, 60]}} : f32[T, 60]
+  %y = linear_add(%x, %o1, %wo, %bo) : f32[T, 24]
+  %m = norm_linear_swiglu(%y, %n2, %wgu, _) {{eps: 0.00001, offset: 1}} : f32[T, 19]
+  %z = linear_add(%y, %m, %wd, _) : f32[T, 24]
+  return %z, %ck, %cv
+}}
+"#
+        )
+    };
+    let text = format!(
+        r#"module tiny
+graph embed {{
+  %ids = step tokens : u32[T]
+  %e = weight "embed" : const f32[29, 24]
+  %x = embedding(%ids, %e) : f32[T, 24]
+  return %x
+}}
+{}{}
+graph head {{
+  %x = carry 0 : f32[T, 24]
+  %rows = step output_rows : u32[T]
+  %e = weight "embed" : const f32[29, 24]
+  %n = weight "norm" : const f32[24]
+  %logits = gather_norm_linear(%x, %rows, %n, %e, _) {{eps: 0.00001, offset: 0, dtype: f32}} : f32[T, 29]
+  return %logits
+}}
+
+schedule embed, full 0..2, window 2..3, head
+"#,
+        layer("full", "none"),
+        layer("window", "5"),
+    );
+    let ops = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}")).ops;
+    let module = text::parse_with(&text, "fused.ir", &ops).unwrap_or_else(|e| panic!("{e}"));
+    expand(&module, &|op| has_kernel(op.name)).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Decodes by fused ops and larger steps by primitives, and the other way round.
+#[test]
+fn buckets_work_on_one_cache() {
+    let (parts, fused) = (decoder("f32", "T"), fused_decoder());
+    let checkpoint = Checkpoint::random(&parts);
+    let decode = Bucket { min: 1, max: 2, decode_only: true };
+    for modules in [
+        [(Bucket::ALL, parts.clone()), (decode, fused.clone())],
+        [(decode, parts.clone()), (Bucket::ALL, fused.clone())],
+    ] {
+        let plan = plan_buckets(&modules, TargetKind::Cpu, LIMITS).expect("a plan");
+        // Of the fused one alone: gate and up as one.
+        assert_eq!(plan.weights.len(), 3 + 3 * 9);
+        assert_eq!((plan.states.len(), plan.programs.len()), (6, 7));
+        let options =
+            CpuOptions { kv_blocks: 40, block_size: 4, threads: 2, poison: true, profile: false };
+        let mut executor = CpuExecutor::new(plan, &checkpoint, options).expect("an executor");
+        let mut seqs = sequences(&parts, &checkpoint, &[17, 5, 9], Rounding::Exact);
+        let cuts = [[7, 1, 0], [1, 1, 0], [6, 0, 7], [1, 2, 1], [1, 1, 0], [1, 0, 1]];
+        for by in cuts {
+            let worst = advance(&mut executor, &mut seqs, &by, true);
+            assert!(worst < 1e-11, "NMSE {worst:e}");
+        }
+    }
 }
 
 /// A sequence on its way, its blocks scattered over the cache.

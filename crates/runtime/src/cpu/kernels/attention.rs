@@ -236,7 +236,7 @@ impl Kernel for Softmax {
 }
 
 /// Softmax with one more logit, whose probability is dropped.
-fn with_sink(isa: Isa, x: &mut [f32], sink: f32) {
+pub(super) fn with_sink(isa: Isa, x: &mut [f32], sink: f32) {
     let max = simd::max(isa, x).max(sink);
     let sum = simd::exp_sum(isa, x, max) + (sink - max).exp();
     simd::scale(isa, x, 1.0 / sum);

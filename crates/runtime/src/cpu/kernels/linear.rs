@@ -4,11 +4,13 @@ use infernum_codegen::Arg;
 use infernum_ir::TensorType;
 
 use super::super::simd::{self, Act, ActMut, Float, Isa, Weights};
-use super::{Args, Kernel, Operand, Site, act, act_mut, float, parallel};
+use super::{Args, Kernel, Operand, Site, Source, act, act_mut, float, parallel};
 use crate::weights::Bytes;
 
-/// `y = x · wᵀ + bias`.
+/// `y = x · wᵀ + bias`, and in `linear_add` a residual in the same sum.
 pub(super) struct Linear {
+    /// The operand that is x; w and the bias follow it.
+    first: usize,
     x: Float,
     w: Float,
     bias: Option<Float>,
@@ -17,17 +19,29 @@ pub(super) struct Linear {
 }
 
 pub(super) fn linear(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
-    let k = site.dim(0, 0)?;
-    let bias = site.optional(2)?;
+    prepare(site, 0)
+}
+
+pub(super) fn linear_add(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    let residual = &site.launch.operands[0];
+    let same = residual.as_ref().map(|r| &r.ty) == site.launch.results.first().map(|r| &r.ty);
+    // Wherever it lies, it is added in the result's type.
+    if same && site.activation(0).is_some() { prepare(site, 1) } else { Ok(None) }
+}
+
+fn prepare(site: &Site<'_>, first: usize) -> Result<Option<Box<dyn Kernel>>, String> {
+    let k = site.dim(first, 0)?;
+    let bias = site.optional(first + 2)?;
     let in_arena = |i: usize| {
         let value = site.launch.operands[i].as_ref();
         value.is_none_or(|v| matches!(v.arg, Arg::Buffer(_) | Arg::Weight(_)))
     };
-    let known = bias.is_none_or(|b| float(b.dtype).is_some()) && in_arena(1) && in_arena(2);
-    let types = (site.activation(0), float(site.tensor(1)?.dtype), site.result(0));
+    let known =
+        bias.is_none_or(|b| float(b.dtype).is_some()) && in_arena(first + 1) && in_arena(first + 2);
+    let types = (site.activation(first), float(site.tensor(first + 1)?.dtype), site.result(0));
     Ok(match types {
         (Some(x), Some(w), Some(y)) if known && k > 0 => {
-            Some(Box::new(Linear { x, w, bias: bias.and_then(|b| float(b.dtype)), y, k }))
+            Some(Box::new(Linear { first, x, w, bias: bias.and_then(|b| float(b.dtype)), y, k }))
         }
         _ => None,
     })
@@ -35,14 +49,21 @@ pub(super) fn linear(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String>
 
 impl Kernel for Linear {
     fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
-        let x = act(self.x, args.view(0)?.bytes);
-        let y = act_mut(self.y, args.take(0)?);
-        with_rows(args.operands[1], self.w, self.k, |w| {
+        let first = self.first;
+        let x = act(self.x, args.view(first)?.bytes);
+        let add = first > 0;
+        let residual = if add { args.source(0)? } else { Source::Here };
+        let y = args.take(0)?;
+        if let Source::There(residual) = residual {
+            y.copy_from_slice(residual);
+        }
+        let y = act_mut(self.y, y);
+        with_rows(args.operands[first + 1], self.w, self.k, |w| {
             let (isa, t) = (args.isa, x.len() / self.k);
             match self.bias {
-                None => product(isa, x, t, w, None, y),
-                Some(dtype) => with_rows(args.operands[2], dtype, 1, |bias| {
-                    product(isa, x, t, w, Some(bias), y)
+                None => product_onto(isa, x, t, w, None, y, add),
+                Some(dtype) => with_rows(args.operands[first + 2], dtype, 1, |bias| {
+                    product_onto(isa, x, t, w, Some(bias), y, add)
                 })?,
             }
         })?
@@ -62,16 +83,30 @@ pub(super) fn product(
     bias: Option<&Weights<'_>>,
     y: ActMut<'_>,
 ) -> Result<(), String> {
+    product_onto(isa, x, t, w, bias, y, false)
+}
+
+/// As [`product`]; with `add`, added to what `y` holds.
+fn product_onto(
+    isa: Isa,
+    x: Act<'_>,
+    t: usize,
+    w: &Weights<'_>,
+    bias: Option<&Weights<'_>>,
+    y: ActMut<'_>,
+    add: bool,
+) -> Result<(), String> {
     let (n, k) = (w.rows(), w.columns());
     if x.len() != t * k || y.len() != t * n || bias.is_some_and(|b| b.rows() != n) {
         return Err(format!("x [{t}, {k}] and w [{n}, {k}] do not fit their memory"));
     }
-    simd::linear(isa, x, t, w, bias, y);
+    let run = if add { simd::linear_add } else { simd::linear };
+    run(isa, x, t, w, bias, y);
     Ok(())
 }
 
 /// Lends an operand as rows of `columns`.
-fn with_rows<R>(
+pub(super) fn with_rows<R>(
     operand: Option<Operand<'_>>,
     dtype: Float,
     columns: usize,

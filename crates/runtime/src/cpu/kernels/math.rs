@@ -40,6 +40,12 @@ pub(super) fn tanh(x: f32) -> f32 {
     if a < 0.625 { small } else { large }
 }
 
+/// GELU in its tanh form.
+#[inline]
+pub(super) fn gelu_tanh(x: f32) -> f32 {
+    0.5 * x * (1.0 + tanh(0.797_884_6 * (x + 0.044_715 * x * x * x)))
+}
+
 #[cfg(test)]
 mod tests {
     fn worst(f: impl Fn(f32) -> f32, exact: impl Fn(f64) -> f64, from: f32, to: f32) -> f64 {

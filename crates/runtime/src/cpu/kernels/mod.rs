@@ -5,16 +5,19 @@
 #![allow(clippy::unnecessary_wraps, reason = "the table's functions have one type")]
 
 mod attention;
+mod chains;
 mod experts;
 mod linear;
 mod math;
 mod moves;
 mod norm;
+mod paged;
 mod parallel;
 mod pointwise;
 mod reduce;
 mod reference;
 mod rope;
+mod rope_kv;
 mod topk;
 
 use infernum_codegen::{Arg, Launch};
@@ -49,24 +52,41 @@ type Prepare = fn(&Site<'_>) -> Result<Option<Box<dyn Kernel>>, String>;
 /// Every op with a kernel of its own.
 static CPU_KERNELS: &[(&str, Prepare)] = &[
     (Launch::COPY, moves::copy),
+    ("add_rmsnorm", norm::add_rmsnorm),
+    ("attention", paged::attention),
     ("cast", moves::cast),
     ("concat", moves::concat),
     ("embedding", moves::embedding),
     ("expert_linear", experts::expert_linear),
+    ("gather_norm_linear", chains::gather_norm_linear),
     ("gather_rows", moves::gather_rows),
+    ("geglu", pointwise::geglu),
+    ("geglu_packed", pointwise::geglu_packed),
     ("kv_read", moves::kv_read),
     ("kv_write", moves::kv_write),
     ("layernorm", norm::layernorm),
     ("linear", linear::linear),
+    ("linear_geglu", chains::linear_geglu),
+    ("linear_swiglu", chains::linear_swiglu),
+    ("norm_linear", chains::norm_linear),
+    ("norm_linear_geglu", chains::norm_linear_geglu),
+    ("norm_linear_swiglu", chains::norm_linear_swiglu),
+    ("linear_add", linear::linear_add),
     ("mask", attention::mask),
     ("matmul", linear::matmul),
     ("mix", attention::mix),
+    ("paged_attention", paged::paged_attention),
+    ("qk_rope_kv_write", rope_kv::qk_rope_kv_write),
+    ("qkv_rope_kv_write", rope_kv::qkv_rope_kv_write),
     ("reduce", reduce::reduce),
     ("rmsnorm", norm::rmsnorm),
     ("rope", rope::rope),
+    ("rope_kv_write", rope_kv::rope_kv_write),
     ("scores", attention::scores),
     ("slice", moves::slice),
     ("softmax", attention::softmax),
+    ("swiglu", pointwise::swiglu),
+    ("swiglu_packed", pointwise::swiglu_packed),
     ("topk", topk::topk),
 ];
 

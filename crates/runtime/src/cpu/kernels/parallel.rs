@@ -30,9 +30,40 @@ where
     });
 }
 
+/// As [`rows`], over the rows of two results together.
+pub(super) fn rows_of_two<F>(
+    (a, a_bytes): (&mut [u8], usize),
+    (b, b_bytes): (&mut [u8], usize),
+    work: usize,
+    f: F,
+) where
+    F: Fn(usize, &mut [u8], &mut [u8]) + Sync,
+{
+    const PARTS: usize = 64;
+    if a_bytes == 0 || b_bytes == 0 {
+        return;
+    }
+    let count = a.len().div_ceil(a_bytes);
+    let parallel = rayon::current_num_threads() > 1 && count.saturating_mul(work) >= SERIAL;
+    let part = count.div_ceil(if parallel { PARTS } else { 1 }).max(1);
+    let mut parts = [const { None }; PARTS];
+    let chunks = a.chunks_mut(part * a_bytes).zip(b.chunks_mut(part * b_bytes));
+    let mut used = 0;
+    for (slot, chunk) in parts.iter_mut().zip(chunks) {
+        *slot = Some(chunk);
+        used += 1;
+    }
+    for_each_chunk(&mut parts[..used], 1, |p, chunks| {
+        let Some(Some((a, b))) = chunks.first_mut() else { return };
+        for (i, (a, b)) in a.chunks_mut(a_bytes).zip(b.chunks_mut(b_bytes)).enumerate() {
+            f(p * part + i, a, b);
+        }
+    });
+}
+
 thread_local! {
     static FLOATS: [Cell<Vec<f32>>; 2] = const { [Cell::new(Vec::new()), Cell::new(Vec::new())] };
-    static BYTES: Cell<Vec<u64>> = const { Cell::new(Vec::new()) };
+    static BYTES: [Cell<Vec<u64>>; 2] = const { [Cell::new(Vec::new()), Cell::new(Vec::new())] };
 }
 
 /// Scratch memory of this thread, with any contents. Nested calls need different `which`.
@@ -47,13 +78,22 @@ pub(super) fn scratch<R>(which: usize, len: usize, f: impl FnOnce(&mut [f32]) ->
     result
 }
 
-/// As [`scratch`], in bytes aligned for every element type.
+/// As [`scratch`] number 0, in bytes aligned for every element type.
 pub(super) fn scratch_bytes<R>(len: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
-    let mut memory = BYTES.with(Cell::take);
+    bytes(0, len, f)
+}
+
+/// More of it, within a [`scratch_bytes`].
+pub(super) fn inner_scratch_bytes<R>(len: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
+    bytes(1, len, f)
+}
+
+fn bytes<R>(which: usize, len: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
+    let mut memory = BYTES.with(|s| s[which].take());
     if memory.len() < len.div_ceil(8) {
         memory.resize(len.div_ceil(8), 0);
     }
     let result = f(&mut bytemuck::cast_slice_mut(&mut memory)[..len]);
-    BYTES.with(|s| s.set(memory));
+    BYTES.with(|s| s[which].set(memory));
     result
 }

@@ -1,7 +1,7 @@
 //! Elementwise ops: one expression, run on blocks of f32.
 
-use infernum_ir::expr::{BinaryOp, Func, Instr};
-use infernum_ir::{Dim, Dims, TensorType};
+use infernum_ir::expr::{BinaryOp, Expr, Func, Instr, ScalarFn};
+use infernum_ir::{Dim, Dims, Op, TensorType};
 
 use super::super::simd::{self, Isa};
 use super::{Args, Float, Kernel, Operand, Site, Source, act_mut, float, math, parallel};
@@ -38,8 +38,71 @@ enum Broadcast {
 }
 
 pub(super) fn pointwise(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
-    let Some(f) = site.op()?.pointwise_fn(&site.attrs) else { return Ok(None) };
-    let f = f?;
+    match site.op()?.pointwise_fn(&site.attrs) {
+        Some(f) => elementwise(site, &f?),
+        None => Ok(None),
+    }
+}
+
+/// SwiGLU of two operands, which is `silu` and `mul` in one.
+pub(super) fn swiglu(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    fused(site, "silu")
+}
+
+/// GeGLU of two operands, which is `gelu_tanh` and `mul` in one.
+pub(super) fn geglu(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    fused(site, "gelu_tanh")
+}
+
+fn fused(site: &Site<'_>, activation: &str) -> Result<Option<Box<dyn Kernel>>, String> {
+    let expr = Op::find(activation)?.pointwise(&[]).ok_or("not an activation")??;
+    let product = format!("({expr}) * up").parse::<Expr>().map_err(|e| e.to_string())?;
+    let f = ScalarFn::compile(&product, &["x", "up"]).map_err(|e| e.to_string())?;
+    elementwise(site, &f)
+}
+
+/// Activations' elements, the gate's and the other half's, side by side in one row.
+struct Packed<F> {
+    gate: F,
+    x: Float,
+    y: Float,
+    n: usize,
+}
+
+pub(super) fn swiglu_packed(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    packed(site, |x| x / (1.0 + math::exp(-x)))
+}
+
+pub(super) fn geglu_packed(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    packed(site, math::gelu_tanh)
+}
+
+fn packed<F>(site: &Site<'_>, gate: F) -> Result<Option<Box<dyn Kernel>>, String>
+where
+    F: Fn(f32) -> f32 + Send + Sync + 'static,
+{
+    let (Some(x), Some(y)) = (site.activation(0), site.result(0)) else { return Ok(None) };
+    Ok(Some(Box::new(Packed { gate, x, y, n: site.dim(0, 0)? / 2 })))
+}
+
+impl<F: Fn(f32) -> f32 + Send + Sync> Kernel for Packed<F> {
+    fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
+        let (x, out, isa, n) = (args.view(0)?.bytes, args.take(0)?, args.isa, self.n);
+        let row_bytes = 2 * n * self.x.size();
+        parallel::rows(out, n * self.y.size(), 16 * n, |i, out| {
+            parallel::scratch(0, 2 * n, |values| {
+                let row = &x[i * row_bytes..][..row_bytes];
+                simd::widen_bytes(isa, self.x, row, values);
+                let (gate, up) = values.split_at_mut(n);
+                gate.iter_mut().zip(up).for_each(|(g, u)| *g = (self.gate)(*g) * *u);
+                simd::narrow(isa, gate, act_mut(self.y, out));
+            });
+        });
+        Ok(())
+    }
+}
+
+fn elementwise(site: &Site<'_>, f: &ScalarFn) -> Result<Option<Box<dyn Kernel>>, String> {
     let (Some(dtype), Some(_)) = (site.result(0), site.activation(0)) else { return Ok(None) };
     let a = site.tensor(0)?;
     let mut reads = Vec::new();

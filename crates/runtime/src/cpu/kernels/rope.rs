@@ -9,10 +9,15 @@ struct Rope {
     dtype: Float,
     heads: usize,
     d: usize,
+    turn: Turn,
+}
+
+/// How heads are rotated.
+pub(super) struct Turn {
     /// Pairs that turn.
-    r: usize,
+    pub(super) r: usize,
+    pub(super) scale: f64,
     interleaved: bool,
-    scale: f64,
 }
 
 pub(super) fn rope(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
@@ -20,38 +25,14 @@ pub(super) fn rope(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
     let (Some(heads), Some(d)) = (site.dim(0, 1).ok(), site.dim(0, 0).ok()) else {
         return Ok(None);
     };
-    Ok(Some(Box::new(Rope {
-        dtype,
-        heads,
-        d,
-        r: site.dim(2, 0)?,
-        interleaved: site.choice("style") == "interleaved",
-        scale: site.num("scale"),
-    })))
+    Ok(Some(Box::new(Rope { dtype, heads, d, turn: Turn::of(site, 2)? })))
 }
 
 impl Kernel for Rope {
     fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
-        let (ids, isa) = (args.ids(1)?, args.isa);
-        let key = match args.operands[2] {
-            Some(Operand::Weight(_, index)) => {
-                args.view(1)?.input.map(|input| (input, index, self.scale.to_bits()))
-            }
-            _ => None,
-        };
-        let freqs = args.channel(2)?.ok_or("no frequencies")?;
+        let (isa, d, r) = (args.isa, self.d, self.turn.r);
         let (x, out) = (args.source(0)?, args.take(0)?);
-        let table = args.rope.get(key, |table| {
-            for n in 0..ids.len() {
-                // Angle, sine, cosine and their scaling are f32 by the op's definition.
-                let position = ids.get(n) as f32;
-                table.extend(freqs.iter().map(|freq| {
-                    let (sin, cos) = f64::from(position * freq).sin_cos();
-                    [cos as f32 * self.scale as f32, sin as f32 * self.scale as f32]
-                }));
-            }
-        });
-        let (d, r) = (self.d, self.r);
+        let table = table(args, 1, 2, self.turn.scale)?;
         let head_bytes = d * self.dtype.size();
         parallel::rows(out, self.heads * head_bytes, self.heads * d, |n, token| {
             let turns = &table[n * r..(n + 1) * r];
@@ -59,7 +40,7 @@ impl Kernel for Rope {
                 let from = (n * self.heads + head) * head_bytes;
                 parallel::scratch(0, d, |v| {
                     simd::widen(isa, act(self.dtype, x.row(from, row)), v);
-                    self.turn(v, turns);
+                    self.turn.turn(v, turns);
                     simd::narrow(isa, v, act_mut(self.dtype, row));
                 });
             }
@@ -68,8 +49,15 @@ impl Kernel for Rope {
     }
 }
 
-impl Rope {
-    fn turn(&self, v: &mut [f32], turns: &[[f32; 2]]) {
+impl Turn {
+    /// As a launch's attributes and its operand `freqs` say.
+    pub(super) fn of(site: &Site<'_>, freqs: usize) -> Result<Turn, String> {
+        let interleaved = site.choice("style") == "interleaved";
+        Ok(Turn { r: site.dim(freqs, 0)?, scale: site.num("scale"), interleaved })
+    }
+
+    /// Rotates one head.
+    pub(super) fn turn(&self, v: &mut [f32], turns: &[[f32; 2]]) {
         let turn = |a: &mut f32, b: &mut f32, [cos, sin]: [f32; 2]| {
             (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
         };
@@ -85,6 +73,34 @@ impl Rope {
             }
         }
     }
+}
+
+/// The scaled cosines and sines of every token: of the operands that are its position and the
+/// frequencies.
+pub(super) fn table<'a>(
+    args: &'a mut Args<'_>,
+    positions: usize,
+    freqs: usize,
+    scale: f64,
+) -> Result<&'a [[f32; 2]], String> {
+    let ids = args.ids(positions)?;
+    let key = match args.operands[freqs] {
+        Some(Operand::Weight(_, index)) => {
+            args.view(positions)?.input.map(|input| (input, index, scale.to_bits()))
+        }
+        _ => None,
+    };
+    let freqs = args.channel(freqs)?.ok_or("no frequencies")?;
+    Ok(args.rope.get(key, |table| {
+        for n in 0..ids.len() {
+            // Angle, sine, cosine and their scaling are f32 by the op's definition.
+            let position = ids.get(n) as f32;
+            table.extend(freqs.iter().map(|freq| {
+                let (sin, cos) = f64::from(position * freq).sin_cos();
+                [cos as f32 * scale as f32, sin as f32 * scale as f32]
+            }));
+        }
+    }))
 }
 
 /// Which table: of which positions, of which frequencies, how scaled.

@@ -37,7 +37,34 @@ pub fn linear(
     t: usize,
     w: &Weights<'_>,
     bias: Option<&Weights<'_>>,
+    y: ActMut<'_>,
+) {
+    compute(isa, x, t, w, bias, y, false);
+}
+
+/// As [`linear`], added to what `y` holds before the one rounding.
+///
+/// # Panics
+/// As [`linear`].
+pub fn linear_add(
+    isa: Isa,
+    x: Act<'_>,
+    t: usize,
+    w: &Weights<'_>,
+    bias: Option<&Weights<'_>>,
+    y: ActMut<'_>,
+) {
+    compute(isa, x, t, w, bias, y, true);
+}
+
+fn compute(
+    isa: Isa,
+    x: Act<'_>,
+    t: usize,
+    w: &Weights<'_>,
+    bias: Option<&Weights<'_>>,
     mut y: ActMut<'_>,
+    add: bool,
 ) {
     let (n, k) = (w.rows(), w.columns());
     assert_eq!(x.len(), t * k, "x is not [{t}, {k}]");
@@ -60,7 +87,7 @@ pub fn linear(
     let rows = (BLOCK_BYTES / w.row_bytes()).clamp(8, 256).next_multiple_of(4);
     let y_dtype = y.dtype();
     let y = Shared(y.as_bytes_mut().as_mut_ptr());
-    let job = Job { x: x.as_bytes(), pairs, tokens: t, w, bias, y, y_dtype, rows };
+    let job = Job { x: x.as_bytes(), pairs, tokens: t, w, bias, y, y_dtype, add, rows };
     let blocks = n.div_ceil(rows);
     let work = |block| isa.run(BlockOf { job: &job, block });
     if n * k * t < SERIAL {
@@ -81,6 +108,8 @@ struct Job<'a> {
     /// `[tokens, N]`
     y: Shared,
     y_dtype: Float,
+    /// Whether the sums are added to what `y` holds.
+    add: bool,
     /// Rows of a block.
     rows: usize,
 }
@@ -150,7 +179,7 @@ impl Job<'_> {
         }
     }
 
-    /// Writes `sums + bias` to `y`, rounded to its type.
+    /// Writes `sums + bias` to `y`, or adds it, rounded to its type.
     #[inline(always)]
     unsafe fn store<S: Simd, E: Element>(
         &self,
@@ -169,17 +198,23 @@ impl Job<'_> {
                 let (sums, bias) = (sums.as_ptr(), bias.as_ptr());
                 let mut i = 0;
                 while i + S::LANES <= rows {
-                    let sum =
+                    let mut sum =
                         S::add(S::load_f32(sums.add(i).cast()), S::load_f32(bias.add(i).cast()));
+                    if self.add {
+                        sum = S::add(sum, E::load::<S>(y.add(i * E::SIZE)));
+                    }
                     E::store::<S>(y.add(i * E::SIZE), sum);
                     i += S::LANES;
                 }
                 if i < rows {
                     let n = rows - i;
-                    let sum = S::add(
+                    let mut sum = S::add(
                         f32::load_tail::<S>(sums.add(i).cast(), n),
                         f32::load_tail::<S>(bias.add(i).cast(), n),
                     );
+                    if self.add {
+                        sum = S::add(sum, E::load_tail::<S>(y.add(i * E::SIZE), n));
+                    }
                     E::store_tail::<S>(y.add(i * E::SIZE), sum, n);
                 }
             }

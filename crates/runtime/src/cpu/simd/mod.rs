@@ -27,7 +27,7 @@ mod x86;
 
 pub use element::{Act, ActMut, Float, WeightError, Weights};
 pub use isa::{Isa, Level};
-pub use linear::linear;
+pub use linear::{linear, linear_add};
 pub use ops::{
     axpy, axpy_rows, dot, dot_rows, exp_sum, max, narrow, scale, softmax, sum_squares, widen,
     widen_bytes,
