@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use infernum_ir::body::{Emit, Env, Stmt, apply, truth};
+use infernum_ir::body::{Emit, Env, apply, truth};
 use infernum_ir::expr::Expr;
 use infernum_ir::interp::{Step, Tensor};
 use infernum_ir::{Attr, Call, Eval, Graph, NodeKind, Op, OperandDef, Param, Type, ValueId};
@@ -87,12 +87,8 @@ pub(super) fn plant(rule: &Rule, trial: &Trial) -> Result<Planted, String> {
         params.push(value);
     }
     env.attrs.extend(rule.attrs.iter().map(|(n, _)| n.clone()).zip(trial.attrs.iter().cloned()));
-    run(&rule.left, &mut flat, &mut env)?;
+    apply(&rule.left, &mut flat, &mut env)?;
     Ok(Planted { flat, params, env })
-}
-
-fn run(body: &[Stmt], flat: &mut Flat, env: &mut Env<ValueId>) -> Result<(), String> {
-    apply(body, flat, env)
 }
 
 impl Planted {
@@ -102,9 +98,14 @@ impl Planted {
     }
 
     /// Applies the right side and compares; `true` when the sides are the same calls.
-    pub(super) fn compare(mut self, rule: &Rule, trial: &Trial, rng: &mut Rng) -> Result<bool, Failure> {
+    pub(super) fn compare(
+        mut self,
+        rule: &Rule,
+        trial: &Trial,
+        rng: &mut Rng,
+    ) -> Result<bool, Failure> {
         let left = self.env.values.clone();
-        run(&rule.right, &mut self.flat, &mut self.env).map_err(Failure::Untypable)?;
+        apply(&rule.right, &mut self.flat, &mut self.env).map_err(Failure::Untypable)?;
         let mut pairs = Vec::new();
         for root in &rule.roots {
             let value = |env: &HashMap<String, Option<ValueId>>| env.get(root).copied().flatten();
@@ -203,4 +204,37 @@ fn difference(a: &[f64], b: &[f64]) -> f64 {
         }
     }
     if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
+}
+
+/// Plants a trial and computes the right side through each fused op's own reference.
+#[cfg(test)]
+pub(super) fn reference(rule: &Rule, rng: &mut Rng) -> Option<()> {
+    let trial = Trial::sample(rule, rng).ok()?;
+    let planted = plant(rule, &trial).ok()?;
+    if !rule.requires.iter().all(|(_, e)| planted.holds(e)) {
+        return None;
+    }
+    let mut graph = Graph::new("reference");
+    let mut env = Env { attrs: planted.env.attrs.clone(), ..Env::default() };
+    let mut params = Vec::new();
+    for (i, ((name, _), ty)) in rule.values.iter().zip(&trial.types).enumerate() {
+        let param = |ty: &Type| graph.param(name, Param::Carry(i as u32), ty.clone());
+        let value = ty.as_ref().map(param);
+        env.values.insert(name.clone(), value);
+        params.push(value);
+    }
+    apply(&rule.left, &mut graph, &mut env).ok()?;
+    apply(&rule.right, &mut graph, &mut env).unwrap_or_else(|e| panic!("{}: {e}", rule.name));
+    let operands = trial.operands(rule, rng);
+    let mut values = Values::new(&graph, &params, &operands);
+    let roots: Vec<ValueId> = rule.roots.iter().map(|r| env.values[r].expect("a root")).collect();
+    let mut flat = Values::new(&planted.flat.graph, &planted.params, &operands);
+    let same: Vec<ValueId> =
+        rule.roots.iter().map(|r| planted.env.values[r].expect("a root")).collect();
+    flat.compute(&same, &trial.step).ok()?;
+    values.compute(&roots, &trial.step).unwrap_or_else(|e| panic!("{}: {e}", rule.name));
+    for (a, b) in same.iter().zip(&roots) {
+        assert!(difference(flat.get(*a), values.get(*b)) <= TOLERANCE, "{}", rule.name);
+    }
+    Some(())
 }

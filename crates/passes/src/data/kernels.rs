@@ -7,6 +7,7 @@ use infernum_frontend_hf::spec::{Source, read_ron};
 use infernum_ir::{OpSet, SourceError};
 
 use super::fused;
+use super::notation::at;
 use super::rules::{self, Rule};
 
 static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels");
@@ -53,24 +54,41 @@ impl Kernels {
     /// Defines the fused ops of `sources`. One may use another: those that name an op not yet
     /// defined wait until the others are.
     pub fn define_all(&mut self, mut sources: Vec<Source>) -> Result<(), DataError> {
+        let mut names: Vec<String> = Vec::new();
+        for source in &sources {
+            let file: fused::File<'_> = read_ron(source)?;
+            if names.iter().any(|n| n == file.name) {
+                let message = format!("another file defines `{}` too", file.name);
+                return Err(at(source, file.name, message).into());
+            }
+            names.push(file.name.to_owned());
+        }
         while !sources.is_empty() {
             let before = sources.len();
-            let mut failed = None;
+            let mut failed: Vec<(String, SourceError)> = Vec::new();
             let mut waiting = Vec::new();
             for source in sources {
                 let file: fused::File<'_> = read_ron(&source)?;
-                match fused::define(&source, &file, &mut self.ops) {
-                    Ok(_) => {}
-                    Err(e) => {
-                        failed.get_or_insert(e);
-                        waiting.push(source);
-                    }
+                let result = fused::define(&source, &file, &mut self.ops);
+                if let Err(e) = result {
+                    failed.push((file.name.to_owned(), e));
+                    waiting.push(source);
                 }
             }
-            if waiting.len() == before
-                && let Some(e) = failed
-            {
-                return Err(e.into());
+            if waiting.len() == before {
+                // A file that only waits for another is not the one to blame.
+                let waits = |e: &SourceError| {
+                    let mut others = failed.iter().map(|(name, _)| name);
+                    others.any(|name| e.message.starts_with(&format!("unknown op `{name}`")))
+                };
+                let blamed = failed.iter().position(|(_, e)| !waits(e));
+                let circle: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
+                let circle = circle.join("`, `");
+                let mut error = failed.swap_remove(blamed.unwrap_or(0)).1;
+                if blamed.is_none() {
+                    error.message = format!("defined by way of each other: `{circle}`");
+                }
+                return Err(error.into());
             }
             sources = waiting;
         }
@@ -80,7 +98,11 @@ impl Kernels {
     /// Adds the rules of a file; a rule of a name already there takes its place.
     pub fn add_rules(&mut self, source: &Source) -> Result<(), DataError> {
         let list: Vec<rules::File<'_>> = read_ron(source)?;
-        for file in &list {
+        for (i, file) in list.iter().enumerate() {
+            if list[..i].iter().any(|f| f.name == file.name) {
+                let message = format!("another rule of this file is named `{}`", file.name);
+                return Err(at(source, file.name, message).into());
+            }
             let rule = rules::read(source, file, &self.ops)?;
             self.rules.retain(|r| r.name != rule.name);
             self.rules.push(rule);
