@@ -21,11 +21,14 @@ pub(super) enum Failure {
     Differs { message: String, error: f64 },
 }
 
+/// An op with its operands and attributes.
+type Key = (&'static str, Vec<Option<ValueId>>, Vec<Attr>);
+
 /// A graph of primitives in which equal calls are one: two values are the same calls just when
 /// they have the same id.
 struct Flat {
     graph: Graph,
-    calls: HashMap<(&'static str, Vec<Option<ValueId>>, Vec<Attr>), Vec<ValueId>>,
+    calls: HashMap<Key, Vec<ValueId>>,
 }
 
 impl Emit for Flat {
@@ -127,13 +130,19 @@ impl Planted {
         values.compute(&wanted, &trial.step).map_err(Failure::Untypable)?;
         for (root, a, b) in &pairs {
             let error = difference(values.get(*a), values.get(*b));
-            // Written so that NaN fails.
-            if !(error <= TOLERANCE) {
+            if error.is_nan() || error > TOLERANCE {
                 return Err(Failure::Differs { message: format!("`{root}` differs"), error });
             }
         }
         Ok(pairs.iter().all(|(_, a, b)| a == b))
     }
+}
+
+/// Most elements that a value of a trial may have: a mistaken rule must not fill memory.
+const LARGEST: u64 = 1 << 20;
+
+fn elements(ty: &Type, step: &Step) -> u64 {
+    ty.tensor().map_or(0, |t| t.elements(&step.dims()))
 }
 
 /// What has been computed of a graph.
@@ -164,16 +173,23 @@ impl<'a> Values<'a> {
     /// Computes these values and all that they need.
     fn compute(&mut self, wanted: &[ValueId], step: &Step) -> Result<(), String> {
         let mut needed = vec![false; self.graph.len()];
-        wanted.iter().for_each(|v| needed[v.node] = true);
+        for v in wanted {
+            needed[v.node] = true;
+        }
         for index in (0..self.graph.len()).rev().filter(|i| self.done[*i].is_none()) {
             if needed[index] {
-                self.graph.operands(index).iter().flatten().for_each(|v| needed[v.node] = true);
+                for v in self.graph.operands(index).iter().flatten() {
+                    needed[v.node] = true;
+                }
             }
         }
         for (index, node) in self.graph.nodes() {
             let NodeKind::Op { op, attrs } = &node.kind else { continue };
             if !needed[index] || self.done[index].is_some() {
                 continue;
+            }
+            if node.types.iter().any(|ty| elements(ty, step) > LARGEST) {
+                return Err(format!("`{}` is too large to try", node.names[0]));
             }
             let operands = self.graph.operands(index);
             let types: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.ty(v))).collect();

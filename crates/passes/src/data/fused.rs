@@ -99,31 +99,27 @@ fn attr_def(
         Some((name, kind)) => (name.trim(), Some(kind.trim())),
         None => (text, None),
     };
-    let (kind, optional) = match kind {
-        Some(kind) => {
-            let named = match kind.trim_end_matches('?') {
-                "int" => AttrKind::Int,
-                "float" => AttrKind::Float,
-                "bool" => AttrKind::Bool,
-                "dtype" => AttrKind::DType,
-                "expr" => AttrKind::Expr,
-                other => {
-                    let message =
-                        format!("expected int, float, bool, dtype or expr, found `{other}`");
-                    return Err(at(source, kind, message));
-                }
-            };
-            (named, kind.ends_with('?'))
-        }
-        None => {
-            let used = attr_uses(body).find(|(n, _)| *n == name).ok_or_else(|| {
+    let (kind, optional) = if let Some(kind) = kind {
+        let named = match kind.trim_end_matches('?') {
+            "int" => AttrKind::Int,
+            "float" => AttrKind::Float,
+            "bool" => AttrKind::Bool,
+            "dtype" => AttrKind::DType,
+            "expr" => AttrKind::Expr,
+            other => {
+                let message = format!("expected int, float, bool, dtype or expr, found `{other}`");
+                return Err(at(source, kind, message));
+            }
+        };
+        (named, kind.ends_with('?'))
+    } else {
+        let used = attr_uses(body).find(|(n, _)| *n == name).ok_or_else(|| {
                 let message = format!(
                     "`{name}` is passed to no op's attribute as it is: say its kind, as in `{name}: float`"
                 );
                 at(source, text, message)
             })?;
-            (used.1.kind, matches!(used.1.default, AttrDefault::Absent))
-        }
+        (used.1.kind, matches!(used.1.default, AttrDefault::Absent))
     };
     let default = if optional { AttrDefault::Absent } else { AttrDefault::Required };
     Ok(AttrDef { name: leak(name), kind, default, doc: "" })

@@ -86,7 +86,7 @@ impl Kernels {
                 let circle = circle.join("`, `");
                 let mut error = failed.swap_remove(blamed.unwrap_or(0)).1;
                 if blamed.is_none() {
-                    error.message = format!("defined by way of each other: `{circle}`");
+                    error.message = format!("defined in a circle: `{circle}`");
                 }
                 return Err(error.into());
             }

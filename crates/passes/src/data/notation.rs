@@ -161,7 +161,6 @@ fn attr(
             AttrKind::DType if text.parse::<DType>().is_ok() => {
                 AttrSource::Given(text.parse().map_or(Attr::None, Attr::DType))
             }
-            AttrKind::Dims => AttrSource::Value(expression(source, text)?),
             AttrKind::Expr => match expression(source, text)? {
                 // A bare name passes an expression on.
                 e @ Expr::Var(_) if !free.iter().any(|f| f == text) => AttrSource::Value(e),
@@ -212,9 +211,9 @@ pub(super) fn free_names(body: &[Stmt]) -> (Vec<String>, Vec<String>) {
 }
 
 /// For each attribute name, the kind and optionality of the op attribute that it is passed to.
-pub(super) fn attr_uses<'b>(
-    body: &'b [Stmt],
-) -> impl Iterator<Item = (&'b str, &'static infernum_ir::AttrDef)> {
+pub(super) fn attr_uses(
+    body: &[Stmt],
+) -> impl Iterator<Item = (&str, &'static infernum_ir::AttrDef)> {
     body.iter().flat_map(|stmt| {
         let defs: &'static [infernum_ir::AttrDef] = stmt.op.attrs;
         defs.iter().zip(&stmt.attrs).filter_map(|(def, source)| match source {

@@ -77,7 +77,7 @@ pub(super) fn read(source: &Source, file: &File<'_>, ops: &OpSet) -> Result<Rule
     let right = body(source, ops, &file.right)?;
     let (values, attr_names) = free_names(&left);
     let attrs = attrs(source, file, &left, &attr_names)?;
-    let (values, shapes) = vars(source, file, values, &attrs)?;
+    let (values, shapes) = vars(source, file, &values, &attrs)?;
     let roots = roots(source, file, &left, &right)?;
     check_anchor(source, file, &left)?;
     check_right(source, file, &left, &right, &values, &attrs)?;
@@ -112,7 +112,7 @@ type Vars = Vec<(String, VarType)>;
 fn vars(
     source: &Source,
     file: &File<'_>,
-    values: Vec<String>,
+    values: &[String],
     attrs: &[(String, &'static AttrDef)],
 ) -> Result<(Vars, Vars), SourceError> {
     let is_shape = |name: &str| attrs.iter().any(|(n, d)| n == name && d.kind == AttrKind::Dims);
@@ -128,9 +128,13 @@ fn vars(
                 let message = format!("`{name}` is an attribute: write `shape {text}`");
                 return Err(at(source, text, message));
             }
+            _ if attrs.iter().any(|(n, _)| n == name) => {
+                let message =
+                    format!("`{name}` is an attribute: only one that is a shape has a type");
+                return Err(at(source, name, message));
+            }
             _ => {
-                let known = values.iter().map(String::as_str);
-                let hint = nearest(name, known.chain(attrs.iter().map(|(n, _)| n.as_str())));
+                let hint = nearest(name, values.iter().map(String::as_str));
                 let message = format!("the left side has no variable `{name}`{hint}");
                 return Err(at(source, name, message));
             }
