@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::data::Kernels;
+use crate::data::{DimPattern, Kernels, VarType};
 use infernum_frontend_hf::spec::Source;
 
 fn shipped() -> Kernels {
@@ -124,5 +124,36 @@ fn each_fused_op_is_introduced_by_a_rule_and_computes() {
         let mut rng = Rng::new(3);
         let computed = (0..500).filter(|_| side::reference(rule, &mut rng).is_some()).count();
         assert!(computed > 0, "{}", rule.name);
+    }
+}
+
+/// What a rule is tried on is what its matches are held to.
+#[test]
+fn trials_fit_the_types_of_their_variables() {
+    for rule in &shipped().rules {
+        let mut rng = Rng::new(5);
+        for trial in (0..50).filter_map(|_| Trial::sample(rule, &mut rng).ok()) {
+            let value = |n: &str| {
+                let i = rule.values.iter().position(|(v, _)| v == n)?;
+                trial.types[i].clone()
+            };
+            let attr = |n: &str| {
+                let i = rule.attrs.iter().position(|(a, _)| a == n)?;
+                Some(trial.attrs[i].clone())
+            };
+            rule.fits(&value, &attr).unwrap_or_else(|e| panic!("{}: {e}", rule.name));
+            // Of another rank, every value is refused.
+            let other = |n: &str| {
+                let mut ty = value(n)?;
+                if let infernum_ir::Type::Tensor(t) = &mut ty {
+                    t.shape.push(infernum_ir::Dim::Const(7));
+                    t.shape.push(infernum_ir::Dim::Const(11));
+                }
+                Some(ty)
+            };
+            let any_rank = |(_, ty): &(_, VarType)| ty.dims.first() == Some(&DimPattern::Rest);
+            let refused = rule.fits(&other, &attr).is_err();
+            assert!(refused || rule.values.iter().all(any_rank), "{}", rule.name);
+        }
     }
 }
