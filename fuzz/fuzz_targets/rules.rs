@@ -1,7 +1,7 @@
 //! A file of rules or of a fused op is read or refused, in bounded memory; rules that are read can
 //! be tried. Seeds: `seeds/rules`, `../kernels/rules`, `../kernels/fused` and
 //! `../tests/filetests/wrong_rules`. Definitions of ops live as long as the process, so run it with
-//! `-detect_leaks=0`.
+//! `ASAN_OPTIONS=detect_leaks=0` and `-detect_leaks=0`.
 
 #![no_main]
 
