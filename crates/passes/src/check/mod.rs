@@ -15,7 +15,7 @@ use std::fmt;
 use infernum_ir::Loc;
 use serde::Serialize;
 
-use crate::data::{Kernels, Rule};
+use crate::data::{Kernels, Numerics, Rule};
 use sample::{Rng, Trial};
 use side::Failure;
 
@@ -33,7 +33,8 @@ pub struct Verdict {
     pub planted: usize,
     /// What they showed.
     pub outcome: Outcome,
-    /// Doubts that are no failures: a condition that is not needed, too few trials.
+    /// Doubts that are no failures: a condition that is not needed, too few trials,
+    /// `exact` where it is not.
     pub warnings: Vec<String>,
 }
 
@@ -101,6 +102,10 @@ pub fn check_rule(rule: &Rule, seed: u64, trials: usize) -> Verdict {
         let message = format!("only {} of {trials} trials could be planted", tally.planted);
         warnings.push(message);
     }
+    if rule.numerics == Numerics::Exact && tally.error > 0.0 {
+        let message = "the rule says `exact`, but values differ in their last digits: `reassoc`?";
+        warnings.push(message.to_owned());
+    }
     if tally.failure.is_none() && tally.planted > 0 {
         let needless = (0..rule.requires.len()).filter_map(|i| needless(rule, i, &mut rng, trials));
         warnings.extend(needless);
@@ -122,6 +127,8 @@ struct Tally {
     planted: usize,
     /// Trials in which the sides were not the same calls.
     distinct: usize,
+    /// The largest difference where the sides agree.
+    error: f64,
     failure: Option<(bool, Counterexample)>,
     refused: Option<String>,
 }
@@ -143,9 +150,10 @@ impl Tally {
             }
         };
         match planted.compare(rule, &trial, rng) {
-            Ok(same) => {
+            Ok(found) => {
                 self.planted += 1;
-                self.distinct += usize::from(!same);
+                self.distinct += usize::from(!found.same_calls);
+                self.error = self.error.max(found.error);
             }
             // Operands that the left side cannot take are no trial.
             Err(Failure::Left(e)) => self.refused = Some(e),

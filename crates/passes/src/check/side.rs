@@ -21,6 +21,14 @@ pub(super) enum Failure {
     Differs { message: String, error: f64 },
 }
 
+/// How the sides of a rule agree.
+pub(super) struct Agreement {
+    /// They are the same calls.
+    pub(super) same_calls: bool,
+    /// The largest difference, in units of the value's norm.
+    pub(super) error: f64,
+}
+
 /// An op with its operands and attributes.
 type Key = (&'static str, Vec<Option<ValueId>>, Vec<Attr>);
 
@@ -100,13 +108,13 @@ impl Planted {
         truth(condition, &self.flat, &self.env).unwrap_or(false)
     }
 
-    /// Applies the right side and compares; `true` when the sides are the same calls.
+    /// Applies the right side and compares.
     pub(super) fn compare(
         mut self,
         rule: &Rule,
         trial: &Trial,
         rng: &mut Rng,
-    ) -> Result<bool, Failure> {
+    ) -> Result<Agreement, Failure> {
         let left = self.env.values.clone();
         apply(&rule.right, &mut self.flat, &mut self.env).map_err(Failure::Untypable)?;
         let mut pairs = Vec::new();
@@ -128,13 +136,15 @@ impl Planted {
         values.compute(&wanted, &trial.step).map_err(Failure::Left)?;
         let wanted: Vec<ValueId> = pairs.iter().map(|p| p.2).collect();
         values.compute(&wanted, &trial.step).map_err(Failure::Untypable)?;
+        let mut largest = 0.0f64;
         for (root, a, b) in &pairs {
             let error = difference(values.get(*a), values.get(*b));
             if error.is_nan() || error > TOLERANCE {
                 return Err(Failure::Differs { message: format!("`{root}` differs"), error });
             }
+            largest = largest.max(error);
         }
-        Ok(pairs.iter().all(|(_, a, b)| a == b))
+        Ok(Agreement { same_calls: pairs.iter().all(|(_, a, b)| a == b), error: largest })
     }
 }
 

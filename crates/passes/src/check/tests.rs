@@ -102,6 +102,16 @@ fn conditions_that_are_not_needed_are_named() {
 }
 
 #[test]
+fn exact_is_not_said_of_another_order() {
+    let verdict = one(r#"Rule(
+            name: "scales", numerics: exact, vars: { "x": "[T, K]" },
+            left: { "y": scale(x: "x", by: "a"), "z": scale(x: "y", by: "b") },
+            right: { "z": scale(x: "x", by: "a * b") },
+        )"#);
+    assert!(verdict.passed() && verdict.warnings[0].contains("`reassoc`"), "{verdict}");
+}
+
+#[test]
 fn a_left_side_that_cannot_be_typed_is_reported() {
     let verdict = one(r#"Rule(
             name: "shapes", numerics: exact, vars: { "x": "[T, K]", "w": "[N, K + 1]" },
