@@ -12,10 +12,10 @@ mod tests;
 
 use std::fmt;
 
-use infernum_ir::{Loc, OpSet};
+use infernum_ir::Loc;
 use serde::Serialize;
 
-use crate::data::{Kernels, Rule};
+use crate::data::{Kernels, Numerics, Rule};
 use sample::{Rng, Trial};
 use side::Failure;
 
@@ -33,7 +33,8 @@ pub struct Verdict {
     pub planted: usize,
     /// What they showed.
     pub outcome: Outcome,
-    /// Doubts that are no failures: a condition that is not needed, too few trials.
+    /// Doubts that are no failures: a condition that is not needed, too few trials,
+    /// `exact` where it is not.
     pub warnings: Vec<String>,
 }
 
@@ -80,11 +81,11 @@ impl Verdict {
 
 /// Tries every rule `trials` times; the same `seed` gives the same verdicts.
 pub fn check(kernels: &Kernels, seed: u64, trials: usize) -> Vec<Verdict> {
-    kernels.rules.iter().map(|rule| check_rule(rule, &kernels.ops, seed, trials)).collect()
+    kernels.rules.iter().map(|rule| check_rule(rule, seed, trials)).collect()
 }
 
 /// Tries one rule.
-pub fn check_rule(rule: &Rule, _ops: &OpSet, seed: u64, trials: usize) -> Verdict {
+pub fn check_rule(rule: &Rule, seed: u64, trials: usize) -> Verdict {
     // Each rule has numbers of its own, so that adding one leaves the others' trials as they were.
     let name =
         rule.name.bytes().fold(seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
@@ -100,6 +101,10 @@ pub fn check_rule(rule: &Rule, _ops: &OpSet, seed: u64, trials: usize) -> Verdic
     if tally.planted < trials && tally.planted > 0 {
         let message = format!("only {} of {trials} trials could be planted", tally.planted);
         warnings.push(message);
+    }
+    if rule.numerics == Numerics::Exact && tally.error > 0.0 {
+        let message = "the rule says `exact`, but values differ in their last digits: `reassoc`?";
+        warnings.push(message.to_owned());
     }
     if tally.failure.is_none() && tally.planted > 0 {
         let needless = (0..rule.requires.len()).filter_map(|i| needless(rule, i, &mut rng, trials));
@@ -122,6 +127,8 @@ struct Tally {
     planted: usize,
     /// Trials in which the sides were not the same calls.
     distinct: usize,
+    /// The largest difference where the sides agree.
+    error: f64,
     failure: Option<(bool, Counterexample)>,
     refused: Option<String>,
 }
@@ -143,9 +150,10 @@ impl Tally {
             }
         };
         match planted.compare(rule, &trial, rng) {
-            Ok(same) => {
+            Ok(found) => {
                 self.planted += 1;
-                self.distinct += usize::from(!same);
+                self.distinct += usize::from(!found.same_calls);
+                self.error = self.error.max(found.error);
             }
             // Operands that the left side cannot take are no trial.
             Err(Failure::Left(e)) => self.refused = Some(e),

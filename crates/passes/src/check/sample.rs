@@ -65,8 +65,10 @@ pub(super) struct Trial {
 
 impl Trial {
     pub(super) fn sample(rule: &Rule, rng: &mut Rng) -> Result<Trial, String> {
-        let step = step(rng);
-        let sizes = sizes(rule, rng);
+        // Every third trial is small: a failure is then shown in a few elements.
+        let small = rng.below(3) == 0;
+        let step = step(small, rng);
+        let sizes = sizes(rule, small, rng);
         let dtype = rng.pick(&[DType::F32, DType::Bf16, DType::F16]);
         let types = rule.values.iter().map(|(name, ty)| {
             if ty.optional && rng.coin() {
@@ -128,25 +130,26 @@ impl Trial {
 }
 
 /// One to three sequences of a few tokens, with or without a past.
-fn step(rng: &mut Rng) -> Step {
-    let seqs = 1 + rng.below(3);
+fn step(small: bool, rng: &mut Rng) -> Step {
+    let (seqs, most, past) = if small { (1, 2, 2) } else { (1 + rng.below(3), 3, 4) };
     let seq = |_| {
-        let new = 1 + rng.below(3);
-        SeqStep { new, context: new + rng.below(4) }
+        let new = 1 + rng.below(most);
+        SeqStep { new, context: new + rng.below(past) }
     };
     Step { seqs: (0..seqs).map(seq).collect() }
 }
 
-fn sizes(rule: &Rule, rng: &mut Rng) -> Sizes {
+fn sizes(rule: &Rule, small: bool, rng: &mut Rng) -> Sizes {
+    let choices = if small { &SIZES[..2] } else { &SIZES[..] };
     let any = |rng: &mut Rng| match rng.below(4) {
         0 => Dim::sym(Sym::B),
-        1 => Dim::Const(rng.pick(&SIZES)),
+        1 => Dim::Const(rng.pick(choices)),
         _ => Dim::sym(Sym::T),
     };
     let mut sizes = Sizes::default();
     let mut lead = vec![any(rng)];
     if rng.coin() {
-        lead.push(Dim::Const(rng.pick(&SIZES)));
+        lead.push(Dim::Const(rng.pick(choices)));
     }
     sizes.rest = Some(lead);
     for (_, ty) in rule.values.iter().chain(&rule.shapes) {
@@ -155,7 +158,7 @@ fn sizes(rule: &Rule, rng: &mut Rng) -> Sizes {
                 if !sizes.vars.contains_key(name) {
                     let size = match dim {
                         DimPattern::Any(_) => any(rng),
-                        _ => Dim::Const(rng.pick(&SIZES)),
+                        _ => Dim::Const(rng.pick(choices)),
                     };
                     sizes.vars.insert(name.to_owned(), size);
                 }

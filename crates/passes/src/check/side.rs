@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use infernum_ir::body::{Emit, Env, Stmt, apply, truth};
+use infernum_ir::body::{Emit, Env, apply, truth};
 use infernum_ir::expr::Expr;
 use infernum_ir::interp::{Step, Tensor};
 use infernum_ir::{Attr, Call, Eval, Graph, NodeKind, Op, OperandDef, Param, Type, ValueId};
@@ -21,11 +21,22 @@ pub(super) enum Failure {
     Differs { message: String, error: f64 },
 }
 
+/// How the sides of a rule agree.
+pub(super) struct Agreement {
+    /// They are the same calls.
+    pub(super) same_calls: bool,
+    /// The largest difference, in units of the value's norm.
+    pub(super) error: f64,
+}
+
+/// An op with its operands and attributes.
+type Key = (&'static str, Vec<Option<ValueId>>, Vec<Attr>);
+
 /// A graph of primitives in which equal calls are one: two values are the same calls just when
 /// they have the same id.
 struct Flat {
     graph: Graph,
-    calls: HashMap<(&'static str, Vec<Option<ValueId>>, Vec<Attr>), Vec<ValueId>>,
+    calls: HashMap<Key, Vec<ValueId>>,
 }
 
 impl Emit for Flat {
@@ -87,12 +98,8 @@ pub(super) fn plant(rule: &Rule, trial: &Trial) -> Result<Planted, String> {
         params.push(value);
     }
     env.attrs.extend(rule.attrs.iter().map(|(n, _)| n.clone()).zip(trial.attrs.iter().cloned()));
-    run(&rule.left, &mut flat, &mut env)?;
+    apply(&rule.left, &mut flat, &mut env)?;
     Ok(Planted { flat, params, env })
-}
-
-fn run(body: &[Stmt], flat: &mut Flat, env: &mut Env<ValueId>) -> Result<(), String> {
-    apply(body, flat, env)
 }
 
 impl Planted {
@@ -101,15 +108,15 @@ impl Planted {
         truth(condition, &self.flat, &self.env).unwrap_or(false)
     }
 
-    /// Applies the right side and compares; `true` when the sides are the same calls.
+    /// Applies the right side and compares.
     pub(super) fn compare(
         mut self,
         rule: &Rule,
         trial: &Trial,
         rng: &mut Rng,
-    ) -> Result<bool, Failure> {
+    ) -> Result<Agreement, Failure> {
         let left = self.env.values.clone();
-        run(&rule.right, &mut self.flat, &mut self.env).map_err(Failure::Untypable)?;
+        apply(&rule.right, &mut self.flat, &mut self.env).map_err(Failure::Untypable)?;
         let mut pairs = Vec::new();
         for root in &rule.roots {
             let value = |env: &HashMap<String, Option<ValueId>>| env.get(root).copied().flatten();
@@ -129,15 +136,23 @@ impl Planted {
         values.compute(&wanted, &trial.step).map_err(Failure::Left)?;
         let wanted: Vec<ValueId> = pairs.iter().map(|p| p.2).collect();
         values.compute(&wanted, &trial.step).map_err(Failure::Untypable)?;
+        let mut largest = 0.0f64;
         for (root, a, b) in &pairs {
             let error = difference(values.get(*a), values.get(*b));
-            // Written so that NaN fails.
-            if !(error <= TOLERANCE) {
+            if error.is_nan() || error > TOLERANCE {
                 return Err(Failure::Differs { message: format!("`{root}` differs"), error });
             }
+            largest = largest.max(error);
         }
-        Ok(pairs.iter().all(|(_, a, b)| a == b))
+        Ok(Agreement { same_calls: pairs.iter().all(|(_, a, b)| a == b), error: largest })
     }
+}
+
+/// Most elements that a value of a trial may have: a mistaken rule must not fill memory.
+const LARGEST: u64 = 1 << 20;
+
+fn elements(ty: &Type, step: &Step) -> u64 {
+    ty.tensor().map_or(0, |t| t.elements(&step.dims()))
 }
 
 /// What has been computed of a graph.
@@ -168,16 +183,23 @@ impl<'a> Values<'a> {
     /// Computes these values and all that they need.
     fn compute(&mut self, wanted: &[ValueId], step: &Step) -> Result<(), String> {
         let mut needed = vec![false; self.graph.len()];
-        wanted.iter().for_each(|v| needed[v.node] = true);
+        for v in wanted {
+            needed[v.node] = true;
+        }
         for index in (0..self.graph.len()).rev().filter(|i| self.done[*i].is_none()) {
             if needed[index] {
-                self.graph.operands(index).iter().flatten().for_each(|v| needed[v.node] = true);
+                for v in self.graph.operands(index).iter().flatten() {
+                    needed[v.node] = true;
+                }
             }
         }
         for (index, node) in self.graph.nodes() {
             let NodeKind::Op { op, attrs } = &node.kind else { continue };
             if !needed[index] || self.done[index].is_some() {
                 continue;
+            }
+            if node.types.iter().any(|ty| elements(ty, step) > LARGEST) {
+                return Err(format!("`{}` is too large to try", node.names[0]));
             }
             let operands = self.graph.operands(index);
             let types: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.ty(v))).collect();
@@ -208,4 +230,37 @@ fn difference(a: &[f64], b: &[f64]) -> f64 {
         }
     }
     if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
+}
+
+/// Plants a trial and computes the right side through each fused op's own reference.
+#[cfg(test)]
+pub(super) fn reference(rule: &Rule, rng: &mut Rng) -> Option<()> {
+    let trial = Trial::sample(rule, rng).ok()?;
+    let planted = plant(rule, &trial).ok()?;
+    if !rule.requires.iter().all(|(_, e)| planted.holds(e)) {
+        return None;
+    }
+    let mut graph = Graph::new("reference");
+    let mut env = Env { attrs: planted.env.attrs.clone(), ..Env::default() };
+    let mut params = Vec::new();
+    for (i, ((name, _), ty)) in rule.values.iter().zip(&trial.types).enumerate() {
+        let param = |ty: &Type| graph.param(name, Param::Carry(i as u32), ty.clone());
+        let value = ty.as_ref().map(param);
+        env.values.insert(name.clone(), value);
+        params.push(value);
+    }
+    apply(&rule.left, &mut graph, &mut env).ok()?;
+    apply(&rule.right, &mut graph, &mut env).unwrap_or_else(|e| panic!("{}: {e}", rule.name));
+    let operands = trial.operands(rule, rng);
+    let mut values = Values::new(&graph, &params, &operands);
+    let roots: Vec<ValueId> = rule.roots.iter().map(|r| env.values[r].expect("a root")).collect();
+    let mut flat = Values::new(&planted.flat.graph, &planted.params, &operands);
+    let same: Vec<ValueId> =
+        rule.roots.iter().map(|r| planted.env.values[r].expect("a root")).collect();
+    flat.compute(&same, &trial.step).ok()?;
+    values.compute(&roots, &trial.step).unwrap_or_else(|e| panic!("{}: {e}", rule.name));
+    for (a, b) in same.iter().zip(&roots) {
+        assert!(difference(flat.get(*a), values.get(*b)) <= TOLERANCE, "{}", rule.name);
+    }
+    Some(())
 }

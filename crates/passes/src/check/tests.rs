@@ -1,17 +1,171 @@
+use std::path::Path;
+
 use super::*;
-use crate::data::Kernels;
+use crate::data::{DimPattern, Kernels, VarType};
+use infernum_frontend_hf::spec::Source;
+
+fn shipped() -> Kernels {
+    Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The verdicts on a file of rules over the shipped ops.
+fn verdicts(file: &str, text: &str) -> Vec<Verdict> {
+    let mut kernels = shipped();
+    kernels.rules.clear();
+    kernels.add_rules(&Source::new(file, text)).unwrap_or_else(|e| panic!("{e}"));
+    check(&kernels, 1, 100)
+}
 
 #[test]
 fn the_shipped_rules_hold() {
-    let kernels = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"));
-    let verdicts = check(&kernels, 1, 100);
-    for v in &verdicts {
-        println!("{v}");
-    }
-    let bad: Vec<String> = verdicts
+    let bad: Vec<String> = check(&shipped(), 1, 100)
         .iter()
         .filter(|v| !v.passed() || v.planted < 100 || !v.warnings.is_empty())
         .map(Verdict::to_string)
         .collect();
     assert!(bad.is_empty(), "{}", bad.join("\n"));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_verdicts() {
+    let shown = || check(&shipped(), 7, 10).iter().map(Verdict::to_string).collect::<Vec<_>>();
+    assert_eq!(shown(), shown());
+}
+
+/// Each file of `tests/filetests/wrong_rules` holds one rule with one mistake.
+#[test]
+fn wrong_rules_are_caught() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/filetests/wrong_rules");
+    let mut files: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= 15);
+    let mut missed = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let found = verdicts(&file.display().to_string(), &text);
+        assert_eq!(found.len(), 1);
+        missed
+            .extend(found.iter().filter(|v| v.passed() || v.planted < 100).map(Verdict::to_string));
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+fn one(rule: &str) -> Verdict {
+    verdicts("rule.ron", &format!("[{rule}]")).remove(0)
+}
+
+/// What `eps-outside-root` gets wrong, written right: it is the place of eps that is caught.
+#[test]
+fn a_right_rule_in_other_words_holds() {
+    let verdict = one(r#"Rule(
+            name: "norm-in-parts", numerics: reassoc, vars: { "x": "[n, K]" },
+            left: { "y": rmsnorm(x: "x", eps: "eps") },
+            right: {
+                "squares": map(a: "x", expr: "a * a"),
+                "mean": reduce(x: "squares", by: "mean", axis: 1),
+                "y": map(a: "x", b: "mean", expr: "a / sqrt(b + eps)"),
+            },
+        )"#);
+    assert!(matches!(verdict.outcome, Outcome::Ok), "{verdict}");
+}
+
+#[test]
+fn a_counterexample_says_where_the_rule_fails() {
+    let verdict = one(r#"Rule(
+            name: "identity", numerics: exact, vars: { "x": "[T, K]" },
+            left: { "y": scale(x: "x", by: "by") },
+            right: { "y": scale(x: "x", by: 1) },
+        )"#);
+    let Outcome::Wrong(found) = &verdict.outcome else { panic!("{verdict}") };
+    assert_eq!(found.message, "`y` differs");
+    assert_eq!((found.attrs.len(), found.values.len()), (1, 1));
+    // The smallest there is: one token, one column.
+    assert_eq!(found.elements, 1, "{verdict}");
+}
+
+#[test]
+fn conditions_that_are_not_needed_are_named() {
+    let scaled = |requires: &str| {
+        one(&format!(
+            r#"Rule(
+                name: "scales", numerics: reassoc, vars: {{ "x": "[T, K]" }},
+                left: {{ "y": scale(x: "x", by: "a"), "z": scale(x: "y", by: "b") }},
+                right: {{ "z": scale(x: "x", by: "a * b") }},
+                requires: ["{requires}"],
+            )"#
+        ))
+    };
+    let warnings = scaled("a > 0").warnings;
+    assert!(warnings[0].starts_with("`a > 0` is not needed"), "{warnings:?}");
+    let warnings = scaled("a == a").warnings;
+    assert!(warnings[0].contains("was never false"), "{warnings:?}");
+}
+
+#[test]
+fn exact_is_not_said_of_another_order() {
+    let verdict = one(r#"Rule(
+            name: "scales", numerics: exact, vars: { "x": "[T, K]" },
+            left: { "y": scale(x: "x", by: "a"), "z": scale(x: "y", by: "b") },
+            right: { "z": scale(x: "x", by: "a * b") },
+        )"#);
+    assert!(verdict.passed() && verdict.warnings[0].contains("`reassoc`"), "{verdict}");
+}
+
+#[test]
+fn a_left_side_that_cannot_be_typed_is_reported() {
+    let verdict = one(r#"Rule(
+            name: "shapes", numerics: exact, vars: { "x": "[T, K]", "w": "[N, K + 1]" },
+            left: { "y": linear(x: "x", w: "w") },
+            right: { "y": linear(x: "x", w: "w") },
+        )"#);
+    let Outcome::Unplanted(why) = &verdict.outcome else { panic!("{verdict}") };
+    assert!(why.contains("operand `w`"), "{why}");
+}
+
+/// Both the types and the values of every fused op's body can be had, by the op itself.
+#[test]
+fn each_fused_op_is_introduced_by_a_rule_and_computes() {
+    let kernels = shipped();
+    for op in kernels.ops.fused() {
+        let introduced = kernels.rules.iter().any(|r| r.right.iter().any(|s| s.op == op));
+        assert!(introduced, "no rule introduces `{}`", op.name);
+    }
+    for rule in &kernels.rules {
+        let mut rng = Rng::new(3);
+        let computed = (0..500).filter(|_| side::reference(rule, &mut rng).is_some()).count();
+        assert!(computed > 0, "{}", rule.name);
+    }
+}
+
+/// What a rule is tried on is what its matches are held to.
+#[test]
+fn trials_fit_the_types_of_their_variables() {
+    for rule in &shipped().rules {
+        let mut rng = Rng::new(5);
+        for trial in (0..50).filter_map(|_| Trial::sample(rule, &mut rng).ok()) {
+            let value = |n: &str| {
+                let i = rule.values.iter().position(|(v, _)| v == n)?;
+                trial.types[i].clone()
+            };
+            let attr = |n: &str| {
+                let i = rule.attrs.iter().position(|(a, _)| a == n)?;
+                Some(trial.attrs[i].clone())
+            };
+            rule.fits(&value, &attr).unwrap_or_else(|e| panic!("{}: {e}", rule.name));
+            // Of another rank, every value is refused.
+            let other = |n: &str| {
+                let mut ty = value(n)?;
+                if let infernum_ir::Type::Tensor(t) = &mut ty {
+                    t.shape.push(infernum_ir::Dim::Const(7));
+                    t.shape.push(infernum_ir::Dim::Const(11));
+                }
+                Some(ty)
+            };
+            let any_rank = |(name, ty): &(String, VarType)| {
+                value(name).is_none() || ty.dims.first() == Some(&DimPattern::Rest)
+            };
+            let refused = rule.fits(&other, &attr).is_err();
+            assert!(refused || rule.values.iter().all(any_rank), "{}", rule.name);
+        }
+    }
 }

@@ -1,16 +1,18 @@
 //! A fused op's file.
 
 use infernum_frontend_hf::spec::{Call, Entries, Source};
-use infernum_ir::{AttrDef, AttrDefault, AttrKind, Fused, FusedDef, Op, OpSet, SourceError};
+use infernum_ir::{
+    AttrDef, AttrDefault, AttrKind, Fused, FusedDef, Op, OpSet, SourceError, nearest,
+};
 use serde::Deserialize;
 
-use super::notation::{at, attr_uses, body, free_names};
+use super::notation::{at, attr_uses, body, free_names, use_of};
 
 /// `Fused(..)`, as written.
 #[derive(Deserialize)]
 #[serde(rename = "Fused", deny_unknown_fields)]
 pub(super) struct File<'a> {
-    name: &'a str,
+    pub(super) name: &'a str,
     doc: &'a str,
     /// `"x"`, or `"x?"` for one that may be left out.
     #[serde(borrow)]
@@ -41,15 +43,35 @@ pub(super) fn define(source: &Source, file: &File<'_>, ops: &mut OpSet) -> Resul
         .collect::<Result<Vec<_>, _>>()?;
     let (values, names) = free_names(&body);
     if let Some(unknown) = values.iter().find(|v| !operands.iter().any(|(n, _)| n == *v)) {
-        let message = format!("the body uses `{unknown}`, which is not an operand");
-        return Err(at(source, file.name, message));
+        let hint = nearest(unknown, operands.iter().map(|(n, _)| n.as_str()));
+        let message = format!("the body uses `{unknown}`, which is not an operand{hint}");
+        return Err(at(source, use_of(&file.body, unknown).unwrap_or(file.name), message));
     }
     let known =
         |n: &String| attrs.iter().any(|a| a.name == n) || operands.iter().any(|(o, _)| o == n);
     if let Some(unknown) = names.iter().find(|n| !known(n)) {
         let message =
             format!("the body uses `{unknown}`, which is neither an attribute nor an operand");
-        return Err(at(source, file.name, message));
+        return Err(at(source, use_of(&file.body, unknown).unwrap_or(file.name), message));
+    }
+    let unused = |name: &&&str| {
+        let name = name.trim_end_matches('?');
+        !values.iter().chain(&names).any(|n| n == name)
+    };
+    if let Some(extra) = file.operands.iter().find(unused) {
+        return Err(at(source, extra, "the body does not use this operand"));
+    }
+    let twice = file.operands.iter().enumerate().find(|(i, o)| {
+        let name = o.trim_end_matches('?');
+        file.operands[..*i].iter().any(|p| p.trim_end_matches('?') == name)
+            || attrs.iter().any(|a| a.name == name)
+            || body.iter().any(|s| s.results.iter().any(|r| r == name))
+    });
+    if let Some((_, name)) = twice {
+        return Err(at(source, name, "another operand, an attribute or a value has this name"));
+    }
+    if file.results.is_empty() {
+        return Err(at(source, file.name, "an op yields at least one of its body's values"));
     }
     let defined = |r: &&str| body.iter().any(|s| s.results.iter().any(|x| x == r));
     if let Some(unknown) = file.results.iter().find(|r| !defined(r)) {
@@ -77,31 +99,27 @@ fn attr_def(
         Some((name, kind)) => (name.trim(), Some(kind.trim())),
         None => (text, None),
     };
-    let (kind, optional) = match kind {
-        Some(kind) => {
-            let named = match kind.trim_end_matches('?') {
-                "int" => AttrKind::Int,
-                "float" => AttrKind::Float,
-                "bool" => AttrKind::Bool,
-                "dtype" => AttrKind::DType,
-                "expr" => AttrKind::Expr,
-                other => {
-                    let message =
-                        format!("expected int, float, bool, dtype or expr, found `{other}`");
-                    return Err(at(source, kind, message));
-                }
-            };
-            (named, kind.ends_with('?'))
-        }
-        None => {
-            let used = attr_uses(body).find(|(n, _)| *n == name).ok_or_else(|| {
+    let (kind, optional) = if let Some(kind) = kind {
+        let named = match kind.trim_end_matches('?') {
+            "int" => AttrKind::Int,
+            "float" => AttrKind::Float,
+            "bool" => AttrKind::Bool,
+            "dtype" => AttrKind::DType,
+            "expr" => AttrKind::Expr,
+            other => {
+                let message = format!("expected int, float, bool, dtype or expr, found `{other}`");
+                return Err(at(source, kind, message));
+            }
+        };
+        (named, kind.ends_with('?'))
+    } else {
+        let used = attr_uses(body).find(|(n, _)| *n == name).ok_or_else(|| {
                 let message = format!(
                     "`{name}` is passed to no op's attribute as it is: say its kind, as in `{name}: float`"
                 );
                 at(source, text, message)
             })?;
-            (used.1.kind, matches!(used.1.default, AttrDefault::Absent))
-        }
+        (used.1.kind, matches!(used.1.default, AttrDefault::Absent))
     };
     let default = if optional { AttrDefault::Absent } else { AttrDefault::Required };
     Ok(AttrDef { name: leak(name), kind, default, doc: "" })

@@ -7,6 +7,7 @@ use infernum_frontend_hf::spec::{Source, read_ron};
 use infernum_ir::{OpSet, SourceError};
 
 use super::fused;
+use super::notation::at;
 use super::rules::{self, Rule};
 
 static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels");
@@ -34,13 +35,19 @@ pub struct Kernels {
     pub ops: OpSet,
     /// In the order of their files' names.
     pub rules: Vec<Rule>,
+    /// Whether one of our ops is hidden by another: what our rules mean is then not what we tried.
+    foreign_ops: bool,
 }
 
 impl Kernels {
     /// The built-in files, those of `DIR/kernels` on top, and `extra` rule files.
     pub fn load(data: Option<&Path>, extra: &[PathBuf]) -> Result<Kernels, DataError> {
         let mut kernels = Kernels::default();
-        kernels.define_all(files("fused", data)?)?;
+        let fused = files("fused", data)?;
+        let ours = EMBEDDED.get_dir("fused").into_iter().flat_map(Dir::files);
+        let mut ours = ours.filter_map(|f| f.contents_utf8());
+        kernels.foreign_ops = !ours.all(|text| fused.iter().any(|s| &*s.text == text));
+        kernels.define_all(fused)?;
         for source in files("rules", data)? {
             kernels.add_rules(&source)?;
         }
@@ -53,24 +60,41 @@ impl Kernels {
     /// Defines the fused ops of `sources`. One may use another: those that name an op not yet
     /// defined wait until the others are.
     pub fn define_all(&mut self, mut sources: Vec<Source>) -> Result<(), DataError> {
+        let mut names: Vec<String> = Vec::new();
+        for source in &sources {
+            let file: fused::File<'_> = read_ron(source)?;
+            if names.iter().any(|n| n == file.name) {
+                let message = format!("another file defines `{}` too", file.name);
+                return Err(at(source, file.name, message).into());
+            }
+            names.push(file.name.to_owned());
+        }
         while !sources.is_empty() {
             let before = sources.len();
-            let mut failed = None;
+            let mut failed: Vec<(String, SourceError)> = Vec::new();
             let mut waiting = Vec::new();
             for source in sources {
                 let file: fused::File<'_> = read_ron(&source)?;
-                match fused::define(&source, &file, &mut self.ops) {
-                    Ok(_) => {}
-                    Err(e) => {
-                        failed.get_or_insert(e);
-                        waiting.push(source);
-                    }
+                let result = fused::define(&source, &file, &mut self.ops);
+                if let Err(e) = result {
+                    failed.push((file.name.to_owned(), e));
+                    waiting.push(source);
                 }
             }
-            if waiting.len() == before
-                && let Some(e) = failed
-            {
-                return Err(e.into());
+            if waiting.len() == before {
+                // A file that only waits for another is not the one to blame.
+                let waits = |e: &SourceError| {
+                    let mut others = failed.iter().map(|(name, _)| name);
+                    others.any(|name| e.message.starts_with(&format!("unknown op `{name}`")))
+                };
+                let blamed = failed.iter().position(|(_, e)| !waits(e));
+                let circle: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
+                let circle = circle.join("`, `");
+                let mut error = failed.swap_remove(blamed.unwrap_or(0)).1;
+                if blamed.is_none() {
+                    error.message = format!("defined in a circle: `{circle}`");
+                }
+                return Err(error.into());
             }
             sources = waiting;
         }
@@ -80,13 +104,24 @@ impl Kernels {
     /// Adds the rules of a file; a rule of a name already there takes its place.
     pub fn add_rules(&mut self, source: &Source) -> Result<(), DataError> {
         let list: Vec<rules::File<'_>> = read_ron(source)?;
-        for file in &list {
-            let rule = rules::read(source, file, &self.ops)?;
+        for (i, file) in list.iter().enumerate() {
+            if list[..i].iter().any(|f| f.name == file.name) {
+                let message = format!("another rule of this file is named `{}`", file.name);
+                return Err(at(source, file.name, message).into());
+            }
+            let mut rule = rules::read(source, file, &self.ops)?;
+            rule.built_in = !self.foreign_ops && is_built_in("rules", source);
             self.rules.retain(|r| r.name != rule.name);
             self.rules.push(rule);
         }
         Ok(())
     }
+}
+
+/// Whether a file is one of ours, unchanged.
+fn is_built_in(folder: &str, source: &Source) -> bool {
+    let files = EMBEDDED.get_dir(folder).into_iter().flat_map(Dir::files);
+    files.filter_map(|f| f.contents_utf8()).any(|text| text == &*source.text)
 }
 
 fn open(path: &Path) -> Result<Source, DataError> {

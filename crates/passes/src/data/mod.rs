@@ -7,6 +7,8 @@ mod fused;
 mod kernels;
 mod notation;
 mod rules;
+#[cfg(test)]
+mod tests;
 mod var_type;
 
 pub use kernels::{DataError, Kernels};

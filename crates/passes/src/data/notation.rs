@@ -29,7 +29,44 @@ pub(super) fn body(
     ops: &OpSet,
     calls: &Entries<'_, Call<'_>>,
 ) -> Result<Vec<Stmt>, SourceError> {
-    calls.iter().map(|(names, call)| stmt(source, ops, names, call)).collect()
+    let mut body: Vec<Stmt> = Vec::new();
+    for (names, call) in calls.iter() {
+        let stmt = stmt(source, ops, names, call)?;
+        for (i, name) in stmt.results.iter().enumerate() {
+            if name.is_empty() {
+                return Err(at(source, names, "expected a name for each result, with `,` between"));
+            }
+            let before = body.iter().any(|s| s.results.contains(name));
+            if before || stmt.results[..i].contains(name) {
+                return Err(at(source, names, format!("`{name}` is defined twice")));
+            }
+        }
+        body.push(stmt);
+    }
+    Ok(body)
+}
+
+/// Where `name` is used in these calls: the text of the operand, attribute or condition.
+pub(super) fn use_of<'a>(calls: &Entries<'a, Call<'a>>, name: &str) -> Option<&'a str> {
+    let texts = |argument: &Argument<'a>| -> Vec<&'a str> {
+        let list = match argument {
+            Argument::One(arg) => std::slice::from_ref(arg),
+            Argument::List(list) => &list[..],
+        };
+        list.iter().filter_map(|a| if let Arg::Text(t) = a { Some(*t) } else { None }).collect()
+    };
+    let all: Vec<&str> = calls
+        .iter()
+        .flat_map(|(_, call)| call.args.iter().flat_map(|(_, argument)| texts(argument)))
+        .collect();
+    let mentions = |text: &str| {
+        let mut found = false;
+        if let Ok(e) = text.parse::<Expr>() {
+            e.names(&mut |n| found |= n == name);
+        }
+        found
+    };
+    all.iter().find(|t| **t == name).or_else(|| all.iter().find(|t| mentions(t))).copied()
 }
 
 fn stmt(source: &Source, ops: &OpSet, names: &str, call: &Call<'_>) -> Result<Stmt, SourceError> {
@@ -64,7 +101,13 @@ fn stmt(source: &Source, ops: &OpSet, names: &str, call: &Call<'_>) -> Result<St
     let mut attrs = Vec::new();
     for def in op.attrs {
         attrs.push(match call.arg(def.name) {
-            Some((key, argument)) => attr(source, key, def.kind, argument, &free)?,
+            Some((key, argument)) => {
+                let value = attr(source, key, def.kind, argument, &free)?;
+                if let AttrSource::Given(given) = &value {
+                    def.check(given).map_err(|e| at(source, key, e))?;
+                }
+                value
+            }
             None => AttrSource::Given(def.default_value().ok_or_else(|| {
                 let message = format!("`{}` needs attribute `{}`, {}", op.name, def.name, def.kind);
                 at(source, call.name, message)
@@ -76,7 +119,14 @@ fn stmt(source: &Source, ops: &OpSet, names: &str, call: &Call<'_>) -> Result<St
         Some((key, _)) => return Err(at(source, key, "expected a condition")),
         None => None,
     };
-    let results = names.split(',').map(|n| n.trim().to_owned()).collect();
+    let results: Vec<String> = names.split(',').map(|n| n.trim().to_owned()).collect();
+    if let Some(fused) = &op.fused
+        && fused.results.len() != results.len()
+    {
+        let (want, found) = (fused.results.join(", "), results.len());
+        let message = format!("`{}` yields `{want}`, found {found} name(s)", op.name);
+        return Err(at(source, names, message));
+    }
     Ok(Stmt { results, op, operands, attrs, when })
 }
 
@@ -111,7 +161,6 @@ fn attr(
             AttrKind::DType if text.parse::<DType>().is_ok() => {
                 AttrSource::Given(text.parse().map_or(Attr::None, Attr::DType))
             }
-            AttrKind::Dims => AttrSource::Value(expression(source, text)?),
             AttrKind::Expr => match expression(source, text)? {
                 // A bare name passes an expression on.
                 e @ Expr::Var(_) if !free.iter().any(|f| f == text) => AttrSource::Value(e),
@@ -162,9 +211,9 @@ pub(super) fn free_names(body: &[Stmt]) -> (Vec<String>, Vec<String>) {
 }
 
 /// For each attribute name, the kind and optionality of the op attribute that it is passed to.
-pub(super) fn attr_uses<'b>(
-    body: &'b [Stmt],
-) -> impl Iterator<Item = (&'b str, &'static infernum_ir::AttrDef)> {
+pub(super) fn attr_uses(
+    body: &[Stmt],
+) -> impl Iterator<Item = (&str, &'static infernum_ir::AttrDef)> {
     body.iter().flat_map(|stmt| {
         let defs: &'static [infernum_ir::AttrDef] = stmt.op.attrs;
         defs.iter().zip(&stmt.attrs).filter_map(|(def, source)| match source {

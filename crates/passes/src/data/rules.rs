@@ -6,7 +6,7 @@ use infernum_ir::expr::Expr;
 use infernum_ir::{Attr, AttrDef, AttrKind, Loc, OpSet, SourceError, Type, nearest};
 use serde::{Deserialize, Serialize};
 
-use super::notation::{at, attr_uses, body, expression, free_names};
+use super::notation::{at, attr_uses, body, expression, free_names, use_of};
 use super::var_type::{self, Sizes, VarType};
 
 /// What a rewrite does to the numbers.
@@ -49,13 +49,15 @@ pub struct Rule {
     pub when: Vec<(String, Expr)>,
     /// Where it is written.
     pub loc: Loc,
+    /// Whether it is as we ship it, over ops as we ship them: then our tests have tried it.
+    pub built_in: bool,
 }
 
 /// `Rule(..)`, as written; a file holds a list of them.
 #[derive(Deserialize)]
 #[serde(rename = "Rule", deny_unknown_fields)]
 pub(super) struct File<'a> {
-    name: &'a str,
+    pub(super) name: &'a str,
     #[serde(default)]
     doc: &'a str,
     numerics: Numerics,
@@ -77,7 +79,7 @@ pub(super) fn read(source: &Source, file: &File<'_>, ops: &OpSet) -> Result<Rule
     let right = body(source, ops, &file.right)?;
     let (values, attr_names) = free_names(&left);
     let attrs = attrs(source, file, &left, &attr_names)?;
-    let (values, shapes) = vars(source, file, values, &attrs)?;
+    let (values, shapes) = vars(source, file, &values, &attrs)?;
     let roots = roots(source, file, &left, &right)?;
     check_anchor(source, file, &left)?;
     check_right(source, file, &left, &right, &values, &attrs)?;
@@ -86,14 +88,17 @@ pub(super) fn read(source: &Source, file: &File<'_>, ops: &OpSet) -> Result<Rule
         .chain(attrs.iter().map(|(n, _)| n.as_str()))
         .chain(CONTEXT)
         .collect();
+    // Where a rule holds cannot depend on the step or the device.
+    let own = known.len() - CONTEXT.len();
     let place = at(source, file.name, "");
     let rule = Rule {
         name: file.name.to_owned(),
         doc: file.doc.split_whitespace().collect::<Vec<_>>().join(" "),
         numerics: file.numerics,
-        requires: conditions(source, &file.requires, &known[..known.len() - CONTEXT.len()])?,
-        when: conditions(source, &file.when, &known)?,
+        requires: conditions(source, file, &file.requires, &known[..own])?,
+        when: conditions(source, file, &file.when, &known)?,
         loc: Loc { file: source.file.clone(), line: place.line as u32, col: place.col as u32 },
+        built_in: false,
         left,
         right,
         values,
@@ -110,7 +115,7 @@ type Vars = Vec<(String, VarType)>;
 fn vars(
     source: &Source,
     file: &File<'_>,
-    values: Vec<String>,
+    values: &[String],
     attrs: &[(String, &'static AttrDef)],
 ) -> Result<(Vars, Vars), SourceError> {
     let is_shape = |name: &str| attrs.iter().any(|(n, d)| n == name && d.kind == AttrKind::Dims);
@@ -126,9 +131,13 @@ fn vars(
                 let message = format!("`{name}` is an attribute: write `shape {text}`");
                 return Err(at(source, text, message));
             }
+            _ if attrs.iter().any(|(n, _)| n == name) => {
+                let message =
+                    format!("`{name}` is an attribute: only one that is a shape has a type");
+                return Err(at(source, name, message));
+            }
             _ => {
-                let known = values.iter().map(String::as_str);
-                let hint = nearest(name, known.chain(attrs.iter().map(|(n, _)| n.as_str())));
+                let hint = nearest(name, values.iter().map(String::as_str));
                 let message = format!("the left side has no variable `{name}`{hint}");
                 return Err(at(source, name, message));
             }
@@ -138,7 +147,7 @@ fn vars(
     let shape_names = attrs.iter().map(|(n, _)| n).filter(|n| is_shape(n));
     if let Some(name) = values.iter().chain(shape_names).find(|n| !given(n)) {
         let message = format!("variable `{name}` has no type in `vars`");
-        return Err(at(source, file.name, message));
+        return Err(at(source, use_of(&file.left, name).unwrap_or(file.name), message));
     }
     // In the order in which the left side meets them.
     typed.sort_by_key(|(n, _)| values.iter().position(|v| v == n));
@@ -196,10 +205,18 @@ fn attrs(
                 "`{name}` stands in an expression on the left: a pattern matches attributes as they \
                  are (give the attribute a name, and put a condition on it under `requires`)"
             );
-            at(source, file.name, message)
+            at(source, use_of(&file.left, name).unwrap_or(file.name), message)
         })
     };
-    names.iter().map(attr).collect()
+    let attrs = names.iter().map(attr).collect::<Result<Vec<_>, _>>()?;
+    for (name, def) in attr_uses(left) {
+        if let Some((_, first)) = attrs.iter().find(|(n, d)| n == name && d.kind != def.kind) {
+            let message =
+                format!("`{name}` is {} in one place and {} in another", first.kind, def.kind);
+            return Err(at(source, use_of(&file.left, name).unwrap_or(file.name), message));
+        }
+    }
+    Ok(attrs)
 }
 
 fn roots(
@@ -220,12 +237,14 @@ fn roots(
         "the right side does not define `{}`, the value of the left side's last statement",
         anchor.results[0]
     );
-    Err(at(source, file.name, message))
+    let key = file.left.iter().last().map_or(file.name, |(names, _)| names);
+    Err(at(source, key, message))
 }
 
 /// Every statement of the left side must be reached from the last one through operands: a pattern
 /// whose parts only share an operand matches pairs without end.
 fn check_anchor(source: &Source, file: &File<'_>, left: &[Stmt]) -> Result<(), SourceError> {
+    let keys: Vec<&str> = file.left.iter().map(|(names, _)| names).collect();
     let mut reached = vec![false; left.len()];
     if let Some(last) = reached.last_mut() {
         *last = true;
@@ -237,7 +256,7 @@ fn check_anchor(source: &Source, file: &File<'_>, left: &[Stmt]) -> Result<(), S
                 "`{name}` is not reached from the left side's last statement: anchor the rule on a \
                  value that uses all of them"
             );
-            return Err(at(source, file.name, message));
+            return Err(at(source, keys[i], message));
         }
         for operand in left[i].operands.iter().flatten() {
             for (j, stmt) in left.iter().enumerate().take(i) {
@@ -245,8 +264,8 @@ fn check_anchor(source: &Source, file: &File<'_>, left: &[Stmt]) -> Result<(), S
             }
         }
     }
-    match left.iter().find(|s| s.when.is_some()) {
-        Some(_) => Err(at(source, file.name, "`when` has no meaning in a pattern")),
+    match left.iter().position(|s| s.when.is_some()) {
+        Some(i) => Err(at(source, keys[i], "`when` has no meaning in a pattern")),
         None => Ok(()),
     }
 }
@@ -275,7 +294,7 @@ fn check_right(
             let hint = nearest(n, known());
             Err(at(
                 source,
-                file.name,
+                use_of(&file.right, n).unwrap_or(file.name),
                 format!("the right side uses `{n}`, which the left does not bind{hint}"),
             ))
         }
@@ -285,6 +304,7 @@ fn check_right(
 
 fn conditions(
     source: &Source,
+    file: &File<'_>,
     list: &[Arg<'_>],
     known: &[&str],
 ) -> Result<Vec<(String, Expr)>, SourceError> {
@@ -298,6 +318,10 @@ fn conditions(
                 }
             });
             match unknown {
+                Some(n) if CONTEXT.contains(&n.as_str()) => {
+                    let message = format!("`{n}` says when a rule pays: write this under `when`");
+                    Err(at(source, text, message))
+                }
                 Some(n) => {
                     let hint = nearest(&n, known.iter().copied());
                     Err(at(source, text, format!("unknown name `{n}`{hint}")))
@@ -305,7 +329,7 @@ fn conditions(
                 None => Ok(((*text).to_owned(), e)),
             }
         }
-        _ => Err(at(source, "", "a condition is a text, such as \"tokens.max <= 16\"")),
+        _ => Err(at(source, file.name, "a condition is a text, such as \"tokens.max <= 16\"")),
     };
     list.iter().map(condition).collect()
 }

@@ -158,7 +158,7 @@ impl DimPattern {
                     sizes.vars.get(n).and_then(|d| d.as_const()).map(|n| Value::Num(n as f64))
                 };
                 match e.eval(&number) {
-                    Ok(Value::Num(n)) if n >= 0.0 && n < 1e15 => Some(Dim::Const(n as u64)),
+                    Ok(Value::Num(n)) if (0.0..1e15).contains(&n) => Some(Dim::Const(n as u64)),
                     _ => None,
                 }
             }

@@ -1,0 +1,151 @@
+use std::fmt::Write as _;
+
+use infernum_frontend_hf::spec::Source;
+
+use super::Kernels;
+
+/// The error that a fused op's file gives.
+fn fused(text: &str) -> String {
+    let mut kernels = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let sources = vec![Source::new("kernels/fused/mine.ron", text)];
+    kernels.define_all(sources).expect_err(text).to_string()
+}
+
+/// The error that a file of one rule gives; `{}` in `text` is where most of it stands.
+fn rule(fields: &str) -> String {
+    let text = format!(
+        "[\n    Rule(\n        name: \"mine\",\n        numerics: exact,\n{fields}\n    ),\n]\n"
+    );
+    let mut kernels = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let source = Source::new("kernels/rules/mine.ron", &text);
+    kernels.add_rules(&source).expect_err(&text).to_string()
+}
+
+fn listed(errors: impl IntoIterator<Item = String>) -> String {
+    errors.into_iter().fold(String::new(), |mut all, e| {
+        let _ = writeln!(all, "{e}\n");
+        all
+    })
+}
+
+#[test]
+fn mistakes_in_fused_ops() {
+    let op = |operands: &str, attrs: &str, body: &str, results: &str| {
+        fused(&format!(
+            "Fused(\n    name: \"mine\",\n    doc: \"\",\n    operands: [{operands}],\n    attrs: [{attrs}],\n    body: {{\n        {body}\n    }},\n    results: [{results}],\n)\n"
+        ))
+    };
+    let add = r#""y": add(a: "x", b: "x"),"#;
+    let errors = [
+        fused("Fused(name: \"mine\","),
+        fused("Fused(\n    name: \"mine\",\n    colour: 3,\n)"),
+        fused(
+            r#"Fused(name: "add", doc: "", operands: ["x"], body: { "y": silu(x: "x") }, results: ["y"])"#,
+        ),
+        op(r#""x""#, "", r#""y": adds(a: "x", b: "x"),"#, r#""y""#),
+        op(r#""x""#, "", r#""y": add(a: "x", c: "x"),"#, r#""y""#),
+        op(r#""x""#, "", r#""y": add(a: "x"),"#, r#""y""#),
+        op(r#""x""#, "", r#""y": add(a: "x", b: "z"),"#, r#""y""#),
+        op(r#""x""#, "", r#""y": scale(x: "x", by: "factor"),"#, r#""y""#),
+        op(r#""x""#, "", r#""y": scale(x: "x", by: "2 *"),"#, r#""y""#),
+        op(r#""x""#, "", r#""y": scale(x: "x", by: true),"#, r#""y""#),
+        op(r#""x""#, "", r#""y": slice(x: "x", axis: -1, start: 0, len: 1),"#, r#""y""#),
+        op(r#""x""#, r#""f: colour""#, add, r#""y""#),
+        op(r#""x""#, r#""f""#, add, r#""y""#),
+        op(r#""x", "z""#, "", add, r#""y""#),
+        op(r#""x", "x?""#, "", add, r#""y""#),
+        op(r#""x""#, "", add, r#""z""#),
+        op(r#""x""#, "", add, ""),
+        op(r#""x""#, "", r#""y": silu(x: "x"), "y": silu(x: "x"),"#, r#""y""#),
+        op(r#""x""#, "", r#""y,": silu(x: "x"),"#, r#""y""#),
+        op(r#""x""#, "", r#""y": add_rmsnorm(a: "x", b: "x", eps: 1, offset: 0),"#, r#""y""#),
+        op(r#""x""#, "", r#""y": mine(x: "x"),"#, r#""y""#),
+    ];
+    insta::assert_snapshot!(listed(errors));
+}
+
+#[test]
+fn mistakes_between_fused_files() {
+    let file = |name: &str, calls: &str| {
+        let text = format!(
+            "Fused(\n    name: \"{name}\",\n    doc: \"\",\n    operands: [\"x\"],\n    body: {{ \"y\": {calls}(x: \"x\") }},\n    results: [\"y\"],\n)\n"
+        );
+        Source::new(&format!("{name}.ron"), &text)
+    };
+    let defined = |files: Vec<Source>| {
+        let mut kernels = Kernels::default();
+        kernels.define_all(files).map_err(|e| e.to_string())
+    };
+    // In any order, one may use another.
+    defined(vec![file("a", "b"), file("b", "c"), file("c", "silu")]).unwrap();
+    let errors = [
+        vec![file("a", "b"), file("b", "a")],
+        // The file to blame is the one whose op does not exist.
+        vec![file("a", "b"), file("b", "sil")],
+        vec![file("a", "silu"), file("a", "gelu")],
+    ];
+    insta::assert_snapshot!(listed(errors.map(|files| defined(files).unwrap_err())));
+}
+
+#[test]
+fn mistakes_in_rules() {
+    let body = |vars: &str, left: &str, right: &str, rest: &str| {
+        rule(&format!(
+            "        vars: {{ {vars} }},\n        left: {{\n            {left}\n        }},\n        right: {{\n            {right}\n        }},\n        {rest}"
+        ))
+    };
+    let x = r#""x": "[T, K]""#;
+    let left = r#""y": scale(x: "x", by: "by"),"#;
+    let with = |rest: &str| body(x, left, left, rest);
+    let var = |ty: &str| body(&format!("\"x\": \"{ty}\""), left, left, "");
+    let errors = [
+        rule("        left: {},"),
+        rule("        vars: {},\n        left: {},\n        right: {},"),
+        body("", left, left, ""),
+        body(r#""x": "[T, K]", "z": "[T]""#, left, left, ""),
+        body(r#""x": "[T, K]", "by": "shape [T]""#, left, left, ""),
+        body(x, r#""y": reshape(x: "x", shape: "to"),"#, left, ""),
+        body(r#""x": "[T, K]", "to": "[T, K]""#, r#""y": reshape(x: "x", shape: "to"),"#, left, ""),
+        body(x, left, r#""z": scale(x: "x", by: "by"),"#, ""),
+        body(x, left, r#""y": scale(x: "w", by: "by"),"#, ""),
+        body(x, left, r#""y": scale(x: "x", by: "2 * bye"),"#, ""),
+        body(x, r#""y": scale(x: "x", by: "2 * by"),"#, left, ""),
+        body(
+            r#""x": "[T, K]", "z": "[T, K]""#,
+            r#""a": silu(x: "x"), "y": silu(x: "z"),"#,
+            r#""y": silu(x: "z"),"#,
+            "",
+        ),
+        body(x, r#""y": scale(x: "x", by: 2, when: "x.rank == 2"),"#, left, ""),
+        body(
+            x,
+            r#""a": scale(x: "x", by: "n"), "y": slice(x: "a", axis: "n", start: 0, len: 1),"#,
+            left,
+            "",
+        ),
+        with(r#"requires: ["by >"],"#),
+        with(r#"requires: ["buy > 1"],"#),
+        with(r#"requires: ["tokens.max <= 16"],"#),
+        with("requires: [3],"),
+        with(r#"when: ["token.max <= 16"],"#),
+        var("T, K"),
+        var("[T, K"),
+        var("[T, K] ?!"),
+        var("konst [T, K]"),
+        var("[T, .., K]"),
+        var("[T, K - 1]"),
+        var("[T, ]"),
+        var("[T*2, K]"),
+        var("shape [T, K]"),
+    ];
+    insta::assert_snapshot!(listed(errors));
+}
+
+#[test]
+fn two_rules_of_a_file_have_two_names() {
+    let one = r#"Rule(name: "twin", numerics: exact, vars: { "x": "[T]" },
+        left: { "y": silu(x: "x") }, right: { "y": silu(x: "x") })"#;
+    let source = Source::new("twins.ron", &format!("[\n    {one},\n    {one},\n]"));
+    let error = Kernels::default().add_rules(&source).unwrap_err();
+    insta::assert_snapshot!(error.to_string());
+}
