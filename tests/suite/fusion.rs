@@ -1,20 +1,28 @@
 //! Fusion of the shipped families: what comes out, and that it means the same.
 
+use std::path::Path;
+
 use infernum_codegen::Limits;
 use infernum_codegen::compile::{Compiled, Options, compile};
 use infernum_frontend_hf::LowerOptions;
 use infernum_ir::interp::{Interpreter, Rounding, States, Step, Tensor};
 use infernum_ir::{DType, Module, Sym, Type, WeightRef, text};
 use infernum_passes::Pipeline;
+use infernum_passes::check::check_rule;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::CostTable;
 
-use crate::support::{Fixture, names, nmse};
+use crate::support::{Fixture, names, nmse, root};
 
 /// Compiles a fixture for a target; with steps of up to 64 tokens.
 fn compiled(fixture: &Fixture, target: &str, explain: bool) -> Compiled {
+    compiled_with(fixture, target, explain, None)
+}
+
+/// As [`compiled`], with the data files of a folder of the user's.
+fn compiled_with(fixture: &Fixture, target: &str, explain: bool, data: Option<&Path>) -> Compiled {
     let pipeline = Pipeline::named("default", None).expect("a built-in pipeline");
-    let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
+    let kernels = Kernels::load(data, &[]).unwrap_or_else(|e| panic!("{e}"));
     let costs = CostTable::named(target, None).expect("a built-in cost table");
     let options = Options {
         model: &fixture.model,
@@ -130,5 +138,42 @@ fn compiling_is_deterministic() {
     let first = once();
     for _ in 0..19 {
         assert!(once() == first, "two compilations of one model differ");
+    }
+}
+
+/// The two examples: their rules are right, and fire where they say.
+#[test]
+fn fusions_of_ones_own_are_files() {
+    let examples = root().join("../../examples");
+    let granite = examples.join("new-architecture/granite.ron");
+    let sigmoid = examples.join("new-attention/models/sigmoid.ron");
+    for (data, spec, rule, op) in [
+        ("new-fusion", &granite, "scaled-add", "map"),
+        ("new-attention", &sigmoid, "sigmoid-attention", "sigmoid_attention"),
+    ] {
+        let data = examples.join(data);
+        let kernels = Kernels::load(Some(&data), &[]).unwrap_or_else(|e| panic!("{e}"));
+        let found = kernels.rules.iter().find(|r| r.name == rule).expect("the example's rule");
+        let verdict = check_rule(found, 1, 100);
+        assert!(verdict.passed() && verdict.planted >= 100, "{verdict}");
+
+        // Granite's weights serve both: sigmoid attention has Llama's.
+        let fixture = Fixture::with_spec("granite/multipliers", Some(spec));
+        let compiled = compiled_with(&fixture, "cpu", true, Some(&data));
+        for b in &compiled.buckets {
+            let fired = b.report.fired.iter().filter(|f| f.rule == rule).count();
+            assert!(fired > 0, "{rule} did not fire: {}", b.report);
+            let text = text::print(&b.module);
+            // Without a kernel the attention runs in its parts; the sum runs as one loop.
+            assert_eq!(text.contains(&format!(" = {op}(")), op == "map", "{text}");
+        }
+        let lowered = fixture
+            .model
+            .lower(LowerOptions { rows: Sym::B, ..fixture.options(DType::Bf16) })
+            .expect("the example's spec");
+        let expected = interpreted(&fixture, &lowered.module);
+        for b in &compiled.buckets {
+            assert!(nmse(&interpreted(&fixture, &b.module), &expected) <= 1e-20);
+        }
     }
 }

@@ -20,7 +20,7 @@ pub struct ExpandError {
 /// Puts its body in the place of every fused op that `keep` refuses, and of those in the body.
 /// What the ops compute stays, and so do the names of their results; values of a body are named
 /// after the first one (`%n.sum`). Fused ops of constants always go: they are evaluated, not
-/// launched.
+/// launched. An op of elementwise ops becomes the one `map` that they compose to.
 pub fn expand(module: &Module, keep: &dyn Fn(Op) -> bool) -> Result<Module, ExpandError> {
     let graphs = module.graphs.iter().map(|g| expand_graph(g, keep));
     Ok(Module {
@@ -78,6 +78,11 @@ impl Expansion<'_> {
         let Some(fused) = op.fused.as_ref().filter(|_| constant || !(self.keep)(op)) else {
             return self.graph.call(names, op, operands, attrs, loc.cloned());
         };
+        if let Some((map, attrs)) = op.as_map(&attrs).filter(|_| !constant) {
+            let mut padded = operands.to_vec();
+            padded.resize(map.operands.len(), None);
+            return self.graph.call(names, map, &padded, attrs, loc.cloned());
+        }
         let mut env = Env::default();
         let declared = op.operands.iter().zip(operands);
         env.values.extend(declared.map(|(def, value)| (def.name.to_owned(), *value)));

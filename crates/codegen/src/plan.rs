@@ -1,5 +1,6 @@
 //! The plan: plain data.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use infernum_ir::{Attr, Dims, StateType, StepInput, Sym, TensorType, Type};
@@ -195,6 +196,25 @@ pub struct StateSpec {
     pub ty: StateType,
 }
 
+impl Recipe {
+    fn tensors<'r>(&'r self, ty: &TensorType, found: &mut BTreeMap<&'r str, TensorType>) {
+        match self {
+            Recipe::Tensor(name) => _ = found.insert(name, ty.clone()),
+            Recipe::Stack(parts) => {
+                let shape = ty.shape.get(1..).unwrap_or_default().to_vec();
+                let part = TensorType { shape, ..ty.clone() };
+                for p in parts {
+                    p.tensors(&part, found);
+                }
+            }
+            Recipe::Concat(parts) => parts.iter().for_each(|w| w.recipe.tensors(&w.ty, found)),
+            Recipe::Op { operands, .. } => {
+                operands.iter().flatten().for_each(|w| w.recipe.tensors(&w.ty, found));
+            }
+        }
+    }
+}
+
 impl Launch {
     /// Moves operand 0 to result 0 unchanged.
     pub const COPY: &str = "copy";
@@ -213,6 +233,14 @@ impl Plan {
     pub fn outputs(&self) -> &[Carried] {
         let last = self.schedules.first().and_then(|s| s.calls.last());
         last.and_then(|c| self.programs.get(c.program as usize)).map_or(&[], |p| &p.results)
+    }
+
+    /// The stored tensors that the weights are made of, with their types. Weights may share them:
+    /// what one bucket reads packed, another may read apart.
+    pub fn tensors(&self) -> BTreeMap<&str, TensorType> {
+        let mut tensors = BTreeMap::new();
+        self.weights.iter().for_each(|w| w.recipe.tensors(&w.ty, &mut tensors));
+        tensors
     }
 
     /// Bytes of KV cache for one token.
@@ -240,7 +268,7 @@ impl Plan {
             bucket: s.bucket,
             launches: s.calls.iter().map(launches).sum(),
         });
-        let weight_bytes = self.weights.iter().map(|w| w.ty.bytes(&Dims::default()));
+        let weight_bytes = self.tensors().into_values().map(|ty| ty.bytes(&Dims::default()));
         Summary {
             programs: programs.collect(),
             schedules: schedules.collect(),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use infernum_codegen::{Plan, Recipe};
+use infernum_codegen::Plan;
 use infernum_frontend_hf::Checkpoint;
 use infernum_ir::{DType, Dims, TensorType};
 
@@ -45,27 +45,8 @@ pub struct RandomWeights {
 impl RandomWeights {
     /// Weights for `plan`. The same seed gives the same weights.
     pub fn of(plan: &Plan, seed: u64) -> RandomWeights {
-        let mut tensors = HashMap::new();
-        plan.weights.iter().for_each(|w| collect(&w.recipe, &w.ty, &mut tensors));
+        let tensors = plan.tensors().into_iter().map(|(name, ty)| (name.to_owned(), ty)).collect();
         RandomWeights { tensors, seed }
-    }
-}
-
-fn collect(recipe: &Recipe, ty: &TensorType, tensors: &mut HashMap<String, TensorType>) {
-    match recipe {
-        Recipe::Tensor(name) => {
-            tensors.insert(name.clone(), ty.clone());
-        }
-        Recipe::Stack(parts) => {
-            let part = TensorType { shape: ty.shape[1..].to_vec(), ..ty.clone() };
-            for p in parts {
-                collect(p, &part, tensors);
-            }
-        }
-        Recipe::Concat(parts) => parts.iter().for_each(|w| collect(&w.recipe, &w.ty, tensors)),
-        Recipe::Op { operands, .. } => {
-            operands.iter().flatten().for_each(|w| collect(&w.recipe, &w.ty, tensors));
-        }
     }
 }
 

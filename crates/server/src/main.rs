@@ -23,6 +23,10 @@ enum Command {
     Generate(commands::generate::Args),
     /// Compile a model and show the IR and the plan.
     Compile(commands::compile::Args),
+    /// Measure what each rewrite rule buys: all but one, and one alone.
+    Ablate(commands::ablate::Args),
+    /// Hold each fused op's kernel against the op's meaning.
+    CheckKernels(commands::check_kernels::Args),
     /// Try rewrite rules: both sides on random sizes, attributes and operands.
     CheckRules(commands::check_rules::Args),
     /// Write the logits of a token sequence to a file.
@@ -39,6 +43,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Generate(args) => commands::generate::run(&args),
         Command::Compile(args) => commands::compile::run(&args),
+        Command::Ablate(args) => commands::ablate::run(&args),
+        Command::CheckKernels(args) => commands::check_kernels::run(&args),
         Command::CheckRules(args) => commands::check_rules::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Bench(args) => commands::bench::run(&args),

@@ -81,12 +81,14 @@ fn dumped_ir_reads_back() {
     let dir = fixture("qwen2/windows");
     let dir = dir.to_str().expect("UTF-8");
     let printed = stdout(&["compile", "--model", dir, "--dump-ir"]);
+    let kernels = infernum_passes::data::Kernels::load(None, &[]).expect("the built-in files");
     // One module for each kind of step, under a comment that says which.
     let modules: Vec<&str> = printed.split("// ").filter(|m| m.contains("module ")).collect();
     assert!(modules.len() > 1, "{printed}");
     for module in modules {
         let (_, text) = module.split_once('\n').expect("a comment line");
-        let module = infernum_ir::text::parse(text, "stdout").expect("it parses");
+        let module =
+            infernum_ir::text::parse_with(text, "stdout", &kernels.ops).expect("it parses");
         assert_eq!(infernum_ir::text::print(&module), text);
     }
     let lowered = stdout(&["compile", "--model", dir, "--dump-after", "lower"]);
@@ -106,7 +108,7 @@ fn explanations_say_what_each_rule_did() {
     let args = ["compile", "--model", dir, "--target", "sm_90a", "--explain"];
     let text = stdout(&args);
     for part in
-        ["fired: ", "refused: ", "near miss: ", "lost on cost: ", "models/blocks/attention.ron:"]
+        ["fired: ", "refused: ", "near miss: ", "fired, not kept: ", "models/blocks/attention.ron:"]
     {
         assert!(text.contains(part), "no `{part}` in {text}");
     }
@@ -137,6 +139,33 @@ fn a_wrong_rule_of_ones_own_is_refused() {
     let text = String::from_utf8(checked.stdout).expect("UTF-8");
     assert!(!checked.status.success() && text.contains("linear-add: "), "{text}");
     assert!(text.contains("2 rule(s), 1 failed"), "{text}");
+}
+
+#[test]
+fn ablation_proves_that_each_rule_was_toggled() {
+    let config = fixture("llama/gqa3/config.json");
+    let config = config.to_str().expect("UTF-8");
+    let args = ["ablate", "--config", config, "--prompt", "8", "--generate", "2", "--runs", "1"];
+    let rows = json(&[&args[..], &["--json"]].concat());
+    let rows = rows.as_array().expect("a list");
+    let row = |name: &str| rows.iter().find(|r| r["rules"] == name).expect("a row");
+    assert_eq!(row("all")["differs_from_all"], false);
+    assert_eq!(row("all but linear-add")["differs_from_all"], true);
+    let count = |name: &str, op: &str| row(name)["launches"][op].as_u64().unwrap_or(0);
+    assert!(count("all", "linear_add") > 0);
+    assert_eq!(count("all but linear-add", "linear_add"), 0);
+    assert!(count("only linear-add", "linear_add") > 0);
+    assert_eq!(count("none", "linear_add"), 0);
+    for r in rows {
+        let difference = r["max_logit_difference"].as_f64().expect("a number");
+        assert!(difference < 0.1, "{r}");
+    }
+}
+
+#[test]
+fn kernels_are_held_against_their_meaning() {
+    let text = stdout(&["check-kernels"]);
+    assert!(text.contains("paged_attention") && text.ends_with("0 failed\n"), "{text}");
 }
 
 #[test]

@@ -285,6 +285,23 @@ impl Op {
         Some(expr.and_then(|e| e.fold(&number).map_err(|e| e.to_string())))
     }
 
+    /// Whether it is a fused op that a call of `map` can stand for.
+    pub fn is_map(self) -> bool {
+        self.pointwise == Pointwise::Composed && self.operands.len() <= map::OP.operands.len()
+    }
+
+    /// The call of `map`, over the same operands, that stands for a call of this op: the op and
+    /// its attributes. `None` where it composes to too large an expression.
+    pub fn as_map(self, attrs: &[Attr]) -> Option<(Op, Vec<Attr>)> {
+        let expr = self.is_map().then(|| self.pointwise(attrs))??.ok()?;
+        let names = || self.operands.iter().zip(map::OP.operands);
+        let renamed = expr.substitute(&|name| {
+            let (_, to) = names().find(|(from, _)| from.name == name)?;
+            Some(Expr::Var(to.name.to_owned()))
+        });
+        Some((Op(&map::OP), vec![Attr::Expr(renamed)]))
+    }
+
     /// [`Op::pointwise`], compiled over the operands in order.
     pub fn pointwise_fn(self, attrs: &[Attr]) -> Option<Result<ScalarFn, String>> {
         let names: Vec<&str> = self.operands.iter().map(|o| o.name).collect();

@@ -127,13 +127,18 @@ impl CostTable {
         Ok(read_ron(source)?)
     }
 
-    /// Whether the target runs `op` as one call.
+    /// Whether the target has a kernel of `op`'s own.
     pub fn has_kernel(&self, op: Op) -> bool {
         op.fused.is_none()
             || match &self.kernels {
                 Kernels::Templates => op.cuda.is_some(),
                 Kernels::Only(names) => names.iter().any(|n| n == op.name),
             }
+    }
+
+    /// Whether the target runs `op` as one call: by a kernel of its own, or as a `map`.
+    fn is_one_call(&self, op: Op) -> bool {
+        op.is_map() || self.has_kernel(op)
     }
 
     /// Microseconds of one call. Views cost nothing, and neither does what is constant: it is
@@ -151,7 +156,7 @@ impl CostTable {
             return 0.0;
         }
         let call = Call { op, operands, attrs };
-        if !self.has_kernel(op)
+        if !self.is_one_call(op)
             && let Ok(instance) = Instance::new(&call)
         {
             return self.parts(&instance, dims);

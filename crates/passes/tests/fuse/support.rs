@@ -166,7 +166,7 @@ pub(crate) fn nmse(found: &[Tensor], expected: &[Tensor]) -> f64 {
 /// How often each op is called, over all graphs.
 pub(crate) fn calls(module: &Module) -> HashMap<&'static str, usize> {
     let mut calls = HashMap::new();
-    for (_, node) in module.graphs.iter().flat_map(|g| g.nodes()) {
+    for (_, node) in module.graphs.iter().flat_map(infernum_ir::Graph::nodes) {
         if let infernum_ir::NodeKind::Op { op, .. } = &node.kind {
             *calls.entry(op.name).or_default() += 1;
         }

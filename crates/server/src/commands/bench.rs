@@ -1,7 +1,7 @@
 //! `infernum bench`: prefill and decode speed, against this machine's read ceiling.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use infernum_codegen::Plan;
@@ -66,22 +66,14 @@ struct Figures {
 }
 
 #[derive(Clone, Copy, Serialize)]
-struct Run {
-    prefill_tokens_per_second: f64,
-    decode_tokens_per_second: f64,
+pub(super) struct Run {
+    pub(super) prefill_tokens_per_second: f64,
+    pub(super) decode_tokens_per_second: f64,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
     let ceiling = read_ceiling();
-    let model = match &args.config {
-        Some(path) => {
-            let shown = path.display().to_string();
-            let json = std::fs::read(path).map_err(|e| format!("{shown}: {e}"))?;
-            let config = Config::parse(&shown, &json)?;
-            Model::from_config(config, args.model.spec.as_deref(), &args.model.library())?
-        }
-        None => args.model.open()?,
-    };
+    let model = model(args.config.as_deref(), &args.model)?;
     let max_length = args.prompt + args.generate;
     if args.prompt == 0 || args.generate == 0 {
         return Err("--prompt and --generate: expected at least 1".into());
@@ -92,6 +84,15 @@ pub(crate) fn run(args: &Args) -> Outcome {
         return report::json(&figures);
     }
     print(&figures)
+}
+
+/// The model to measure: a bare config with random weights to come, or a folder.
+pub(super) fn model(config: Option<&Path>, args: &ModelArgs) -> Result<Model, Box<dyn Error>> {
+    let Some(path) = config else { return args.open() };
+    let shown = path.display().to_string();
+    let json = std::fs::read(path).map_err(|e| format!("{shown}: {e}"))?;
+    let config = Config::parse(&shown, &json)?;
+    Ok(Model::from_config(config, args.spec.as_deref(), &args.library())?)
 }
 
 fn measure(
@@ -116,9 +117,15 @@ fn measure(
         session::executor(plan, &random, &args.run, max_length, args.profile)?
     };
     let load_seconds = start.elapsed().as_secs_f64();
+    let lengths = Lengths {
+        prompt: args.prompt,
+        generate: args.generate,
+        chunk: args.run.chunk.max(1),
+        vocab,
+    };
     let mut runs = Vec::new();
     for i in 0..=args.runs.max(1) {
-        let run = once(&mut executor, args, vocab)?;
+        let run = once(&mut executor, &lengths)?;
         if i > 0 {
             runs.push(run); // the first one warms up
         }
@@ -151,14 +158,31 @@ fn measure(
     })
 }
 
-/// One prompt and one answer, on tokens spread over the vocabulary.
-fn once<E: Executor>(executor: &mut E, args: &Args, vocab: u64) -> Result<Run, Box<dyn Error>> {
-    let token = |i: usize| (i as u64 * 7919 % vocab.max(1)) as u32;
-    let length = args.prompt + args.generate;
+/// What is measured: tokens of prompt, computed in chunks, and tokens decoded.
+pub(super) struct Lengths {
+    pub(super) prompt: usize,
+    pub(super) generate: usize,
+    pub(super) chunk: usize,
+    pub(super) vocab: u64,
+}
+
+impl Lengths {
+    /// Token `i` of the prompt and the answer: spread over the vocabulary.
+    pub(super) fn token(&self, i: usize) -> u32 {
+        (i as u64 * 7919 % self.vocab.max(1)) as u32
+    }
+}
+
+/// One prompt and one answer.
+pub(super) fn once<E: Executor>(
+    executor: &mut E,
+    lengths: &Lengths,
+) -> Result<Run, Box<dyn Error>> {
+    let length = lengths.prompt + lengths.generate;
     let blocks: Vec<u32> = (0..length.div_ceil(StepInputs::BLOCK_SIZE) as u32).collect();
     let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
     let mut step = |from: usize, to: usize| -> Result<(), Box<dyn Error>> {
-        let tokens: Vec<u32> = (from..to).map(token).collect();
+        let tokens: Vec<u32> = (from..to).map(|i| lengths.token(i)).collect();
         inputs.clear();
         inputs.push(&tokens, to, &blocks)?;
         let ticket = executor.submit(&inputs)?;
@@ -167,21 +191,21 @@ fn once<E: Executor>(executor: &mut E, args: &Args, vocab: u64) -> Result<Run, B
     };
     let start = Instant::now();
     let mut done = 0;
-    while done < args.prompt {
-        let next = (done + args.run.chunk.max(1)).min(args.prompt);
+    while done < lengths.prompt {
+        let next = (done + lengths.chunk).min(lengths.prompt);
         step(done, next)?;
         done = next;
     }
-    let prefill = Speed::since(start, args.prompt);
+    let prefill = Speed::since(start, lengths.prompt);
     let start = Instant::now();
-    for i in args.prompt..length {
+    for i in lengths.prompt..length {
         step(i, i + 1)?;
     }
-    let decode = Speed::since(start, args.generate);
+    let decode = Speed::since(start, lengths.generate);
     Ok(Run { prefill_tokens_per_second: prefill.rate(), decode_tokens_per_second: decode.rate() })
 }
 
-fn vocab(plan: &Plan) -> u64 {
+pub(super) fn vocab(plan: &Plan) -> u64 {
     plan.outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(1)
 }
 
@@ -205,7 +229,7 @@ fn decode_weight_bytes(plan: &Plan) -> u64 {
     bytes.map(|(w, _)| w.ty.bytes(&infernum_ir::Dims::default())).sum()
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

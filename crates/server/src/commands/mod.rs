@@ -1,6 +1,8 @@
 //! One file a command.
 
+pub(crate) mod ablate;
 pub(crate) mod bench;
+pub(crate) mod check_kernels;
 pub(crate) mod check_rules;
 pub(crate) mod compile;
 pub(crate) mod doctor;
