@@ -102,7 +102,7 @@ __device__ __forceinline__ void store16(void* p, Vec16 v) { *(Vec16*)p = v; }
 // Weights are read once a step: they leave the rest of the cache alone.
 __device__ __forceinline__ Vec16 load16_stream(const void* p) {
     Vec16 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 { %0, %1, %2, %3}, [%4];"
                  : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p));
     return v;
 }
