@@ -1,5 +1,6 @@
 //! End-to-end tests: fixtures, filetests, mutations.
 
+mod fused_numbers;
 mod fusion;
 mod ir_files;
 mod ir_fixtures;

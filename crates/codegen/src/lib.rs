@@ -14,8 +14,9 @@ mod recipe;
 pub use buckets::{plan, plan_buckets};
 pub use compile::Limits;
 pub use expand::{ExpandError, expand};
+pub use infernum_passes::Bucket;
 pub use lower::PlanError;
 pub use plan::{
-    Arg, Bucket, Call, Carried, Launch, Plan, Program, Recipe, Region, Schedule, StateSpec,
-    Summary, TargetKind, VERSION, Value, Weight,
+    Arg, Call, Carried, Launch, Plan, Program, Recipe, Region, Schedule, StateSpec, Summary,
+    TargetKind, VERSION, Value, Weight,
 };
