@@ -62,6 +62,9 @@ pub struct Observed {
 /// Called after each call of the schedule with what it carries on.
 pub type Observer<'a> = dyn FnMut(usize, Vec<Observed>) + Send + 'a;
 
+/// Puts something around a launch's kernel.
+pub(super) type Wrap<'a> = dyn Fn(&Launch, Box<dyn Kernel>) -> Box<dyn Kernel> + 'a;
+
 /// Runs a plan on the host.
 pub struct CpuExecutor {
     pool: ThreadPool,
@@ -93,8 +96,18 @@ impl CpuExecutor {
         source: &dyn WeightSource,
         options: CpuOptions,
     ) -> Result<CpuExecutor, LoadError> {
+        CpuExecutor::with_kernels(plan, source, options, &|_, kernel| kernel)
+    }
+
+    /// As [`CpuExecutor::new`], with each kernel as `wrap` makes it.
+    pub(super) fn with_kernels(
+        plan: Plan,
+        source: &dyn WeightSource,
+        options: CpuOptions,
+        wrap: &Wrap<'_>,
+    ) -> Result<CpuExecutor, LoadError> {
         check(&plan)?;
-        let kernels = prepare(&plan)?;
+        let kernels = prepare(&plan, wrap)?;
         let mut weights = load(&plan, source)?;
         widen_weights(&plan, &kernels, &mut weights);
         let zeroed = |what, bytes: Option<u64>| {
@@ -482,10 +495,10 @@ fn check(plan: &Plan) -> Result<(), LoadError> {
     Ok(())
 }
 
-fn prepare(plan: &Plan) -> Result<Vec<Vec<Box<dyn Kernel>>>, LoadError> {
+fn prepare(plan: &Plan, wrap: &Wrap<'_>) -> Result<Vec<Vec<Box<dyn Kernel>>>, LoadError> {
     let program = |p: &Program| {
         let kernel = |l: &Launch| {
-            kernels::prepare(l).map_err(|message| {
+            kernels::prepare(l).map(|kernel| wrap(l, kernel)).map_err(|message| {
                 let launch = format!("{}/%{}", p.name, l.name);
                 LoadError::Kernel { launch, message }
             })
