@@ -6,4 +6,5 @@ mod ir_files;
 mod ir_fixtures;
 mod mutations;
 mod parity;
+mod rule_files;
 mod support;
