@@ -64,7 +64,7 @@ impl Text {
         let on = |bit: u16| variant >> bit & 1 == 1;
         let bias = |b: &str, yes: bool| if yes { format!("%{b}") } else { "_".to_owned() };
         // Mostly none or all have a bias.
-        let (qb, kb) = (on(0), on(0) != (variant % 13 == 0));
+        let (qb, kb) = (on(0), on(0) != variant.is_multiple_of(13));
         let x = self.input(y, a, on(10));
         self.line(&format!(
             "%qf{y} = linear({x}, %w, {}) {{dtype: none}} : f32[T, 8]",
@@ -90,7 +90,7 @@ impl Text {
         if on(2) {
             let style = if on(3) { "neox" } else { "interleaved" };
             let attrs = format!("{{style: {style}, scale: 1}}");
-            if variant % 11 != 0 {
+            if !variant.is_multiple_of(11) {
                 self.line(&format!("{q}r = rope({q}, %pos, %freqs) {attrs} : f32[T, 2, 4]"));
                 q += "r";
             }
@@ -101,6 +101,12 @@ impl Text {
             self.line(&format!("{q}s = scale({q}) {{by: 0.5}} : f32[T, 2, 4]"));
             q += "s";
         }
+        self.cached(y, &q, &k, variant);
+    }
+
+    /// `%y`, from the queries `q` and the keys `k`, which go into the cache.
+    fn cached(&mut self, y: usize, q: &str, k: &str, variant: u16) {
+        let on = |bit: u16| variant >> bit & 1 == 1;
         let (ks, vs) = &self.states;
         let writes = format!(
             "%ks{y} = kv_write(%{ks}, {k}) : state f32[1, 4]
@@ -137,7 +143,7 @@ impl Text {
         let act = if on(0) { "silu" } else { "gelu_tanh" };
         let bias = |yes: bool| if yes { "%b6" } else { "_" };
         let x = self.input(y, a, on(3));
-        let (gb, ub) = (bias(on(1)), bias(on(1) != (variant % 7 == 0)));
+        let (gb, ub) = (bias(on(1)), bias(on(1) != variant.is_multiple_of(7)));
         self.line(&format!("%g{y} = linear({x}, %gate, {gb}) {{dtype: none}} : f32[T, 6]"));
         self.line(&format!("%u{y} = linear({x}, %up, {ub}) {{dtype: none}} : f32[T, 6]"));
         self.line(&format!("%act{y} = {act}(%g{y}) : f32[T, 6]"));
@@ -150,9 +156,10 @@ impl Text {
     fn experts(&mut self, y: usize, a: usize, variant: u16) {
         let on = |bit: u16| variant >> bit & 1 == 1;
         self.line(&format!("%l{y} = linear(%v{a}, %router, _) {{dtype: none}} : f32[T, 6]"));
-        let scores = match on(0) {
-            true => format!("softmax(%l{y}, _)"),
-            false => format!("map(%l{y}, _, _) {{expr: \"1 / (1 + exp(-a))\"}}"),
+        let scores = if on(0) {
+            format!("softmax(%l{y}, _)")
+        } else {
+            format!("map(%l{y}, _, _) {{expr: \"1 / (1 + exp(-a))\"}}")
         };
         self.line(&format!("%s{y} = {scores} : f32[T, 6]"));
         let bias = if on(1) { "%b6" } else { "_" };

@@ -172,14 +172,16 @@ struct Inputs(Vec<Vec<Vec<u8>>>);
 
 impl Inputs {
     fn of(args: &Args<'_>) -> Inputs {
-        let copies = |o| parts(o).into_iter().map(<[u8]>::to_vec).collect();
-        Inputs(args.operands.iter().map(copies).collect())
+        let copy =
+            |o: &Option<Operand<'_>>| parts(o.as_ref()).into_iter().map(<[u8]>::to_vec).collect();
+        Inputs(args.operands.iter().map(copy).collect())
     }
 
     fn unchanged(&self, args: &Args<'_>) -> Result<(), String> {
         let mut pairs = self.0.iter().zip(&args.operands);
-        match pairs.position(|(old, now)| parts(now).into_iter().ne(old.iter().map(Vec::as_slice)))
-        {
+        match pairs.position(|(old, now)| {
+            parts(now.as_ref()).into_iter().ne(old.iter().map(Vec::as_slice))
+        }) {
             Some(i) => Err(format!("writes to operand {i}")),
             None => Ok(()),
         }
@@ -187,7 +189,7 @@ impl Inputs {
 }
 
 /// The memory of an operand.
-fn parts<'a>(operand: &Option<Operand<'a>>) -> Vec<&'a [u8]> {
+fn parts<'a>(operand: Option<&Operand<'a>>) -> Vec<&'a [u8]> {
     match operand {
         Some(Operand::Tensor(view)) => vec![view.bytes],
         Some(Operand::Weight(weight, _)) => {
@@ -225,13 +227,14 @@ mod tests {
             if let Some(Plane { bytes, row_bytes }) = plane {
                 args.step.slots().for_each(|s| bytes[s * row_bytes..][..row_bytes].fill(0));
                 if let Mistake::Cache = self.0 {
-                    let free = (0..).find(|row| args.step.slots().all(|s| s != *row));
+                    let mut rows = 0..bytes.len() / row_bytes;
+                    let free = rows.find(|row| args.step.slots().all(|s| s != *row));
                     bytes[free.unwrap_or(0) * row_bytes] = 0;
                 }
                 return Ok(());
             }
             let out = args.results[0].take().ok_or("no result")?.bytes;
-            let operand = parts(&args.operands[1])[0];
+            let operand = parts(args.operands[1].as_ref())[0];
             let (end, last) = (out.len() as isize, out.len() - 4);
             out[..last].fill(0);
             match self.0 {
