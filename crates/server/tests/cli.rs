@@ -154,6 +154,18 @@ fn a_rule_that_was_checked_is_not_tried_again() {
     };
     let kept = ["--cache-dir", cache];
     assert_eq!([check(&kept), check(&kept), check(&["--no-cache"])], [false, true, false]);
+
+    // A rule of one's own is tried before its first use alone.
+    let out = tempfile::tempdir().expect("a temporary folder");
+    let file = out.path().join("right.ron");
+    let rule = r#"[Rule(name: "right", numerics: exact, vars: { "a": "[T, K]", "b": "[T, K]" },
+        left: { "y": add(a: "a", b: "b") }, right: { "y": add(a: "b", b: "a") })]"#;
+    std::fs::write(&file, rule).expect("written");
+    let (dir, path) = (fixture("llama/gqa3"), file.to_str().expect("UTF-8"));
+    let dir = dir.to_str().expect("UTF-8");
+    stdout(&["compile", "--model", dir, "--rules", path, "--cache-dir", cache]);
+    let args = ["check-rules", path, "--only", "right", "--json", "--cache-dir", cache];
+    assert_eq!(json(&args)[0]["cached"], true);
 }
 
 #[test]
