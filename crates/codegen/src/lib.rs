@@ -5,6 +5,7 @@
 
 mod buckets;
 pub mod compile;
+pub mod cuda;
 mod expand;
 mod lower;
 mod plan;
@@ -17,6 +18,6 @@ pub use expand::{ExpandError, expand};
 pub use infernum_passes::Bucket;
 pub use lower::PlanError;
 pub use plan::{
-    Arg, Call, Carried, Launch, Plan, Program, Recipe, Region, Schedule, StateSpec, Summary,
-    TargetKind, VERSION, Value, Weight,
+    Arg, Call, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Recipe, Region, Run,
+    Schedule, StateSpec, Summary, TargetKind, VERSION, Value, Weight,
 };

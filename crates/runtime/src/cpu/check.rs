@@ -10,7 +10,7 @@ use infernum_ir::{DType, Dims, Module, Op, OpSet, Param, Tolerance, Type, Weight
 use super::exec::Wrap;
 use super::guard::Guarded;
 use super::{CpuExecutor, CpuOptions, Observed, convert, has_kernel};
-use crate::{StepInputs, TensorBytes, WeightSource};
+use crate::{PlanExecutor, StepInputs, TensorBytes, WeightSource};
 
 /// How one kernel did on one case.
 #[derive(Clone, Debug)]
