@@ -1,8 +1,10 @@
 //! End-to-end tests: fixtures, filetests, mutations.
 
+mod fused_numbers;
 mod fusion;
 mod ir_files;
 mod ir_fixtures;
 mod mutations;
 mod parity;
+mod rule_files;
 mod support;

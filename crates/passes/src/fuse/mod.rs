@@ -27,7 +27,8 @@ use language::{Data, Head};
 use rule::{Context, Pattern};
 use run::{Firing, Saturation, saturate};
 
-pub use cost::{Bucket, CostTable, Kernels, OpCost, Rates};
+pub use crate::Bucket;
+pub use cost::{CostTable, Kernels, OpCost, Rates};
 pub use explain::{Fired, GraphReport, NearMiss, Outcome, Refused, Report, Site};
 pub use run::{Limits, Stop};
 
