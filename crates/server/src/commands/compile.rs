@@ -118,7 +118,7 @@ fn show(args: &Args, compiled: &Compiled, nothing_dumped: bool) -> Outcome {
             report::text(&dot(&b.module)?)?;
         }
         if args.explain && !args.json {
-            report::line(&b.report.to_string())?;
+            report::line(&b.report.coloured().to_string())?;
         }
     }
     if args.explain && args.json {
