@@ -5,6 +5,7 @@
 //! united (`rule`). The cheapest way to compute the results is then searched for on the cost of
 //! the whole graph (`extract`, `cost`), and what happened is told (`explain`).
 
+mod compare;
 mod convert;
 mod cost;
 mod explain;
@@ -29,6 +30,7 @@ use outcome::Outcomes;
 use rule::{Context, Pattern};
 use run::{Firing, Saturation, saturate};
 
+pub use compare::{Group, groups};
 pub use cost::{Bucket, CostTable, Kernels, OpCost, Rates};
 pub use explain::{Fired, GraphReport, NearMiss, Outcome, Refused, Report, Site, SiteCall};
 pub use run::{Limits, Stop};
