@@ -92,6 +92,11 @@ impl<'g> Imported<'g> {
         self.source.node(origin.node).loc.clone()
     }
 
+    /// The nodes of the source, with their classes.
+    pub(super) fn source_nodes(&self) -> impl Iterator<Item = &(Id, super::language::Node)> {
+        self.nodes.iter()
+    }
+
     /// The extraction problem of this e-graph.
     pub(super) fn problem(&self, costs: &CostTable, dims: &Dims) -> Extraction {
         let mut out = Extraction::default();

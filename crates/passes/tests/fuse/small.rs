@@ -145,7 +145,11 @@ fn a_condition_that_does_not_hold_is_named_with_its_values() {
     assert_eq!((refused.rule.as_str(), refused.site.value.as_str()), ("t-swiglu", "y"));
     assert_eq!(refused.condition, "tokens.max <= 64");
     assert_eq!(refused.values, [("tokens".to_owned(), "{min: 65, max: 128}".to_owned())]);
-    assert!(report.to_string().contains("refused: t-swiglu at g %y\n    tokens.max <= 64"));
+    assert!(
+        report
+            .to_string()
+            .contains("refused     t-swiglu at %y\n              needs tokens.max <= 64")
+    );
 
     let cpu = on("cpu", Bucket { min: 1, max: 1, decode: true });
     let report = fused(&module(GATED), &kernels(RULES), &cpu).report;
