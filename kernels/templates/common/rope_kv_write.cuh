@@ -4,13 +4,14 @@ struct NoNorm {};
 template <class W> struct is_no_norm { static constexpr bool value = false; };
 template <> struct is_no_norm<NoNorm> { static constexpr bool value = true; };
 
-// Head `u` of D values, by LANES threads of a warp, N values at a time; all of the warp must call.
+// A head of D values, by LANES threads of a warp, N values at a time; all of the warp must call. `cos` and
+// `sin` are those of its token's R angles.
 template <int D, int R, bool NEOX, int N, int LANES, class T, class W>
-__device__ __forceinline__ void rotate_head(bool active, const T* x, const W* norm, float eps, float offset,
-                                            const Turn* turns, T* y) {
+__device__ __forceinline__ void rotate_head(bool active, const T* __restrict__ x, const W* norm, float eps,
+        float offset, const float* cos, const float* sin, T* __restrict__ y) {
     constexpr int PACKS = (D / N + LANES - 1) / LANES;
     const int lane = threadIdx.x % LANES;
-    // Where the other value of the pair is. In an interleaved pack it is the pack's own neighbour.
+    // Where the other values of a pack's pairs are. In an interleaved pack they are its own.
     auto other_of = [](int c) {
         if (c >= 2 * R) return c;
         if (NEOX) return c < R ? c + R : c - R;
@@ -46,44 +47,55 @@ __device__ __forceinline__ void rotate_head(bool active, const T* x, const W* no
                 other[p][j] *= inverse * (b[j] + offset);
             }
         }
-        float out[N];
+        if (c < 2 * R) {  // a pack is within 2R or beyond it
+            constexpr int TURNS = NEOX || N == 1 ? N : N / 2;
+            const int i = NEOX ? (c < R ? c : c - R) : c / 2;
+            float cs[TURNS], sn[TURNS], out[N];
+            load(cs, cos + i);
+            load(sn, sin + i);
 #pragma unroll
-        for (int j = 0; j < N; j++) {
-            const int e = c + j;
-            const bool first = NEOX ? e < R : e % 2 == 0;
-            const Turn turn = e < 2 * R ? turns[NEOX ? (first ? e : e - R) : e / 2] : Turn{1.0f, 0.0f};
-            const float partner = NEOX || N == 1 ? other[p][j] : other[p][j ^ 1];
-            out[j] = own[p][j] * turn.cos + (first ? -partner : partner) * turn.sin;
+            for (int j = 0; j < N; j++) {
+                const bool first = NEOX ? c < R : (c + j) % 2 == 0;
+                const float partner = NEOX || N == 1 ? other[p][j] : other[p][j ^ 1];
+                const int turn = TURNS == N ? j : j / 2;
+                out[j] = own[p][j] * cs[turn] + (first ? -partner : partner) * sn[turn];
+            }
+            store(y + c, out);
+        } else {
+            store(y + c, own[p]);
         }
-        store(y + c, out);
     }
 }
 
-// A block takes a token: H query heads (none: only the cache is written), G key heads of D values, and
-// VALUES values. Rows of q, k and v lie `*_stride` apart.
-template <int H, int G, int D, int VALUES, int R, bool NEOX, class T, class F, class W>
+// A block of THREADS takes a token: H query heads (none: only the cache is written), G key heads of D
+// values, and VALUES values. Rows of q, k and v lie `*_stride` apart. `positions` is an input of the step.
+template <int THREADS, int H, int G, int D, int VALUES, int R, bool NEOX, class T, class F, class W>
 __device__ __forceinline__ void rope_kv_write(const Step* step, const int* positions, const F* freqs, float scale,
-        const T* q, i64 q_stride, const T* k, i64 k_stride, const T* v, i64 v_stride,
-        const W* q_norm, const W* k_norm, float eps, float offset, T* rotated, T* k_cache, T* v_cache) {
-    constexpr int N = wide<T>(D | (NEOX ? R : 0)), NV = wide<T>(VALUES);
-    constexpr int LANES = D / N > 16 ? 32 : D / N > 8 ? 16 : D / N > 4 ? 8 : 4;
-    __shared__ Turn turns[R];
-    const int groups = blockDim.x / LANES;
+        const T* __restrict__ q, i64 q_stride, const T* __restrict__ k, i64 k_stride, const T* __restrict__ v,
+        i64 v_stride, const W* q_norm, const W* k_norm, float eps, float offset,
+        T* __restrict__ rotated, T* __restrict__ k_cache, T* __restrict__ v_cache) {
+    constexpr int N = wide<T>(D | (NEOX ? R : 2 * R)), NV = wide<T>(VALUES);
+    constexpr int LANES = D / N > 16 ? 32 : D / N > 8 ? 16 : D / N > 4 ? 8 : 4, GROUPS = THREADS / LANES;
+    __shared__ alignas(16) float cos[R], sin[R];
     for (int t = blockIdx.x; t < step->T; t += gridDim.x) {
-        for (int i = threadIdx.x; i < R; i += blockDim.x) turns[i] = turn_of(positions[t], to_f32(freqs[i]), scale);
+        for (int i = threadIdx.x; i < R; i += THREADS) {
+            const Turn turn = turn_of(positions[t], to_f32(freqs[i]), scale);
+            cos[i] = turn.cos, sin[i] = turn.sin;
+        }
+        const i64 slot = step->slots[t];
         pdl_wait();
         __syncthreads();
-        const i64 slot = step->slots[t];
-        for (int u0 = 0; u0 < H + G; u0 += groups) {
+        for (int c = threadIdx.x * NV; c < VALUES; c += THREADS * NV)
+            *(Pack<T, NV>*)(v_cache + slot * VALUES + c) = *(const Pack<T, NV>*)(v + t * v_stride + c);
+#pragma unroll 4
+        for (int u0 = 0; u0 < H + G; u0 += GROUPS) {
             const int u = u0 + threadIdx.x / LANES;
             const bool query = u < H;
             rotate_head<D, R, NEOX, N, LANES>(u < H + G,
                 query ? q + t * q_stride + u * D : k + t * k_stride + (u - H) * D,
-                query ? q_norm : k_norm, eps, offset, turns,
+                query ? q_norm : k_norm, eps, offset, cos, sin,
                 query ? rotated + ((i64)t * H + u) * D : k_cache + (slot * G + u - H) * D);
         }
-        for (int c = threadIdx.x * NV; c < VALUES; c += blockDim.x * NV)
-            *(Pack<T, NV>*)(v_cache + slot * VALUES + c) = *(const Pack<T, NV>*)(v + t * v_stride + c);
         __syncthreads();
     }
     pdl_wait();
