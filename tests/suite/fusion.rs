@@ -37,6 +37,7 @@ fn compiled_with(fixture: &Fixture, target: &str, explain: bool, data: Option<&P
         rules: None,
         explain,
         limits: Limits { chunk: 64, sequences: 1, max_length: fixture.max_length },
+        device: None,
     };
     compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{}: {e}", fixture.name))
 }

@@ -281,7 +281,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Cpu, StepOutput, Ticket};
+    use crate::{StepOutput, Ticket};
 
     const VOCAB: usize = 50;
 
@@ -298,8 +298,6 @@ mod tests {
     }
 
     impl Executor for Fake {
-        type Target = Cpu;
-
         fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
             let dims = inputs.step().dims();
             assert!(dims.t <= self.limits.t && dims.b <= self.limits.b);

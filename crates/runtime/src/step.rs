@@ -26,6 +26,8 @@ pub struct StepOutput {
     pub rows: usize,
     /// The size of the vocabulary.
     pub columns: usize,
+    /// The likeliest token of each row, from executors that pick it: those of GPUs.
+    pub tokens: Vec<u32>,
 }
 
 impl StepOutput {
