@@ -4,7 +4,6 @@
 //! `// tokens: 17..64` says which steps a file is for; without it, it is one decoded token.
 
 use std::collections::HashSet;
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqStep, States, Step, Tensor};
@@ -66,11 +65,7 @@ fn fused(rule: &Rule, file: &str, kernels: &Kernels) -> (Module, Module, Report)
 
 /// What is told of the rule, and what came out.
 fn shown(report: &Report, after: &Module) -> String {
-    let mut out = String::new();
-    report.fired.iter().for_each(|r| writeln!(out, "{r}").expect("a string"));
-    report.refused.iter().for_each(|r| writeln!(out, "{r}").expect("a string"));
-    report.near_misses.iter().for_each(|r| writeln!(out, "{r}").expect("a string"));
-    out + &text::print_graph(&after.graphs[0])
+    format!("{report}\n{}", text::print_graph(&after.graphs[0]))
 }
 
 fn noise(name: &str, n: usize) -> Vec<f64> {

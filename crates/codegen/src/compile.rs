@@ -56,9 +56,10 @@ impl Limits {
             Some(ty.bytes(&Dims { pairs: 1, ..Dims::default() }))
         };
         let nodes = module.graphs.iter().flat_map(infernum_ir::Graph::nodes);
-        let widest = nodes.flat_map(|(_, n)| &n.types).filter_map(row).max().unwrap_or(1).max(1);
+        let widest = nodes.flat_map(|(_, n)| &n.types).filter_map(row).max();
         let most = self.chunk.saturating_mul(s);
-        let pairs = (RAGGED_BYTES / widest).clamp(s.min(most), most.max(s));
+        let fitting = widest.map_or(most, |bytes| RAGGED_BYTES / bytes.max(1));
+        let pairs = fitting.clamp(s.min(most), most.max(s));
         Dims { t: self.chunk.max(self.sequences), b: self.sequences, s, pairs }
     }
 }
@@ -150,7 +151,8 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     let mut session = Session { options, observe, module, bucket: None, report };
     session.run(SHARED)?;
     let lowered = session.module.clone();
-    let limits = options.limits.of(&lowered);
+    let mut limits = options.limits.of(&lowered);
+    limits.pairs = u64::MAX;
     let mut buckets = Vec::new();
     for bucket in &options.pipeline.buckets {
         let bucket = Bucket { max: bucket.max.min(limits.t), ..*bucket };
@@ -160,6 +162,8 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
         session.module = lowered.clone();
         session.bucket = Some(bucket);
         session.run(PER_BUCKET)?;
+        // What is left ragged, if anything, says how large a step may be.
+        limits.pairs = limits.pairs.min(options.limits.of(&session.module).pairs);
         let report = std::mem::take(&mut session.report);
         buckets.push(CompiledBucket { bucket, module: session.module.clone(), report });
     }

@@ -117,7 +117,10 @@ fn explanations_say_what_each_rule_did() {
     }
     assert!(!text.contains('\u{1b}'), "no colours where there is no terminal");
     let without = stdout(&[&args[..], &["--disable", "linear-add"]].concat());
-    assert!(text.contains("fired       linear-add") && !without.contains("linear-add at"), "{without}");
+    assert!(
+        text.contains("fired       linear-add") && !without.contains("linear-add at"),
+        "{without}"
+    );
     let reports = json(&[&args[..], &["--json"]].concat());
     assert!(reports[0][1]["fired"].as_array().is_some_and(|f| f.len() > 5));
     let unknown = failure(&["compile", "--model", dir, "--disable", "linear-ad"]);

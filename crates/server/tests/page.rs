@@ -41,8 +41,8 @@ fn a_page_holds_all_it_needs() {
     assert!(!page.contains("{{") && !page.contains("{%"), "the template is filled in");
     // Three scripts and styles that end: what opens is closed.
     for tag in ["html", "head", "body", "style", "script", "main", "section", "title"] {
-        let opened = page.matches(&format!("<{tag}>")).count()
-            + page.matches(&format!("<{tag} ")).count();
+        let opened =
+            page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
         assert_eq!(opened, page.matches(&format!("</{tag}>")).count(), "{tag}");
     }
 }

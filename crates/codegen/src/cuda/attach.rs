@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 
 use infernum_ir::expr::Value as Known;
-use infernum_ir::{DType, OpSet, TensorType};
+use infernum_ir::{DType, Dims, OpSet, TensorType};
 
 use super::geometry::{Scope, whole};
 use super::template::Kind;
 use super::text::{self, Site};
 use super::{Device, Geometry, Library, Template, TemplateError};
-use crate::plan::{Arg, Bucket, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, Value};
+use infernum_passes::Bucket;
+
+use crate::plan::{Arg, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, Value};
 
 /// A launch has no kernel.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +43,9 @@ pub fn attach(
     for schedule in &mut plan.schedules {
         // What is the same in two buckets may run on different kernels.
         let mut chosen: HashMap<u32, u32> = HashMap::new();
-        let bucket = Bucket { max: schedule.bucket.max.min(plan.limits.t), ..schedule.bucket };
+        let Dims { t, b, .. } = plan.limits;
+        let most = if schedule.bucket.decode { t.min(b) } else { t };
+        let bucket = Bucket { max: schedule.bucket.max.min(most), ..schedule.bucket };
         for call in &mut schedule.calls {
             if let Some(&known) = chosen.get(&call.program) {
                 call.program = known;
@@ -77,7 +81,7 @@ pub fn ceiling(
     bytes: u64,
 ) -> Result<(Launch, KernelLaunch, Kernel), CudaError> {
     let ops = OpSet::default();
-    let mut attach = Attach::new(&ops, library, device, infernum_ir::Dims::default());
+    let mut attach = Attach::new(&ops, library, device, Dims::default());
     let value = |cols: u64| Value {
         arg: Arg::Buffer(0),
         ty: TensorType::act(DType::U32, [1.into(), cols.into()]).into(),
@@ -131,16 +135,11 @@ struct Attach<'a> {
     /// Kernels by their text, the name left open.
     known: HashMap<String, u32>,
     kernels: Vec<Kernel>,
-    limits: infernum_ir::Dims,
+    limits: Dims,
 }
 
 impl<'a> Attach<'a> {
-    fn new(
-        ops: &'a OpSet,
-        library: &'a Library,
-        device: &'a Device,
-        limits: infernum_ir::Dims,
-    ) -> Attach<'a> {
+    fn new(ops: &'a OpSet, library: &'a Library, device: &'a Device, limits: Dims) -> Attach<'a> {
         Attach {
             ops,
             library,

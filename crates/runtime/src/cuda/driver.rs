@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "the driver is a C library")]
 
 use std::ffi::{CString, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{result, sys};
 
@@ -24,6 +24,14 @@ pub enum GpuError {
          free; choose shorter or fewer sequences, or a smaller model"
     )]
     Memory { what: &'static str, bytes: u64, free: u64, total: u64 },
+}
+
+/// Held while a stream is recorded and while memory or code is taken or given back: those calls wait
+/// for the whole GPU, which would spoil a recording that another executor of this process makes.
+static RECORDING: Mutex<()> = Mutex::new(());
+
+fn not_recording() -> MutexGuard<'static, ()> {
+    RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(super) type Result<T> = std::result::Result<T, GpuError>;
@@ -128,6 +136,7 @@ pub struct DeviceMemory {
 impl DeviceMemory {
     /// Zeroed memory.
     pub(super) fn zeroed(gpu: &Arc<Gpu>, what: &'static str, bytes: u64) -> Result<DeviceMemory> {
+        let _guard = not_recording();
         gpu.bind()?;
         let size = usize::try_from(bytes.max(16)).unwrap_or(usize::MAX);
         // SAFETY: the memory is not read before it is set below.
@@ -154,6 +163,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
+        let _guard = not_recording();
         // SAFETY: allocated once, freed once. The executor that owns it has waited for its stream.
         _ = self.gpu.bind().map(|()| unsafe { result::free_sync(self.address) });
     }
@@ -172,6 +182,7 @@ unsafe impl Send for Pinned {}
 
 impl Pinned {
     pub(super) fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Pinned> {
+        let _guard = not_recording();
         gpu.bind()?;
         // SAFETY: set to zero before anything reads it.
         let pointer = unsafe { result::malloc_host(bytes.max(16), 0) }.of("cuMemHostAlloc")?;
@@ -195,6 +206,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
+        let _guard = not_recording();
         // SAFETY: allocated once, freed once.
         _ = self.gpu.bind().map(|()| unsafe { result::free_host(self.pointer.cast()) });
     }
@@ -306,6 +318,7 @@ pub(super) fn capture<E: From<GpuError>>(
     stream: sys::CUstream,
     work: impl FnOnce() -> std::result::Result<(), E>,
 ) -> std::result::Result<Graph, E> {
+    let _guard = not_recording();
     let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the stream is alive; the capture ends below, whatever `work` says.
     unsafe { result::stream::begin_capture(stream, mode) }.of("cuStreamBeginCapture")?;
@@ -392,6 +405,7 @@ unsafe impl Send for Function {}
 impl Function {
     /// Loads machine code and finds a function in it.
     pub(super) fn load(gpu: &Arc<Gpu>, cubin: &[u8], name: &str) -> Result<Function> {
+        let _guard = not_recording();
         gpu.bind()?;
         let message = format!("`{name}` is no name of a kernel");
         let symbol = CString::new(name)
@@ -422,6 +436,7 @@ impl Function {
 
 impl Drop for Function {
     fn drop(&mut self) {
+        let _guard = not_recording();
         // SAFETY: loaded once, unloaded once.
         _ = self.gpu.bind().map(|()| unsafe { result::module::unload(self.module) });
     }
