@@ -26,6 +26,18 @@ __device__ __forceinline__ void widen8(const float* p, float (&v)[8]) {
     for (int i = 0; i < 8; i++) v[i] = p[i];
 }
 
+// Of eight values of 16 bits: the sum of squares; their products with v, rounded.
+template <class E> __device__ __forceinline__ float sum_squares(const Vec16& x) {
+    float s = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) s += low<E>(x.w[i]) * low<E>(x.w[i]) + high<E>(x.w[i]) * high<E>(x.w[i]);
+    return s;
+}
+template <class E> __device__ __forceinline__ void scale8(Vec16& x, const float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) x.w[i] = pack2<E>(low<E>(x.w[i]) * v[2 * i], high<E>(x.w[i]) * v[2 * i + 1]);
+}
+
 // ---- any shape and type: a block takes GROUP pairs of a token, a warp one pair at a time.
 template <class Op> __device__ __forceinline__ void plain_linear(const Op& op) {
     constexpr int GROUP = Op::HEAD ? Op::HEAD : 16;
@@ -212,8 +224,8 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
 #pragma unroll 8
                 for (int i = 0; i < EACH; i++) {
                     const int u = mine + i * SHARE * 32;
-                    if (HELD == EACH) sum += sum_squares(held[i % HELD]);
-                    else if (there && u < K / 8) sum += sum_squares(load16(from + u * 8));
+                    if (HELD == EACH) sum += sum_squares<E>(held[i % HELD]);
+                    else if (there && u < K / 8) sum += sum_squares<E>(load16(from + u * 8));
                 }
                 sum = warp_sum(sum);
                 if constexpr (SHARE > 1) {
@@ -236,18 +248,12 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
         }
         __syncthreads();
     }
-    __device__ __forceinline__ static float sum_squares(const Vec16& x) {
-        float s = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) s += low<E>(x.w[i]) * low<E>(x.w[i]) + high<E>(x.w[i]) * high<E>(x.w[i]);
-        return s;
-    }
     __device__ __forceinline__ void norm_x(Vec16& x, float scale, int k) {
         float v[8] = {1, 1, 1, 1, 1, 1, 1, 1};
         if constexpr (Op::NORM == 2) norm_weights(v, k);
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] *= scale;
-        scale_x(x, v);
+        scale8<E>(x, v);
     }
     __device__ __forceinline__ void norm_weights(float (&v)[8], int k) {
         widen8(op.norm + k, v);
@@ -275,14 +281,10 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
             if constexpr (Op::NORM == 2) norm_weights(v, step * 64 + h * 32 + quad * 8);
 #pragma unroll
             for (int n = 0; n < NT; n++) {
-                if (sum) squares[n] += sum_squares(x[n][h]);
-                if constexpr (Op::NORM == 2) scale_x(x[n][h], v);
+                if (sum) squares[n] += sum_squares<E>(x[n][h]);
+                if constexpr (Op::NORM == 2) scale8<E>(x[n][h], v);
             }
         }
-    }
-    __device__ __forceinline__ static void scale_x(Vec16& x, const float (&v)[8]) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) x.w[i] = pack2<E>(low<E>(x.w[i]) * v[2 * i], high<E>(x.w[i]) * v[2 * i + 1]);
     }
     // The scale of a token's row, with ROWS = 0, once the sums of squares are in shared memory.
     __device__ __forceinline__ static float row_scale(const float* sums, int t) {

@@ -1,5 +1,5 @@
 // The kernel of an `Op` of skinny.cuh, in the variant's body.
-extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.blocks }}) {{ kernel }}({{ params }}) {
+extern "C" __global__ void {% if p.split > 1 %}__cluster_dims__({{ p.split }}, 1, 1) {% endif %}__launch_bounds__({{ block }}, {{ p.blocks }}) {{ kernel }}({{ params }}) {
     Op op;
     op.x = x;
     op.w = w;
@@ -11,7 +11,10 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.blocks }}) {{ ker
 {% endif %}
     op.tokens = {{ tokens_of.rows }};
     op.take({{ taken }});
-{% if p.stages > 0 %}
+{% if p.split > 0 %}
+    extern __shared__ __align__(128) u8 shared[];
+    Wide<Op, {{ p.warps }}, {{ p.stages }}, {{ p.mt }}, {{ p.nt }}, {{ p.split }}>(op, shared).run();
+{% elif p.stages > 0 %}
     extern __shared__ __align__(128) u8 shared[];
     Skinny<Op, {{ p.warps }}, {{ p.stages }}, {{ p.mt }}, {{ p.nt }}, {{ p.rows }}>(op, shared).run();
 {% else %}
