@@ -4,5 +4,6 @@ mod fusion;
 mod ir_files;
 mod ir_fixtures;
 mod mutations;
+mod optimal;
 mod parity;
 mod support;

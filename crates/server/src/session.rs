@@ -7,7 +7,6 @@ use infernum_codegen::compile::{self, Options};
 use infernum_codegen::{Limits, Plan};
 use infernum_frontend_hf::{Checkpoint, LowerOptions, Model};
 use infernum_ir::Sym;
-use infernum_passes::fuse::CostTable;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::{Engine, EngineLimits, StepInputs, WeightSource};
 
@@ -37,7 +36,7 @@ pub(crate) fn plan(
     max_length: u64,
 ) -> Result<Plan, Box<dyn Error>> {
     let (pipeline, kernels) = (args.pipeline()?, args.kernels()?);
-    let costs = CostTable::named(CPU, args.data.as_deref())?;
+    let costs = args.cost_table(CPU)?;
     let options = Options {
         model,
         lower: LowerOptions { dtype: args.dtype, max_length: Some(max_length), rows },

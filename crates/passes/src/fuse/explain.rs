@@ -76,6 +76,17 @@ pub struct NearMiss {
     pub found: String,
 }
 
+/// A call of the result that costs something.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PricedCall {
+    /// The op.
+    pub op: String,
+    /// Microseconds.
+    pub us: f64,
+    /// Whether they were measured; else they are what the target's speeds say.
+    pub measured: bool,
+}
+
 /// What happened to one graph.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GraphReport {
@@ -95,6 +106,8 @@ pub struct GraphReport {
     pub launches: (usize, usize),
     /// How far below `cost_us.1` the optimum may be: 0 unless the search was capped.
     pub gap_us: f64,
+    /// What the calls of the result cost, and whether that was measured.
+    pub calls: Vec<PricedCall>,
     /// Nodes of the extraction's search.
     pub searched: usize,
     /// Time to saturate and to extract. Not part of what is serialised: it differs from run to run.
@@ -133,6 +146,13 @@ impl fmt::Display for Site {
 fn pairs(list: &[(String, String)], separator: &str) -> String {
     let pairs: Vec<String> = list.iter().map(|(k, v)| format!("{k} = {v}")).collect();
     pairs.join(separator)
+}
+
+impl fmt::Display for PricedCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PricedCall { op, us, measured } = self;
+        write!(f, "{op}: {us:.2} us, {}", if *measured { "measured" } else { "modelled" })
+    }
 }
 
 impl fmt::Display for Fired {
@@ -177,6 +197,10 @@ impl fmt::Display for Report {
                 "{}: {before} launches, {from:.1} us -> {after} launches, {to:.1} us",
                 g.graph
             )?;
+            // Without a measurement all are modelled, and there is nothing to tell apart.
+            if g.calls.iter().any(|c| c.measured) {
+                g.calls.iter().try_for_each(|c| writeln!(f, "    {c}"))?;
+            }
         }
         self.warnings.iter().try_for_each(|w| writeln!(f, "warning: {w}"))?;
         self.fired.iter().try_for_each(|r| writeln!(f, "{r}"))?;

@@ -7,7 +7,7 @@ use infernum_codegen::Limits;
 use infernum_codegen::compile::{self, CompileError, Compiled, Options};
 use infernum_frontend_hf::{LowerOptions, Model};
 use infernum_ir::{Module, NodeKind, Sym, nearest, text};
-use infernum_passes::fuse::{Bucket, CostTable};
+use infernum_passes::fuse::Bucket;
 
 use crate::args::ModelArgs;
 use crate::report::{self, Outcome};
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         args.model.open()?
     };
     let max_length = args.model.length(&model)?;
-    let costs = CostTable::named(&args.target, args.model.data.as_deref())?;
+    let costs = args.model.cost_table(&args.target)?;
     let options = Options {
         model: &model,
         lower: LowerOptions { dtype: args.model.dtype, max_length: Some(max_length), rows: Sym::B },
