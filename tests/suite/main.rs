@@ -3,6 +3,7 @@
 mod fusion;
 mod ir_files;
 mod ir_fixtures;
+mod layouts;
 mod mutations;
 mod optimal;
 mod parity;

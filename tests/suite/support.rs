@@ -73,7 +73,7 @@ impl Fixture {
         LowerOptions { dtype: Some(dtype), max_length: Some(self.max_length), rows: Sym::T }
     }
 
-    fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> Limits {
         Limits { chunk: self.tokens.len() as u64, sequences: 1, max_length: self.max_length }
     }
 
@@ -104,7 +104,7 @@ impl Fixture {
         self.run_plan(plan, usize::MAX)
     }
 
-    fn run_plan(&self, plan: Plan, chunk: usize) -> Vec<f64> {
+    pub(crate) fn run_plan(&self, plan: Plan, chunk: usize) -> Vec<f64> {
         let checkpoint = self.model.checkpoint.as_ref().expect("a fixture has weights");
         let blocks = self.tokens.len().div_ceil(StepInputs::BLOCK_SIZE);
         let options = CpuOptions { kv_blocks: blocks, poison: true, ..CpuOptions::default() };

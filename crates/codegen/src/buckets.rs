@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use infernum_ir::{Dim, Dims, Graph, Module, Param, StepInput, Sym, TensorType, Type, verify};
 
+use crate::layout;
 use crate::lower::{Lowering, PlanError, tensor_results};
 use crate::plan::{
     Bucket, Call, Plan, Program, Region, Schedule, StateSpec, TargetKind, VERSION, Weight,
@@ -67,6 +68,7 @@ fn build(
     if plan.arena_bytes > MAX_ARENA {
         return Err(PlanError::TooLarge { bytes: plan.arena_bytes, limits });
     }
+    layout::share(&mut plan.weights);
     same_planes(&plan)?;
     covers(&plan)?;
     Ok(plan)

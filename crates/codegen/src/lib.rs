@@ -6,6 +6,7 @@
 mod buckets;
 pub mod compile;
 mod expand;
+mod layout;
 mod lower;
 mod plan;
 mod planner;

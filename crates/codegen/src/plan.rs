@@ -7,7 +7,7 @@ use infernum_ir::{Attr, Dims, StateType, StepInput, Sym, TensorType, Type};
 use serde::{Deserialize, Serialize};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -170,6 +170,16 @@ pub enum Recipe {
     Stack(Vec<Recipe>),
     /// Tensors joined along their first axis.
     Concat(Vec<Weight>),
+    /// Rows of another weight, which is stored: no bytes of its own. Only at the top of a
+    /// [`Weight`] of the plan, and never of one that is a view itself.
+    Rows {
+        /// Index into [`Plan::weights`].
+        weight: u32,
+        /// The first row; the weight's type says how many. On a target that stores the other
+        /// weight in one piece it begins at `start` times the bytes of a row, which for vectors
+        /// may be at any multiple of an element's size.
+        start: u64,
+    },
     /// Any other op over constants, evaluated once at load.
     Op {
         /// The op's name.
@@ -208,6 +218,7 @@ impl Recipe {
                 }
             }
             Recipe::Concat(parts) => parts.iter().for_each(|w| w.recipe.tensors(&w.ty, found)),
+            Recipe::Rows { .. } => {} // the other weight's
             Recipe::Op { operands, .. } => {
                 operands.iter().flatten().for_each(|w| w.recipe.tensors(&w.ty, found));
             }
@@ -241,6 +252,12 @@ impl Plan {
         let mut tensors = BTreeMap::new();
         self.weights.iter().for_each(|w| w.recipe.tensors(&w.ty, &mut tensors));
         tensors
+    }
+
+    /// Bytes of the weights that are stored: what a device must hold. Views of rows add none.
+    pub fn stored_bytes(&self) -> u64 {
+        let stored = self.weights.iter().filter(|w| !matches!(w.recipe, Recipe::Rows { .. }));
+        stored.map(|w| w.ty.bytes(&Dims::default())).fold(0, u64::saturating_add)
     }
 
     /// Bytes of KV cache for one token.

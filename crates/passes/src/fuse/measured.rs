@@ -80,13 +80,13 @@ impl Measured {
 
     /// Whether it is of calls of `op` on operands of these types.
     pub(super) fn fits(&self, op: Op, operands: &[Option<&Type>]) -> bool {
-        let shown = |ty: &Option<&Type>| ty.map_or_else(|| "_".to_owned(), ToString::to_string);
+        let shown = |ty: Option<&Type>| ty.map_or_else(|| "_".to_owned(), ToString::to_string);
         self.op == op.name
             && self.dtype.is_none_or(|d| element_type(operands) == Some(d))
             && self
                 .operands
                 .as_ref()
-                .is_none_or(|o| o.iter().cloned().eq(operands.iter().map(shown)))
+                .is_none_or(|o| o.iter().cloned().eq(operands.iter().copied().map(shown)))
     }
 
     /// How many keys it has.
