@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use infernum_ir::{Attr, Dims, StateType, StepInput, Sym, TensorType, Type};
+use infernum_ir::{Attr, DType, Dims, StateType, StepInput, Sym, TensorType, Type};
 use serde::{Deserialize, Serialize};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
@@ -244,6 +244,26 @@ impl Plan {
     pub fn outputs(&self) -> &[Carried] {
         let last = self.schedules.first().and_then(|s| s.calls.last());
         last.and_then(|c| self.programs.get(c.program as usize)).map_or(&[], |p| &p.results)
+    }
+
+    /// Whether steps yield tokens, u32, instead of logits.
+    pub fn yields_tokens(&self) -> bool {
+        self.outputs().first().is_some_and(|o| o.ty.dtype == DType::U32)
+    }
+
+    /// How many tokens there are: the columns of the logits; where the plan yields tokens, the rows
+    /// of the table that they pick from. 0 if it does neither.
+    pub fn vocabulary(&self) -> u64 {
+        let columns = || self.outputs().first().and_then(|o| o.ty.last_const());
+        if !self.yields_tokens() {
+            return columns().unwrap_or(0);
+        }
+        let launches = self.programs.iter().flat_map(|p| &p.launches);
+        let tables = launches.filter(|l| l.op == "embedding").filter_map(|l| {
+            let table = l.operands.get(1)?.as_ref()?.ty.tensor().ok()?;
+            table.shape.first()?.as_const()
+        });
+        tables.min().unwrap_or(0)
     }
 
     /// The stored tensors that the weights are made of, with their types. Weights may share them:

@@ -20,11 +20,13 @@ pub struct StepInputs {
 /// The result of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
-    /// `[rows, columns]`, row-major: the logits.
+    /// `[rows, columns]`, row-major: the logits. Empty where the plan yields tokens.
     pub logits: Vec<f32>,
+    /// `[rows]`: the tokens that the plan chose (pipeline `greedy`). Empty where it yields logits.
+    pub tokens: Vec<u32>,
     /// One for each sequence (its last token), or one for each token, as the plan says.
     pub rows: usize,
-    /// The size of the vocabulary.
+    /// The size of the vocabulary; 0 where the plan yields tokens.
     pub columns: usize,
 }
 

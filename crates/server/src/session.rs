@@ -77,7 +77,7 @@ pub(crate) fn engine(
     max_length: usize,
 ) -> Engine<CpuExecutor> {
     let plan = executor.plan();
-    let vocab = plan.outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(0);
+    let vocab = plan.vocabulary();
     let limits = EngineLimits {
         step: plan.limits,
         max_length,

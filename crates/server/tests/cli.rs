@@ -76,6 +76,20 @@ fn a_seed_fixes_the_text() {
     assert_ne!(tell("3"), tell("4"));
 }
 
+/// Under the pipeline `greedy` the plan chooses; the text is that of the likeliest tokens.
+#[test]
+fn a_plan_may_choose_greedily() {
+    let say = |args: &[&str]| stdout(&[&["generate", "Once", "--max-tokens", "12"], args].concat());
+    let greedy = say(&["--passes", "greedy", "--temperature", "0"]);
+    assert_eq!(greedy, say(&["--temperature", "0"]));
+    let error = failure(&["generate", "Once", "--passes", "greedy", "--temperature", "1"]);
+    assert!(error.contains("expected temperature 0 and no penalties"), "{error}");
+    let out = std::env::temp_dir().join("infernum-no-logits.safetensors");
+    let out = out.display().to_string();
+    let error = failure(&["logits", "--tokens", "1", "--out", &out, "--passes", "greedy"]);
+    assert!(error.contains("yields tokens instead of logits"), "{error}");
+}
+
 #[test]
 fn dumped_ir_reads_back() {
     let dir = fixture("qwen2/windows");
