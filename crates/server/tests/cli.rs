@@ -135,6 +135,24 @@ fn explanations_say_what_each_rule_did() {
 }
 
 #[test]
+fn measurements_go_before_the_model() {
+    let dir = fixture("llama/gqa3");
+    let dir = dir.to_str().expect("UTF-8");
+    let file = std::env::temp_dir().join("infernum-cli-costs.ron");
+    let text = "Measurements(calls: [(target: \"sm_90a\", op: \"linear_add\", us: 1.25)])";
+    std::fs::write(&file, text).expect("a temporary file");
+    let costs = file.to_str().expect("UTF-8");
+    let args = ["compile", "--model", dir, "--target", "sm_90a", "--explain"];
+    let said = stdout(&[&args[..], &["--costs", costs]].concat());
+    assert!(said.contains("linear_add: 1.25 us, measured"), "{said}");
+    assert!(said.contains("us, modelled"), "{said}");
+    assert!(!stdout(&args).contains("measured"));
+    std::fs::write(&file, text.replace("us:", "micros:")).expect("a temporary file");
+    let error = failure(&[&args[..], &["--costs", costs]].concat());
+    assert!(error.contains("infernum-cli-costs.ron:1:") && error.contains("micros"), "{error}");
+}
+
+#[test]
 fn a_wrong_rule_of_ones_own_is_refused() {
     let out = tempfile::tempdir().expect("a temporary folder");
     let file = out.path().join("wrong.ron");
