@@ -45,6 +45,7 @@ fn compiled_with(
         rules: None,
         explain,
         limits: Limits { chunk: 64, sequences: 1, max_length: fixture.max_length },
+        device: None,
     };
     compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{}: {e}", fixture.name))
 }
@@ -167,7 +168,7 @@ fn a_greedy_head_is_one_launch() {
         let logits = interpreted(&fixture, &lowered.module);
         let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let token = logits.iter().position(|l| *l == most).expect("a largest") as f64;
-        for b in compiled_with(&fixture, "sm_90a", false, "greedy", None).buckets {
+        for b in compiled_with(&fixture, "sm_80", false, "greedy", None).buckets {
             assert_eq!(interpreted(&fixture, &b.module), [token], "{name}, {:?}", b.bucket);
             let head = b.report.graphs.iter().find(|g| g.graph == "head").expect("a head");
             let ops: Vec<&str> = head.calls.iter().map(|c| c.op.as_str()).collect();
@@ -190,7 +191,7 @@ fn a_greedy_head_is_one_launch() {
 #[test]
 fn every_fused_op_is_chosen_somewhere() {
     let mut chosen = BTreeSet::new();
-    for (name, target) in FAMILIES.iter().flat_map(|n| [(n, "sm_90a"), (n, "cpu")]) {
+    for (name, target) in FAMILIES.iter().flat_map(|n| [(n, "sm_80"), (n, "cpu")]) {
         for pipeline in ["default", "greedy"] {
             let compiled = compiled_with(&Fixture::open(name), target, false, pipeline, None);
             chosen.extend(compiled.buckets.iter().flat_map(|b| fused_ops(&b.module)));

@@ -193,8 +193,8 @@ fn mistakes_are_caught() {
 /// What a GPU with kernels for every fused op would run, without those that are disabled.
 pub(crate) fn fused(name: &str, bucket: Bucket, disabled: &[&str]) -> infernum_ir::Module {
     let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
-    let costs = CostTable::named("sm_90a", None).expect("a built-in cost table");
-    let mut options = FuseOptions::new("sm_90a", costs, bucket);
+    let costs = CostTable::named("sm_80", None).expect("a built-in cost table");
+    let mut options = FuseOptions::new("sm_80", costs, bucket);
     options.disabled = disabled.iter().map(|d| (*d).to_owned()).collect();
     let fused = fuse(&Fixture::load(name).module, &kernels, &options);
     fused.unwrap_or_else(|e| panic!("{name}: {e}")).module

@@ -38,6 +38,7 @@ fn planned(fixture: &Fixture, target: &str, kernels: &Kernels) -> Plan {
         rules: None,
         explain: false,
         limits: fixture.limits(),
+        device: None,
     };
     let compiled =
         compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{}: {e}", fixture.name));

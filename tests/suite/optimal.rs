@@ -11,12 +11,13 @@ use infernum_ir::{DType, Sym};
 use infernum_passes::Pipeline;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{
-    CostTable, Extracted, ExtractionProblem, FuseOptions, extraction_problems,
+    Bucket, CostTable, Extracted, ExtractionProblem, FuseOptions, extraction_problems,
 };
 
 use crate::support::root;
 
-const TARGETS: [&str; 2] = ["cpu", "sm_90a"];
+/// Targets and the pipelines that they run.
+const TARGETS: [(&str, &str); 2] = [("cpu", "default"), ("sm_90a", "cuda")];
 
 /// One family in the size of a small model of it.
 struct Family {
@@ -57,10 +58,10 @@ const COMMON: &str = r#", "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_thet
 
 /// Every problem that the shipped families pose, by family, graph, steps and target.
 fn problems() -> BTreeMap<String, (ExtractionProblem, Extracted)> {
-    let pipeline = Pipeline::named("default", None).expect("a built-in pipeline");
     let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
     let mut problems = BTreeMap::new();
-    for (family, target) in FAMILIES.iter().flat_map(|f| TARGETS.map(|t| (f, t))) {
+    for (family, (target, pipeline)) in FAMILIES.iter().flat_map(|f| TARGETS.map(|t| (f, t))) {
+        let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
         let config = format!("{}{COMMON}", family.config);
         let config = Config::parse("config.json", config.as_bytes()).expect("a valid config");
         let model = Model::from_config(config, None, &Library::default())
@@ -75,12 +76,15 @@ fn problems() -> BTreeMap<String, (ExtractionProblem, Extracted)> {
             rules: None,
             explain: false,
             limits: Limits { chunk: 512, sequences: 1, max_length: 8192 },
+            device: None,
         };
         // Each bucket's module as fusion finds it: what the pass before left.
         let mut modules = BTreeMap::new();
         compile(&options, &mut |step, bucket, module| {
             if let (Some(bucket), "canonicalise") = (bucket, step) {
-                modules.entry(bucket.min + bucket.max).or_insert((bucket, module.clone()));
+                modules
+                    .entry((bucket.min, bucket.max, bucket.decode))
+                    .or_insert((bucket, module.clone()));
             }
         })
         .unwrap_or_else(|e| panic!("{}: {e}", family.name));
@@ -90,8 +94,10 @@ fn problems() -> BTreeMap<String, (ExtractionProblem, Extracted)> {
             for (problem, found) in
                 extraction_problems(&module, &kernels, &fuse).unwrap_or_else(|e| panic!("{e}"))
             {
-                let (min, max) = (bucket.min, bucket.max);
-                let key = format!("{} {} T={min}..{max} {target}", family.name, problem.graph);
+                let Bucket { min, max, decode } = bucket;
+                let kind = if decode { "decode" } else { "mixed" };
+                let graph = &problem.graph;
+                let key = format!("{} {graph} T={min}..{max} {kind} {target}", family.name);
                 assert!(problems.insert(key, (problem, found)).is_none());
             }
         }

@@ -91,6 +91,7 @@ impl Fixture {
             rules: None,
             explain: false,
             limits: self.limits(),
+            device: None,
         };
         let compiled =
             compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name));

@@ -50,6 +50,9 @@ fn build(
         weights: Vec::new(),
         states: Vec::new(),
         output_rows: output_rows(modules)?,
+        device: None,
+        kernels: Vec::new(),
+        pick: None,
     };
     let mut binder = Binder::default();
     for (bucket, module) in modules {

@@ -6,6 +6,7 @@ use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{self as passes, CostTable, FuseOptions, Report};
 use infernum_passes::{Context, Pipeline};
 
+use crate::cuda::{CudaError, Device, Library, attach};
 use crate::{Bucket, ExpandError, Plan, PlanError, TargetKind, expand, plan_buckets};
 
 /// What a compilation is of and for.
@@ -26,6 +27,9 @@ pub struct Options<'a> {
     pub explain: bool,
     /// The largest step.
     pub limits: Limits,
+    /// The GPU to make kernels for, and their templates. Without it, a plan of a GPU's costs can be
+    /// looked at but not run.
+    pub device: Option<(&'a Device, &'a Library)>,
 }
 
 /// The largest step that a plan must hold.
@@ -93,6 +97,8 @@ pub enum CompileError {
     Expand(#[from] ExpandError),
     #[error(transparent)]
     Plan(#[from] PlanError),
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
 }
 
 /// Sees the module after each step, by the step's or pass's name; `None` while all steps of the
@@ -159,7 +165,12 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     }
     let modules: Vec<(Bucket, Module)> =
         buckets.iter().map(|b| (planned(b.bucket), b.module.clone())).collect();
-    let plan = plan_buckets(&modules, TargetKind::Cpu, limits)?;
+    let is_cuda = options.costs.1.kind == "cuda";
+    let target = if is_cuda { TargetKind::Cuda } else { TargetKind::Cpu };
+    let mut plan = plan_buckets(&modules, target, limits)?;
+    if let Some((device, templates)) = options.device {
+        attach(&mut plan, &options.kernels.ops, templates, device)?;
+    }
     Ok(Compiled { buckets, plan })
 }
 

@@ -5,6 +5,7 @@
 
 mod buckets;
 pub mod compile;
+pub mod cuda;
 mod expand;
 mod layout;
 mod lower;
@@ -17,6 +18,6 @@ pub use compile::Limits;
 pub use expand::{ExpandError, expand};
 pub use lower::PlanError;
 pub use plan::{
-    Arg, Bucket, Call, Carried, Launch, Plan, Program, Recipe, Region, Schedule, StateSpec,
-    Summary, TargetKind, VERSION, Value, Weight,
+    Arg, Bucket, Call, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Recipe,
+    Region, Run, Schedule, StateSpec, Summary, TargetKind, VERSION, Value, Weight,
 };

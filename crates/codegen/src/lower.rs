@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use infernum_ir::body::Stmt;
 use infernum_ir::{
-    Attr, Dims, Effect, Graph, NodeKind, Op, Param, Pointwise, StateType, TensorType, Type,
+    Attr, Dims, Effect, Graph, Node, NodeKind, Op, Param, Pointwise, StateType, TensorType, Type,
     ValueId, VerifyError,
 };
 
@@ -323,11 +323,13 @@ impl<'a> Lowering<'a> {
         Launch {
             op: op.to_owned(),
             attrs,
+            names: names_of(n),
             operands,
             results,
             name: n.names[0].clone(),
             loc: n.loc.as_ref().map(ToString::to_string),
             frees: Vec::new(),
+            run: None,
         }
     }
 
@@ -394,11 +396,13 @@ impl<'a> Lowering<'a> {
         launches.push(Launch {
             op: Launch::COPY.to_owned(),
             attrs: Vec::new(),
+            names: copied(),
             operands: vec![Some(Value { arg: from, ty: ty.clone() })],
             results: vec![Value { arg: Arg::Buffer(to), ty }],
             name: what.name.clone(),
             loc: None,
             frees: Vec::new(),
+            run: None,
         });
         to
     }
@@ -407,6 +411,24 @@ impl<'a> Lowering<'a> {
 /// Attributes under their names, so that a reader of the plan needs no definition of the op.
 fn named(op: Op, attrs: &[Attr]) -> Vec<(String, Attr)> {
     op.attrs.iter().map(|d| d.name.to_owned()).zip(attrs.iter().cloned()).collect()
+}
+
+/// What an op calls its operands and results. A primitive's results have no names: one is `y`,
+/// several are `y0`, `y1`, and so on.
+fn names_of(node: &Node) -> Vec<String> {
+    let NodeKind::Op { op, .. } = &node.kind else { return copied() };
+    let operands = op.operands.iter().map(|o| o.name.to_owned());
+    let results = match &op.fused {
+        Some(fused) => fused.results.clone(),
+        None if node.types.len() == 1 => vec!["y".to_owned()],
+        None => (0..node.types.len()).map(|i| format!("y{i}")).collect(),
+    };
+    operands.chain(results).collect()
+}
+
+/// As in [`names_of`], for [`Launch::COPY`].
+fn copied() -> Vec<String> {
+    vec!["x".to_owned(), "y".to_owned()]
 }
 
 fn is_constant(ty: &Type) -> bool {

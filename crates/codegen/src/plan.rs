@@ -6,6 +6,8 @@ use std::fmt;
 use infernum_ir::{Attr, DType, Dims, StateType, StepInput, Sym, TensorType, Type};
 use serde::{Deserialize, Serialize};
 
+use crate::cuda::{Device, Geometry};
+
 /// Version of the serialised form. A plan of another version must be compiled again.
 pub const VERSION: u32 = 3;
 
@@ -42,6 +44,12 @@ pub struct Plan {
     /// Which rows the output has: `B`, the last token of each sequence, or `T`, every token;
     /// `None` when the plan does not ask.
     pub output_rows: Option<Sym>,
+    /// The GPU that it is for, if it is for one.
+    pub device: Option<Device>,
+    /// Kernels that launches name; none on the CPU, which has its own.
+    pub kernels: Vec<Kernel>,
+    /// On a GPU, picks the likeliest token of each row of the first output.
+    pub pick: Option<Launch>,
 }
 
 /// A kind of steps: those of a number of tokens.
@@ -105,6 +113,8 @@ pub struct Launch {
     pub op: String,
     /// Its attributes and their names, in declared order.
     pub attrs: Vec<(String, Attr)>,
+    /// What the op's operands and then its results are called.
+    pub names: Vec<String>,
     /// One entry an operand declared; `None` where an optional one is left out.
     pub operands: Vec<Option<Value>>,
     /// Where the results go. A result that names an operand's buffer is computed in place.
@@ -115,6 +125,54 @@ pub struct Launch {
     pub loc: Option<String>,
     /// Buffers that nothing reads after this launch.
     pub frees: Vec<u32>,
+    /// What runs it on a GPU; `None` on the CPU.
+    pub run: Option<Run>,
+}
+
+/// What runs a launch on a GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Run {
+    /// One of the plan's kernels.
+    Kernel(KernelLaunch),
+    /// A library's matrix product.
+    Matmul(Matmul),
+}
+
+/// A kernel and how much of it is launched.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KernelLaunch {
+    /// Index into [`Plan::kernels`].
+    pub kernel: u32,
+    /// Blocks, threads and shared memory.
+    pub geometry: Geometry,
+}
+
+/// Result 0 is `x · wᵀ + bias + add`, accumulated in f32.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Matmul {
+    /// `[.., K]`.
+    pub x: Value,
+    /// `[N, K]`.
+    pub w: Value,
+    /// As the result; it may be its memory.
+    pub add: Option<Value>,
+    /// `[N]`.
+    pub bias: Option<Value>,
+}
+
+/// A kernel in CUDA.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// Its function.
+    pub name: String,
+    /// The template that it was made from.
+    pub template: String,
+    /// Which of its variants.
+    pub variant: String,
+    /// CUDA C++ that includes nothing.
+    pub text: String,
+    /// Bytes of device memory of its own, zero at load; launches of it follow one another.
+    pub scratch: u64,
 }
 
 /// An operand or a result: a place and the type that it is read as.
@@ -324,6 +382,13 @@ impl Launch {
         let place = self.results.first().map(|y| y.arg);
         let taken = |a: Arg| matches!(a, Arg::Buffer(_)) && Some(a) == place;
         self.operands.iter().flatten().any(|x| taken(x.arg))
+    }
+
+    /// Operands and then results under their names; `None` where an optional one is left out.
+    pub fn named_values(&self) -> impl Iterator<Item = (&str, Option<&Value>)> {
+        let values = self.operands.iter().map(Option::as_ref);
+        let values = values.chain(self.results.iter().map(Some));
+        self.names.iter().map(String::as_str).zip(values)
     }
 
     /// An attribute by its name.

@@ -198,7 +198,8 @@ impl<E: Executor> Engine<E> {
             if sequence.computed < sequence.tokens.len() {
                 continue; // the prompt goes on
             }
-            let token = if let Some(token) = output.tokens.get(row) {
+            let picked = output.tokens.get(row).filter(|_| sequence.request.sampling.is_greedy());
+            let token = if let Some(token) = picked {
                 *token
             } else {
                 self.row.clear();
@@ -293,7 +294,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Cpu, StepOutput, Ticket};
+    use crate::{StepOutput, Ticket};
 
     const VOCAB: usize = 50;
 
@@ -310,8 +311,6 @@ mod tests {
     }
 
     impl Executor for Fake {
-        type Target = Cpu;
-
         fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
             let dims = inputs.step().dims();
             assert!(dims.t <= self.limits.t && dims.b <= self.limits.b);

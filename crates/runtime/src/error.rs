@@ -4,6 +4,8 @@ use std::fmt;
 
 use infernum_ir::{DType, Dims};
 
+use crate::cuda::GpuError;
+
 /// Why a plan could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -29,6 +31,9 @@ pub enum LoadError {
         /// How much.
         bytes: u64,
     },
+    /// The GPU, or its driver.
+    #[error(transparent)]
+    Gpu(GpuError),
     /// The thread pool did not start.
     #[error("cannot start the threads: {0}")]
     Threads(String),
@@ -105,6 +110,9 @@ pub enum ExecError {
         /// What went wrong.
         message: String,
     },
+    /// The GPU, or its driver. Nothing more can run on it after a failed kernel.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
     /// A ticket that was not the last one given out.
     #[error("this ticket is for another step than the last one submitted")]
     Ticket,

@@ -1,9 +1,12 @@
 //! Executes plans.
 
 pub mod cpu;
+pub mod cuda;
 mod engine;
 mod error;
 mod kv;
+mod observe;
+mod plan_check;
 mod sampler;
 mod sources;
 mod step;
@@ -13,8 +16,9 @@ mod weights;
 pub use engine::{Engine, EngineError, EngineLimits, Event, FinishReason, Request, RequestId};
 pub use error::{ExecError, LoadError, TensorProblem};
 pub use kv::BlockPool;
+pub use observe::{Observed, Observer};
 pub use sampler::{Sampler, SamplingError, SamplingParams, argmax};
 pub use sources::{CheckpointWeights, RandomWeights};
 pub use step::{StepInputs, StepOutput};
-pub use target::{Buffer, Cpu, Cuda, Executor, HostMemory, Target, Ticket};
+pub use target::{Buffer, Cpu, Cuda, Executor, HostMemory, OnTarget, PlanExecutor, Target, Ticket};
 pub use weights::{Bytes, TensorBytes, WeightSource};

@@ -40,13 +40,28 @@ impl WeightSource for CheckpointWeights<'_> {
 pub struct RandomWeights {
     tensors: HashMap<String, TensorType>,
     seed: u64,
+    /// Values that all tensors share.
+    pool: Option<Bytes>,
 }
 
 impl RandomWeights {
     /// Weights for `plan`. The same seed gives the same weights.
     pub fn of(plan: &Plan, seed: u64) -> RandomWeights {
         let tensors = plan.tensors().into_iter().map(|(name, ty)| (name.to_owned(), ty)).collect();
-        RandomWeights { tensors, seed }
+        RandomWeights { tensors, seed, pool: None }
+    }
+
+    /// As [`RandomWeights::of`], all tensors being parts of one pool of numbers, as large as the
+    /// largest: quickly made, for devices that copy them. The element types must be alike.
+    pub fn pooled(plan: &Plan, seed: u64) -> RandomWeights {
+        let mut weights = RandomWeights::of(plan, seed);
+        let sizes = weights.tensors.values().map(|ty| (ty.bytes(&Dims::default()), ty.dtype));
+        let largest = sizes.max_by_key(|(bytes, _)| *bytes);
+        weights.pool = largest.and_then(|(bytes, dtype)| {
+            let elements = bytes as usize / (dtype.bytes(1)? as usize).max(1);
+            random(dtype, elements, seed | 1).map(Bytes::from)
+        });
+        weights
     }
 }
 
@@ -56,6 +71,9 @@ impl WeightSource for RandomWeights {
         let dims = Dims::default();
         let shape: Vec<u64> = ty.sizes(&dims).into_iter().map(|n| n as u64).collect();
         let elements = ty.elements(&dims) as usize;
+        if let Some(bytes) = self.pool.as_ref().and_then(|p| p.slice(0..ty.bytes(&dims) as usize)) {
+            return Some(TensorBytes { dtype: ty.dtype, shape, bytes });
+        }
         // Each tensor its own stream, so that the order of loading does not matter.
         let stream = name
             .bytes()

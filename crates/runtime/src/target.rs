@@ -1,8 +1,12 @@
 //! Targets, their memory, and what an executor is.
 
 use std::fmt;
+use std::time::Duration;
 
-use crate::{ExecError, StepInputs, StepOutput};
+use infernum_codegen::Plan;
+
+use crate::cuda::DeviceMemory;
+use crate::{ExecError, Observer, StepInputs, StepOutput};
 
 /// A kind of machine that plans run on: a marker, never a value.
 pub trait Target: 'static {
@@ -26,7 +30,7 @@ impl Target for Cpu {
 }
 
 impl Target for Cuda {
-    type Memory = u64; // a device address
+    type Memory = DeviceMemory;
     const NAME: &'static str = "cuda";
 }
 
@@ -34,11 +38,11 @@ impl Target for Cuda {
 /// mixed up:
 ///
 /// ```
-/// use infernum_runtime::{Buffer, Cpu, Executor};
+/// use infernum_runtime::{Buffer, Cpu, OnTarget};
 ///
-/// fn upload<E: Executor>(executor: &mut E, from: &Buffer<E::Target>) {}
+/// fn upload<E: OnTarget>(executor: &mut E, from: &Buffer<E::Target>) {}
 ///
-/// fn run<E: Executor<Target = Cpu>>(executor: &mut E, buffer: &Buffer<Cpu>) {
+/// fn run<E: OnTarget<Target = Cpu>>(executor: &mut E, buffer: &Buffer<Cpu>) {
 ///     upload(executor, buffer);
 /// }
 /// ```
@@ -46,11 +50,11 @@ impl Target for Cuda {
 /// A buffer of the host given to an executor for CUDA does not compile:
 ///
 /// ```compile_fail,E0308
-/// use infernum_runtime::{Buffer, Cpu, Cuda, Executor};
+/// use infernum_runtime::{Buffer, Cpu, Cuda, OnTarget};
 ///
-/// fn upload<E: Executor>(executor: &mut E, from: &Buffer<E::Target>) {}
+/// fn upload<E: OnTarget>(executor: &mut E, from: &Buffer<E::Target>) {}
 ///
-/// fn run<E: Executor<Target = Cuda>>(executor: &mut E, buffer: &Buffer<Cpu>) {
+/// fn run<E: OnTarget<Target = Cuda>>(executor: &mut E, buffer: &Buffer<Cpu>) {
 ///     upload(executor, buffer);
 /// }
 /// ```
@@ -112,11 +116,8 @@ impl<T: Target> fmt::Debug for Buffer<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(pub(crate) u64);
 
-/// Runs the steps of one plan.
+/// Runs steps.
 pub trait Executor {
-    /// Where it runs.
-    type Target: Target;
-
     /// Starts a step. The inputs are copied: they may be changed as soon as this returns.
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError>;
 
@@ -127,4 +128,47 @@ pub trait Executor {
 
     /// Waits for the step of the last ticket.
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError>;
+}
+
+/// Runs the steps of one plan, and lets one look inside.
+pub trait PlanExecutor: Executor {
+    /// What it runs.
+    fn plan(&self) -> &Plan;
+
+    /// As [`Executor::submit`], showing what each call carries on.
+    fn submit_observed(
+        &mut self,
+        inputs: &StepInputs,
+        observer: &mut Observer<'_>,
+    ) -> Result<Ticket, ExecError>;
+
+    /// Time spent in each op since the start, if it is measured; the longest first.
+    fn profile(&self) -> Vec<(String, Duration)>;
+
+    /// Whether steps bring their logits, or may leave them out where the likeliest tokens
+    /// ([`StepOutput::tokens`]) are picked anyway.
+    fn set_logits(&mut self, _wanted: bool) {}
+
+    /// What it runs on, for people.
+    fn describe(&self) -> String;
+}
+
+/// An executor whose memory is of one kind.
+pub trait OnTarget: PlanExecutor {
+    /// Where it runs.
+    type Target: Target;
+}
+
+impl<E: Executor + ?Sized> Executor for Box<E> {
+    fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
+        (**self).submit(inputs)
+    }
+
+    fn yields_tokens(&self) -> bool {
+        (**self).yields_tokens()
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
+        (**self).wait(ticket)
+    }
 }

@@ -72,9 +72,10 @@ impl ModelArgs {
         Ok(Model::open(self.files()?, self.spec.as_deref(), &self.library())?)
     }
 
-    /// The passes to run, less what is disabled.
-    pub(crate) fn pipeline(&self) -> Result<Pipeline, PipelineError> {
-        let mut pipeline = Pipeline::named(&self.passes, self.data.as_deref())?;
+    /// The passes to run, less what is disabled; `default` stands for the target's own.
+    pub(crate) fn pipeline(&self, default: &str) -> Result<Pipeline, PipelineError> {
+        let name = if self.passes == "default" { default } else { &self.passes };
+        let mut pipeline = Pipeline::named(name, self.data.as_deref())?;
         pipeline.disabled.extend(self.disable.iter().cloned());
         Ok(pipeline)
     }

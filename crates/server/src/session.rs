@@ -1,51 +1,171 @@
 //! From options to an engine that is ready to run.
 
 use std::error::Error;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use infernum_codegen::compile::{self, Options};
+use infernum_codegen::cuda::{Cache, Compiler, Device, Library};
 use infernum_codegen::{Limits, Plan};
 use infernum_frontend_hf::{Checkpoint, LowerOptions, Model};
 use infernum_ir::Sym;
+use infernum_passes::fuse::CostTable;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
-use infernum_runtime::{Engine, EngineLimits, StepInputs, WeightSource};
+use infernum_runtime::cuda::{CudaExecutor, CudaOptions, Gpu};
+use infernum_runtime::{Engine, EngineLimits, PlanExecutor, StepInputs, WeightSource};
 
 use crate::args::ModelArgs;
 use crate::report;
 
-/// The target that plans are run on.
+/// The target of plans for the host.
 pub(crate) const CPU: &str = "cpu";
 
 /// How a model is run.
-#[derive(clap::Args, Clone, Copy, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 pub(crate) struct RunArgs {
-    /// Threads; one a core when left out.
+    /// cpu, cuda, or cuda:N for GPU N; the first GPU if there is one when left out.
+    #[arg(long, value_name = "NAME", value_parser = device_choice)]
+    pub(crate) device: Option<DeviceChoice>,
+    /// Threads of the CPU; one a core when left out.
     #[arg(long, default_value_t = 0, hide_default_value = true)]
     pub(crate) threads: usize,
-    /// Most prompt tokens computed in one step.
-    #[arg(long, value_name = "TOKENS", default_value_t = 256)]
-    pub(crate) chunk: usize,
+    /// Most prompt tokens computed in one step; 256 on the CPU and 2048 on a GPU when left out.
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) chunk: Option<usize>,
+    /// Launch the kernels of every step one by one instead of replaying CUDA graphs.
+    #[arg(long)]
+    pub(crate) no_graphs: bool,
+    /// Let no kernel start before the one before it has ended.
+    #[arg(long)]
+    pub(crate) no_overlap: bool,
+    /// Folder of compiled kernels; a folder of the user's own when left out.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) kernel_cache: Option<std::path::PathBuf>,
 }
 
-/// Compiles a model for steps of one sequence.
+/// What --device says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceChoice {
+    Cpu,
+    Cuda(i32),
+}
+
+fn device_choice(text: &str) -> Result<DeviceChoice, String> {
+    match text.split_once(':').map_or((text, "0"), |parts| parts) {
+        ("cpu", "0") => Ok(DeviceChoice::Cpu),
+        ("cuda", number) if number.parse::<i32>().is_ok_and(|n| n >= 0) => {
+            Ok(DeviceChoice::Cuda(number.parse().unwrap_or(0)))
+        }
+        _ => Err(format!("expected cpu, cuda or cuda:N, found `{text}`")),
+    }
+}
+
+/// What plans run on.
+#[derive(Clone, Debug)]
+pub(crate) enum Machine {
+    Cpu,
+    Gpu(Arc<Gpu>),
+}
+
+impl RunArgs {
+    /// What was asked for, or the first GPU if there is one.
+    pub(crate) fn machine(&self) -> Result<Machine, Box<dyn Error>> {
+        Ok(match self.device {
+            Some(DeviceChoice::Cpu) => Machine::Cpu,
+            Some(DeviceChoice::Cuda(n)) => Machine::Gpu(Gpu::open(n)?),
+            None if Gpu::count().is_ok_and(|n| n > 0) => Machine::Gpu(Gpu::open(0)?),
+            None => Machine::Cpu,
+        })
+    }
+
+    /// Most prompt tokens in one step.
+    pub(crate) fn chunk(&self, machine: &Machine) -> usize {
+        let default = if matches!(machine, Machine::Cpu) { 256 } else { 2048 };
+        self.chunk.unwrap_or(default).max(1)
+    }
+
+    pub(crate) fn cache(&self) -> Cache {
+        self.kernel_cache.as_deref().map_or_else(Cache::user, Cache::new)
+    }
+}
+
+impl Machine {
+    pub(crate) fn device(&self) -> Option<Device> {
+        match self {
+            Machine::Cpu => None,
+            Machine::Gpu(gpu) => Some(Device::of(gpu.sm, gpu.sms)),
+        }
+    }
+
+    /// The name of its cost table, and the table.
+    pub(crate) fn costs(&self, args: &ModelArgs) -> Result<(String, CostTable), Box<dyn Error>> {
+        let Some(device) = self.device() else {
+            return Ok((CPU.to_owned(), args.cost_table(CPU)?));
+        };
+        // A chip without a table of its own has that of the one before it.
+        let known = Device::KNOWN.iter().rev().filter(|(_, sm, _)| *sm <= device.sm);
+        for (name, ..) in known {
+            if CostTable::named(name, args.data.as_deref()).is_ok() {
+                return Ok(((*name).to_owned(), args.cost_table(name)?));
+            }
+        }
+        Err(format!("there are no costs for {}: expected at least sm_75", device.arch).into())
+    }
+
+    /// The pipeline that `default` stands for.
+    pub(crate) fn pipeline(&self) -> &'static str {
+        match self {
+            Machine::Cpu => "default",
+            Machine::Gpu(_) => "cuda",
+        }
+    }
+}
+
+/// The largest step that is wanted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) sequences: u64,
+    pub(crate) max_length: u64,
+}
+
+impl Size {
+    /// One sequence.
+    pub(crate) fn one(max_length: u64) -> Size {
+        Size { sequences: 1, max_length }
+    }
+
+    /// Blocks of the KV cache that it takes.
+    pub(crate) fn blocks(self) -> usize {
+        (self.max_length.div_ceil(StepInputs::BLOCK_SIZE as u64) * self.sequences) as usize
+    }
+}
+
+/// Compiles a model.
 pub(crate) fn plan(
     model: &Model,
     args: &ModelArgs,
     run: &RunArgs,
     rows: Sym,
-    max_length: u64,
+    size: Size,
+    machine: &Machine,
 ) -> Result<Plan, Box<dyn Error>> {
-    let (pipeline, kernels) = (args.pipeline()?, args.kernels()?);
-    let costs = args.cost_table(CPU)?;
+    let (pipeline, kernels) = (args.pipeline(machine.pipeline())?, args.kernels()?);
+    let (target, costs) = machine.costs(args)?;
+    let (device, templates) = (machine.device(), Library::new(args.data.as_deref()));
     let options = Options {
         model,
-        lower: LowerOptions { dtype: args.dtype, max_length: Some(max_length), rows },
+        lower: LowerOptions { dtype: args.dtype, max_length: Some(size.max_length), rows },
         pipeline: &pipeline,
         kernels: &kernels,
-        costs: (CPU, &costs),
+        costs: (&target, &costs),
         rules: None,
         explain: false,
-        limits: Limits { chunk: run.chunk.max(1) as u64, sequences: 1, max_length },
+        limits: Limits {
+            chunk: run.chunk(machine) as u64,
+            sequences: size.sequences,
+            max_length: size.max_length,
+        },
+        device: device.as_ref().map(|d| (d, &templates)),
     };
     let bar = report::steps_bar("compiling", compile::step_names(&pipeline).len() as u64);
     let compiled = compile::compile(&options, &mut |_, _, _| bar.inc(1));
@@ -58,31 +178,42 @@ pub(crate) fn executor(
     plan: Plan,
     weights: &dyn WeightSource,
     run: &RunArgs,
-    max_length: usize,
+    size: Size,
     profile: bool,
-) -> Result<CpuExecutor, Box<dyn Error>> {
-    let options = CpuOptions {
-        kv_blocks: max_length.div_ceil(StepInputs::BLOCK_SIZE),
-        threads: run.threads,
-        profile,
-        ..CpuOptions::default()
-    };
-    Ok(CpuExecutor::new(plan, weights, options)?)
+    machine: &Machine,
+) -> Result<Box<dyn PlanExecutor>, Box<dyn Error>> {
+    let kv_blocks = size.blocks();
+    Ok(match machine {
+        Machine::Cpu => {
+            let threads = run.threads;
+            let options = CpuOptions { kv_blocks, threads, profile, ..CpuOptions::default() };
+            Box::new(CpuExecutor::new(plan, weights, options)?)
+        }
+        Machine::Gpu(gpu) => {
+            let arch = plan.device.as_ref().map_or("", |d| &d.arch);
+            let (cubins, _) = run.cache().cubins(&plan.kernels, arch, &mut Compiler::find)?;
+            let (graphs, overlap) = (!run.no_graphs, !run.no_overlap);
+            let options =
+                CudaOptions { kv_blocks, graphs, overlap, profile, ..CudaOptions::default() };
+            Box::new(CudaExecutor::new(plan, &cubins, weights, gpu, options)?)
+        }
+    })
 }
 
-/// An engine for one sequence of at most `max_length` tokens.
+/// An engine for sequences of at most `size`.
 pub(crate) fn engine(
-    executor: CpuExecutor,
+    executor: Box<dyn PlanExecutor>,
     run: &RunArgs,
-    max_length: usize,
-) -> Engine<CpuExecutor> {
+    size: Size,
+    machine: &Machine,
+) -> Engine<Box<dyn PlanExecutor>> {
     let plan = executor.plan();
     let vocab = plan.vocabulary();
     let limits = EngineLimits {
         step: plan.limits,
-        max_length,
-        chunk: run.chunk.max(1),
-        blocks: max_length.div_ceil(StepInputs::BLOCK_SIZE),
+        max_length: size.max_length as usize,
+        chunk: run.chunk(machine),
+        blocks: size.blocks(),
         block_size: StepInputs::BLOCK_SIZE,
         vocab: vocab as usize,
     };

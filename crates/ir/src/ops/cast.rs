@@ -26,7 +26,7 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 0),
-    cuda: None,
+    cuda: Some("cast"),
     tolerance: Tolerance::EXACT,
     fused: None,
 };

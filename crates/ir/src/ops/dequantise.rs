@@ -30,7 +30,7 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 2),
-    cuda: None,
+    cuda: Some("dequantise"),
     tolerance: Tolerance::POINTWISE,
     fused: None,
 };

@@ -24,7 +24,7 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work,
-    cuda: None,
+    cuda: Some("expert_linear"),
     tolerance: Tolerance::REDUCTION,
     fused: None,
 };

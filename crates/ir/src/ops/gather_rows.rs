@@ -21,7 +21,7 @@ pub(super) static OP: OpDef = OpDef {
         bytes: results[0].tensor().map_or(0, |t| t.bytes(dims)).saturating_mul(2),
         flops: 0,
     },
-    cuda: None,
+    cuda: Some("gather_rows"),
     tolerance: Tolerance::EXACT,
     fused: None,
 };

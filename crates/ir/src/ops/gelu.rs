@@ -13,7 +13,7 @@ pub(super) static OP: OpDef = OpDef {
     reference: pointwise::reference,
     pointwise: Pointwise::Fixed("0.5 * x * (1 + erf(x * 0.7071067811865476))"),
     work: |call, results, dims| streaming(call, results, dims, 8),
-    cuda: None,
+    cuda: Some("pointwise"),
     tolerance: Tolerance::POINTWISE,
     fused: None,
 };

@@ -15,7 +15,7 @@ pub(super) static OP: OpDef = OpDef {
         "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))",
     ),
     work: |call, results, dims| streaming(call, results, dims, 10),
-    cuda: None,
+    cuda: Some("pointwise"),
     tolerance: Tolerance::POINTWISE,
     fused: None,
 };

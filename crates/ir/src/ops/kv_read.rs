@@ -24,7 +24,7 @@ pub(super) static OP: OpDef = OpDef {
         work.bytes = work.bytes.saturating_mul(2);
         work
     },
-    cuda: None,
+    cuda: Some("kv_read"),
     tolerance: Tolerance::EXACT,
     fused: None,
 };

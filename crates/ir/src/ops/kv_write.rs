@@ -25,7 +25,7 @@ pub(super) static OP: OpDef = OpDef {
         bytes: call.tensor(1).map_or(0, |t| t.bytes(dims)).saturating_mul(2),
         flops: 0,
     },
-    cuda: None,
+    cuda: Some("kv_write"),
     tolerance: Tolerance::EXACT,
     fused: None,
 };

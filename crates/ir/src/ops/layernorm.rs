@@ -26,7 +26,7 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 7),
-    cuda: None,
+    cuda: Some("layernorm"),
     tolerance: Tolerance::REDUCTION,
     fused: None,
 };

@@ -36,7 +36,7 @@ pub(super) static OP: OpDef = OpDef {
         let k = call.operands[1].and_then(|t| t.tensor().ok()?.last_const()).unwrap_or(0);
         streaming(call, results, dims, k.saturating_mul(2))
     },
-    cuda: None,
+    cuda: Some("linear"),
     tolerance: Tolerance::REDUCTION,
     fused: None,
 };

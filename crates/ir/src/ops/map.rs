@@ -19,7 +19,7 @@ pub(super) static OP: OpDef = OpDef {
     reference: pointwise::reference,
     pointwise: Pointwise::Attr("expr"),
     work: |call, results, dims| streaming(call, results, dims, 4),
-    cuda: None,
+    cuda: Some("pointwise"),
     tolerance: Tolerance::POINTWISE,
     fused: None,
 };

@@ -31,7 +31,7 @@ pub(super) static OP: OpDef = OpDef {
         let k = call.operands[0].and_then(|t| Some(t.tensor().ok()?.shape.last()?.eval(dims)));
         streaming(call, results, dims, k.unwrap_or(0).saturating_mul(2))
     },
-    cuda: None,
+    cuda: Some("matmul"),
     tolerance: Tolerance::REDUCTION,
     fused: None,
 };

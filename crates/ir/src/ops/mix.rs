@@ -36,7 +36,7 @@ pub(super) static OP: OpDef = OpDef {
             flops: p.saturating_mul(d).saturating_mul(2),
         }
     },
-    cuda: None,
+    cuda: Some("mix"),
     tolerance: Tolerance::REDUCTION,
     fused: None,
 };

@@ -42,7 +42,7 @@ pub(super) static OP: OpDef = OpDef {
         work.flops = call.tensor(0).map_or(0, |t| t.elements(dims));
         work
     },
-    cuda: None,
+    cuda: Some("reduce"),
     tolerance: Tolerance::REDUCTION,
     fused: None,
 };

@@ -33,7 +33,7 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 4),
-    cuda: None,
+    cuda: Some("rmsnorm"),
     tolerance: Tolerance::REDUCTION,
     fused: None,
 };

@@ -47,7 +47,7 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 6),
-    cuda: None,
+    cuda: Some("rope"),
     tolerance: Tolerance::POINTWISE,
     fused: None,
 };

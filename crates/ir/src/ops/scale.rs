@@ -19,7 +19,7 @@ pub(super) static OP: OpDef = OpDef {
     reference: pointwise::reference,
     pointwise: Pointwise::Fixed("x * by"),
     work: |call, results, dims| streaming(call, results, dims, 1),
-    cuda: None,
+    cuda: Some("pointwise"),
     tolerance: Tolerance::POINTWISE,
     fused: None,
 };

@@ -37,7 +37,7 @@ pub(super) static OP: OpDef = OpDef {
             flops: out.saturating_mul(d).saturating_mul(2),
         }
     },
-    cuda: None,
+    cuda: Some("scores"),
     tolerance: Tolerance::REDUCTION,
     fused: None,
 };

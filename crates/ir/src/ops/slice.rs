@@ -54,7 +54,7 @@ pub(super) static OP: OpDef = OpDef {
         work.bytes = taken.saturating_mul(2);
         work
     },
-    cuda: None,
+    cuda: Some("slice"),
     tolerance: Tolerance::EXACT,
     fused: None,
 };

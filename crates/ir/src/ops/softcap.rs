@@ -24,7 +24,7 @@ pub(super) static OP: OpDef = OpDef {
     reference: pointwise::reference,
     pointwise: Pointwise::Fixed("cap * tanh(x / cap)"),
     work: |call, results, dims| streaming(call, results, dims, 6),
-    cuda: None,
+    cuda: Some("pointwise"),
     tolerance: Tolerance::POINTWISE,
     fused: None,
 };

@@ -24,7 +24,7 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 5),
-    cuda: None,
+    cuda: Some("softmax"),
     tolerance: Tolerance::REDUCTION,
     fused: None,
 };

@@ -48,7 +48,7 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 8),
-    cuda: None,
+    cuda: Some("topk"),
     tolerance: Tolerance::EXACT,
     fused: None,
 };

@@ -8,7 +8,7 @@ use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqStep, States, Step,
 use infernum_ir::{DType, Dims, Module, Op, OpSet, Param, Tolerance, Type, WeightRef, text};
 
 use super::{CpuExecutor, CpuOptions, Observed, convert, has_kernel};
-use crate::{StepInputs, TensorBytes, WeightSource};
+use crate::{PlanExecutor, StepInputs, TensorBytes, WeightSource};
 
 /// How one kernel did on one case.
 #[derive(Clone, Debug)]

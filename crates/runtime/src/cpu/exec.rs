@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use infernum_codegen::{Arg, Call, Launch, Plan, Program, TargetKind, VERSION, Value};
+use infernum_codegen::{Arg, Call, Launch, Plan, Program, TargetKind, Value};
 use infernum_ir::{DType, Dims, TensorType, Type};
 use rayon::ThreadPool;
 
@@ -13,9 +13,11 @@ use super::memory::{MAX_ARGS, Parts};
 use super::simd::Isa;
 use super::state::StepState;
 use super::{convert, simd};
+use crate::plan_check;
 use crate::weights::{Loaded, load};
 use crate::{
-    Buffer, Cpu, ExecError, Executor, LoadError, StepInputs, StepOutput, Ticket, WeightSource,
+    Buffer, Cpu, ExecError, Executor, LoadError, Observed, Observer, OnTarget, PlanExecutor,
+    StepInputs, StepOutput, Ticket, WeightSource,
 };
 
 /// How to set an executor up.
@@ -30,7 +32,7 @@ pub struct CpuOptions {
     /// Fills memory with NaN before it is written and after it is last read, so that a wrong plan
     /// or kernel shows. Slow.
     pub poison: bool,
-    /// Measures the time that each op takes: see [`CpuExecutor::profile`].
+    /// Measures the time that each op takes: see [`PlanExecutor::profile`].
     pub profile: bool,
 }
 
@@ -45,22 +47,6 @@ impl Default for CpuOptions {
         }
     }
 }
-
-/// A value that a call carries on, widened.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Observed {
-    /// Its name in the IR.
-    pub name: String,
-    /// Its type.
-    pub ty: TensorType,
-    /// Sizes in this step.
-    pub shape: Vec<usize>,
-    /// Its elements.
-    pub data: Vec<f64>,
-}
-
-/// Called after each call of the schedule with what it carries on.
-pub type Observer<'a> = dyn FnMut(usize, Vec<Observed>) + Send + 'a;
 
 /// Runs a plan on the host.
 pub struct CpuExecutor {
@@ -93,7 +79,7 @@ impl CpuExecutor {
         source: &dyn WeightSource,
         options: CpuOptions,
     ) -> Result<CpuExecutor, LoadError> {
-        check(&plan)?;
+        plan_check::check(&plan, TargetKind::Cpu)?;
         let kernels = prepare(&plan)?;
         let mut weights = load(&plan, source)?;
         widen_weights(&plan, &kernels, &mut weights);
@@ -126,23 +112,9 @@ impl CpuExecutor {
         Ok(CpuExecutor { pool, core, output: StepOutput::default(), ticket: 0 })
     }
 
-    /// What it runs.
-    pub fn plan(&self) -> &Plan {
-        &self.core.plan
-    }
-
     /// Threads that steps run on.
     pub fn threads(&self) -> usize {
         self.pool.current_num_threads()
-    }
-
-    /// As [`Executor::submit`], showing what each call carries on.
-    pub fn submit_observed(
-        &mut self,
-        inputs: &StepInputs,
-        observer: &mut Observer<'_>,
-    ) -> Result<Ticket, ExecError> {
-        self.run(inputs, Some(observer))
     }
 
     /// Launches for which there is no kernel: they run the op's reference, slowly.
@@ -153,19 +125,6 @@ impl CpuExecutor {
             .filter(|(_, (_, kernel))| kernel.is_reference())
             .map(|(p, (l, _))| format!("{}/%{}: {}", p.name, l.name, l.op))
             .collect()
-    }
-
-    /// Time spent in each op since the start, if it is measured; the longest first.
-    pub fn profile(&self) -> Vec<(String, Duration)> {
-        let mut ops: BTreeMap<&str, Duration> = BTreeMap::new();
-        for (program, times) in self.core.plan.programs.iter().zip(&self.core.times) {
-            for (launch, time) in program.launches.iter().zip(times) {
-                *ops.entry(&launch.op).or_default() += *time;
-            }
-        }
-        let mut ops: Vec<_> = ops.into_iter().map(|(op, time)| (op.to_owned(), time)).collect();
-        ops.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
-        ops
     }
 
     fn run(
@@ -180,9 +139,41 @@ impl CpuExecutor {
     }
 }
 
-impl Executor for CpuExecutor {
-    type Target = Cpu;
+impl PlanExecutor for CpuExecutor {
+    fn plan(&self) -> &Plan {
+        &self.core.plan
+    }
 
+    fn submit_observed(
+        &mut self,
+        inputs: &StepInputs,
+        observer: &mut Observer<'_>,
+    ) -> Result<Ticket, ExecError> {
+        self.run(inputs, Some(observer))
+    }
+
+    fn profile(&self) -> Vec<(String, Duration)> {
+        let mut ops: BTreeMap<&str, Duration> = BTreeMap::new();
+        for (program, times) in self.core.plan.programs.iter().zip(&self.core.times) {
+            for (launch, time) in program.launches.iter().zip(times) {
+                *ops.entry(&launch.op).or_default() += *time;
+            }
+        }
+        let mut ops: Vec<_> = ops.into_iter().map(|(op, time)| (op.to_owned(), time)).collect();
+        ops.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
+        ops
+    }
+
+    fn describe(&self) -> String {
+        format!("CPU, {} thread(s)", self.threads())
+    }
+}
+
+impl OnTarget for CpuExecutor {
+    type Target = Cpu;
+}
+
+impl Executor for CpuExecutor {
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
         self.run(inputs, None)
     }
@@ -436,61 +427,6 @@ fn dtype(ty: &Type) -> DType {
         Type::Tensor(ty) => ty.dtype,
         Type::State(ty) => ty.dtype,
     }
-}
-
-/// Checks once what running then takes for granted.
-fn check(plan: &Plan) -> Result<(), LoadError> {
-    let fail = |what: String| Err(LoadError::Plan(what));
-    if plan.version != VERSION {
-        return fail(format!("it has version {}, expected {VERSION}", plan.version));
-    }
-    if plan.target != TargetKind::Cpu {
-        return fail(format!("it is for {:?}", plan.target));
-    }
-    for program in &plan.programs {
-        let fits = |value: &Value| match (value.arg, &value.ty) {
-            (Arg::Buffer(b), Type::Tensor(ty)) => program
-                .buffers
-                .get(b as usize)
-                .is_some_and(|r| r.offset % 64 == 0 && ty.bytes(&plan.limits) <= r.bytes),
-            (Arg::Buffer(_), Type::State(_)) => false,
-            _ => true,
-        };
-        let inside = |r: &infernum_codegen::Region| {
-            r.offset.checked_add(r.bytes).is_some_and(|end| end <= plan.arena_bytes)
-        };
-        let values = |l: &Launch| {
-            l.operands.len() <= MAX_ARGS
-                && l.results.len() <= MAX_ARGS
-                && l.operands.iter().flatten().chain(&l.results).all(fits)
-                && l.frees.iter().all(|f| (*f as usize) < program.buffers.len())
-        };
-        let carried = program
-            .results
-            .iter()
-            .all(|c| fits(&Value { arg: Arg::Buffer(c.buffer), ty: Type::Tensor(c.ty.clone()) }));
-        if !program.buffers.iter().all(inside) || !program.launches.iter().all(values) || !carried {
-            return fail(format!("program `{}` leaves its buffers", program.name));
-        }
-    }
-    let calls = || plan.schedules.iter().flat_map(|s| &s.calls);
-    for call in calls() {
-        let program = plan.programs.get(call.program as usize);
-        let slots = |arg: Arg| match arg {
-            Arg::Weight(s) => call.weights.get(s as usize).is_some(),
-            Arg::State(s) => call.states.get(s as usize).is_some(),
-            _ => true,
-        };
-        let bound = program.is_some_and(|p| {
-            p.launches.iter().flat_map(|l| l.operands.iter().flatten()).all(|v| slots(v.arg))
-        });
-        let known = call.weights.iter().all(|w| (*w as usize) < plan.weights.len())
-            && call.states.iter().all(|s| (*s as usize) < plan.states.len());
-        if !bound || !known {
-            return fail("a call is not bound".to_owned());
-        }
-    }
-    Ok(())
 }
 
 fn prepare(plan: &Plan) -> Result<Vec<Vec<Box<dyn Kernel>>>, LoadError> {

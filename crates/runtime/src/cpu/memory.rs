@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-/// Most operands and results of a launch.
-pub(super) const MAX_ARGS: usize = 12;
+pub(super) use crate::plan_check::MAX_ARGS;
 
 /// Parts of the arena lent to one launch.
 #[derive(Default)]

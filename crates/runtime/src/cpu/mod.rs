@@ -8,6 +8,7 @@ mod memory;
 pub mod simd;
 mod state;
 
+pub use crate::observe::{Observed, Observer};
 pub use check::{KernelVerdict, check, unchecked};
-pub use exec::{CpuExecutor, CpuOptions, Observed, Observer};
+pub use exec::{CpuExecutor, CpuOptions};
 pub use kernels::has_kernel;

@@ -11,14 +11,13 @@ use infernum_ir::Sym;
 use infernum_passes::Pipeline;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::CostTable;
-use infernum_runtime::cpu::CpuExecutor;
-use infernum_runtime::{CheckpointWeights, Executor, RandomWeights, StepInputs};
+use infernum_runtime::{CheckpointWeights, PlanExecutor, RandomWeights, StepInputs};
 use serde::Serialize;
 
 use super::bench::{self, Lengths};
 use crate::args::ModelArgs;
 use crate::report::{self, Outcome};
-use crate::session::{self, CPU, RunArgs};
+use crate::session::{self, CPU, Machine, RunArgs, Size};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -68,7 +67,7 @@ struct Ablation<'a> {
 
 pub(crate) fn run(args: &Args) -> Outcome {
     let model = bench::model(args.config.as_deref(), &args.model)?;
-    let (kernels, pipeline) = (args.model.kernels()?, args.model.pipeline()?);
+    let (kernels, pipeline) = (args.model.kernels()?, args.model.pipeline("default")?);
     let costs = args.model.cost_table(CPU)?;
     let ablation = Ablation { args, model: &model, kernels: &kernels, costs: &costs, pipeline };
     let rows = ablation.rows()?;
@@ -137,7 +136,12 @@ impl Ablation<'_> {
             costs: (CPU, self.costs),
             rules: only,
             explain: false,
-            limits: Limits { chunk: self.args.run.chunk.max(1) as u64, sequences: 1, max_length },
+            limits: Limits {
+                chunk: self.args.run.chunk(&Machine::Cpu) as u64,
+                sequences: 1,
+                max_length,
+            },
+            device: None,
         };
         Ok(compile(&options, &mut |_, _, _| {})?)
     }
@@ -153,18 +157,19 @@ impl Ablation<'_> {
         let lengths = Lengths {
             prompt: self.args.prompt,
             generate: self.args.generate,
-            chunk: self.args.run.chunk.max(1),
+            batch: 1,
+            chunk: self.args.run.chunk(&Machine::Cpu),
             vocab: bench::vocab(&plan),
         };
         let mut executor = self.load(plan)?;
         let mut runs = Vec::new();
         for i in 0..=self.args.runs.max(1) {
-            let run = bench::once(&mut executor, &lengths)?;
+            let run = bench::once(&mut *executor, &lengths)?;
             if i > 0 {
                 runs.push(run); // the first one warms up
             }
         }
-        let logits = after_prompt(&mut executor, &lengths)?;
+        let logits = after_prompt(&mut *executor, &lengths)?;
         let difference = reference.unwrap_or(&logits).iter().zip(&logits);
         let row = Row {
             rules: rules.to_owned(),
@@ -184,14 +189,15 @@ impl Ablation<'_> {
         Ok((row, logits))
     }
 
-    fn load(&self, plan: Plan) -> Result<CpuExecutor, Box<dyn Error>> {
-        let (run, length) = (&self.args.run, self.args.prompt + self.args.generate);
+    fn load(&self, plan: Plan) -> Result<Box<dyn PlanExecutor>, Box<dyn Error>> {
+        let (run, length) =
+            (&self.args.run, Size::one((self.args.prompt + self.args.generate) as u64));
         if let Some(checkpoint) = &self.model.checkpoint {
             let weights = CheckpointWeights::new(checkpoint);
-            return session::executor(plan, &weights, run, length, false);
+            return session::executor(plan, &weights, run, length, false, &Machine::Cpu);
         }
         let random = RandomWeights::of(&plan, 1);
-        session::executor(plan, &random, run, length, false)
+        session::executor(plan, &random, run, length, false, &Machine::Cpu)
     }
 }
 
@@ -208,7 +214,10 @@ fn launches(plan: &Plan) -> BTreeMap<String, usize> {
 }
 
 /// The logits after the prompt of [`bench::once`].
-fn after_prompt(executor: &mut CpuExecutor, lengths: &Lengths) -> Result<Vec<f32>, Box<dyn Error>> {
+fn after_prompt(
+    executor: &mut dyn PlanExecutor,
+    lengths: &Lengths,
+) -> Result<Vec<f32>, Box<dyn Error>> {
     let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
     let blocks: Vec<u32> = (0..lengths.prompt.div_ceil(StepInputs::BLOCK_SIZE) as u32).collect();
     let mut done = 0;

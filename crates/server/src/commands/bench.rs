@@ -2,17 +2,20 @@
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use infernum_codegen::Plan;
+use infernum_codegen::cuda::{Compiler, Device, Library, ceiling};
 use infernum_frontend_hf::{Config, Model};
 use infernum_ir::Sym;
-use infernum_runtime::{CheckpointWeights, Executor, RandomWeights, StepInputs};
+use infernum_runtime::cuda::{self, CEILING_BYTES, Gpu};
+use infernum_runtime::{CheckpointWeights, PlanExecutor, RandomWeights, StepInputs, WeightSource};
 use serde::Serialize;
 
 use crate::args::ModelArgs;
 use crate::report::{self, Outcome};
-use crate::session::{self, RunArgs, Speed};
+use crate::session::{self, Machine, RunArgs, Size, Speed};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -23,12 +26,15 @@ pub(crate) struct Args {
     /// A config.json to run with random weights, instead of a model.
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     config: Option<PathBuf>,
-    /// Tokens of prompt.
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    prompt: usize,
+    /// Tokens of prompt; several to measure each.
+    #[arg(long, value_name = "N", default_value = "128", value_delimiter = ',')]
+    prompt: Vec<usize>,
     /// Tokens to decode, one at a time, after the prompt.
     #[arg(long, value_name = "N", default_value_t = 64)]
     generate: usize,
+    /// Sequences that are decoded together; several to measure each.
+    #[arg(long, value_name = "N", default_value = "1", value_delimiter = ',')]
+    batch: Vec<usize>,
     /// Measured repetitions, after one to warm up; the median counts.
     #[arg(long, value_name = "N", default_value_t = 3)]
     runs: usize,
@@ -40,29 +46,38 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// What was measured.
 #[derive(Serialize)]
-struct Figures {
+struct Report {
     model: String,
     weights: &'static str,
-    threads: usize,
-    prompt_tokens: usize,
-    generated_tokens: usize,
-    prefill_tokens_per_second: f64,
-    decode_tokens_per_second: f64,
-    decode_ms_per_token: f64,
-    /// Bytes that decoding one token must read: the weights, and the cache at mid-length.
-    bytes_per_token: u64,
-    decode_gb_per_second: f64,
-    read_ceiling_gb_per_second: f64,
-    decode_fraction_of_ceiling: f64,
+    device: String,
     weight_bytes: u64,
-    kv_bytes: u64,
     peak_memory_bytes: Option<u64>,
     load_seconds: f64,
-    runs: Vec<Run>,
+    read_ceiling_gb_per_second: f64,
+    cases: Vec<Figures>,
     /// Seconds spent in each op over all runs, the longest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     profile: Vec<(String, f64)>,
+}
+
+/// Figures of one size.
+#[derive(Serialize)]
+struct Figures {
+    batch: usize,
+    prompt_tokens: usize,
+    generated_tokens: usize,
+    prefill_ms: f64,
+    prefill_tokens_per_second: f64,
+    decode_ms_per_step: f64,
+    decode_tokens_per_second: f64,
+    /// Bytes that a decode step must read: the weights, and the cache at mid-length.
+    bytes_per_step: u64,
+    decode_gb_per_second: f64,
+    decode_fraction_of_ceiling: f64,
+    kv_bytes: u64,
+    runs: Vec<Run>,
 }
 
 #[derive(Clone, Copy, Serialize)]
@@ -72,18 +87,36 @@ pub(super) struct Run {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let ceiling = read_ceiling();
+    let machine = args.run.machine()?;
+    let ceiling = match &machine {
+        Machine::Cpu => read_ceiling(),
+        Machine::Gpu(gpu) => gpu_ceiling(gpu, args)?,
+    };
     let model = model(args.config.as_deref(), &args.model)?;
-    let max_length = args.prompt + args.generate;
-    if args.prompt == 0 || args.generate == 0 {
-        return Err("--prompt and --generate: expected at least 1".into());
+    let most = |list: &[usize]| list.iter().copied().max().unwrap_or(1);
+    if args.prompt.contains(&0) || args.batch.contains(&0) || args.generate == 0 {
+        return Err("--prompt, --batch and --generate: expected at least 1".into());
     }
-    let plan = session::plan(&model, &args.model, &args.run, Sym::B, max_length as u64)?;
-    let figures = measure(args, &model, plan, max_length, ceiling)?;
+    let size = Size {
+        sequences: most(&args.batch) as u64,
+        max_length: (most(&args.prompt) + args.generate) as u64,
+    };
+    let plan = session::plan(&model, &args.model, &args.run, Sym::B, size, &machine)?;
+    let report = measure(args, &model, plan, size, ceiling, &machine)?;
     if args.json {
-        return report::json(&figures);
+        return report::json(&report);
     }
-    print(&figures)
+    print(&report)
+}
+
+fn gpu_ceiling(gpu: &Arc<Gpu>, args: &Args) -> Result<f64, Box<dyn Error>> {
+    let device = Device::of(gpu.sm, gpu.sms);
+    let library = Library::new(args.model.data.as_deref());
+    let (launch, run, kernel) = ceiling(&library, &device, CEILING_BYTES)?;
+    let name = kernel.name.clone();
+    let (cubins, _) = args.run.cache().cubins(&[kernel], &device.arch, &mut Compiler::find)?;
+    let cubin = cubins.first().ok_or("no kernel was compiled")?;
+    Ok(cuda::read_ceiling(gpu, (&launch, &run), (cubin, &name), &device)? / 1e9)
 }
 
 /// The model to measure: a bare config with random weights to come, or a folder.
@@ -99,69 +132,107 @@ fn measure(
     args: &Args,
     model: &Model,
     plan: Plan,
-    max_length: usize,
+    size: Size,
     ceiling: f64,
-) -> Result<Figures, Box<dyn Error>> {
+    machine: &Machine,
+) -> Result<Report, Box<dyn Error>> {
     let start = Instant::now();
-    let summary = plan.summary();
-    let (kv_row, vocab) = (plan.kv_bytes_per_token(), vocab(&plan));
-    let bytes_per_token =
-        decode_weight_bytes(&plan) + kv_row * (args.prompt + args.generate / 2) as u64;
-    let weights = if model.checkpoint.is_some() { "checkpoint" } else { "random" };
-    let mut executor = if let Some(checkpoint) = &model.checkpoint {
-        session::warm(checkpoint);
-        let weights = CheckpointWeights::new(checkpoint);
-        session::executor(plan, &weights, &args.run, max_length, args.profile)?
-    } else {
-        let random = RandomWeights::of(&plan, 1);
-        session::executor(plan, &random, &args.run, max_length, args.profile)?
+    let mut report = Report {
+        model: args
+            .config
+            .as_ref()
+            .map_or_else(|| model.files.name().to_owned(), |path| path.display().to_string()),
+        weights: if model.checkpoint.is_some() { "checkpoint" } else { "random" },
+        device: String::new(),
+        weight_bytes: plan.summary().weight_bytes,
+        peak_memory_bytes: None,
+        load_seconds: 0.0,
+        read_ceiling_gb_per_second: ceiling,
+        cases: Vec::new(),
+        profile: Vec::new(),
     };
-    let load_seconds = start.elapsed().as_secs_f64();
+    let load = |plan: Plan, weights: &dyn WeightSource| {
+        session::executor(plan, weights, &args.run, size, args.profile, machine)
+    };
+    let mut executor = match (&model.checkpoint, machine) {
+        (Some(checkpoint), _) => {
+            session::warm(checkpoint);
+            load(plan, &CheckpointWeights::new(checkpoint))?
+        }
+        (None, Machine::Cpu) => {
+            let random = RandomWeights::of(&plan, 1);
+            load(plan, &random)?
+        }
+        (None, Machine::Gpu(_)) => {
+            let random = RandomWeights::pooled(&plan, 1);
+            load(plan, &random)?
+        }
+    };
+    report.device = executor.describe();
+    report.load_seconds = start.elapsed().as_secs_f64();
+    executor.set_logits(false);
+    for &prompt in &args.prompt {
+        for &batch in &args.batch {
+            let case = case(args, &mut *executor, prompt, batch, ceiling, machine)?;
+            report.cases.push(case);
+        }
+    }
+    report.peak_memory_bytes = peak_memory();
+    report.profile = executor.profile().into_iter().map(|(op, t)| (op, t.as_secs_f64())).collect();
+    Ok(report)
+}
+
+fn case(
+    args: &Args,
+    executor: &mut dyn PlanExecutor,
+    prompt: usize,
+    batch: usize,
+    ceiling: f64,
+    machine: &Machine,
+) -> Result<Figures, Box<dyn Error>> {
+    let plan = executor.plan();
+    let kv_row = plan.kv_bytes_per_token();
+    let bytes_per_step = decode_weight_bytes(plan, batch as u64)
+        + kv_row * ((prompt + args.generate / 2) * batch) as u64;
     let lengths = Lengths {
-        prompt: args.prompt,
+        prompt,
         generate: args.generate,
-        chunk: args.run.chunk.max(1),
-        vocab,
+        batch,
+        chunk: args.run.chunk(machine),
+        vocab: vocab(plan),
     };
     let mut runs = Vec::new();
     for i in 0..=args.runs.max(1) {
-        let run = once(&mut executor, &lengths)?;
+        let run = once(executor, &lengths)?;
         if i > 0 {
             runs.push(run); // the first one warms up
         }
     }
     let prefill = median(runs.iter().map(|r| r.prefill_tokens_per_second));
     let decode = median(runs.iter().map(|r| r.decode_tokens_per_second));
-    let gb = bytes_per_token as f64 * decode / 1e9;
+    let gb = bytes_per_step as f64 * decode / batch as f64 / 1e9;
+    let length = (prompt + args.generate).next_multiple_of(StepInputs::BLOCK_SIZE);
     Ok(Figures {
-        model: args
-            .config
-            .as_ref()
-            .map_or_else(|| model.files.name().to_owned(), |path| path.display().to_string()),
-        weights,
-        threads: executor.threads(),
-        prompt_tokens: args.prompt,
+        batch,
+        prompt_tokens: prompt,
         generated_tokens: args.generate,
+        prefill_ms: 1e3 * (prompt * batch) as f64 / prefill,
         prefill_tokens_per_second: prefill,
+        decode_ms_per_step: 1e3 * batch as f64 / decode,
         decode_tokens_per_second: decode,
-        decode_ms_per_token: 1e3 / decode,
-        bytes_per_token,
+        bytes_per_step,
         decode_gb_per_second: gb,
-        read_ceiling_gb_per_second: ceiling,
         decode_fraction_of_ceiling: gb / ceiling,
-        weight_bytes: summary.weight_bytes,
-        kv_bytes: kv_row * (max_length.next_multiple_of(StepInputs::BLOCK_SIZE)) as u64,
-        peak_memory_bytes: peak_memory(),
-        load_seconds,
+        kv_bytes: kv_row * (length * batch) as u64,
         runs,
-        profile: executor.profile().into_iter().map(|(op, t)| (op, t.as_secs_f64())).collect(),
     })
 }
 
-/// What is measured: tokens of prompt, computed in chunks, and tokens decoded.
+/// What is measured: sequences, each with tokens of prompt, computed in chunks, and tokens decoded.
 pub(super) struct Lengths {
     pub(super) prompt: usize,
     pub(super) generate: usize,
+    pub(super) batch: usize,
     pub(super) chunk: usize,
     pub(super) vocab: u64,
 }
@@ -173,35 +244,43 @@ impl Lengths {
     }
 }
 
-/// One prompt and one answer.
-pub(super) fn once<E: Executor>(
-    executor: &mut E,
+/// A prompt and an answer of every sequence: prompts one after another, answers together.
+pub(super) fn once(
+    executor: &mut dyn PlanExecutor,
     lengths: &Lengths,
 ) -> Result<Run, Box<dyn Error>> {
-    let length = lengths.prompt + lengths.generate;
-    let blocks: Vec<u32> = (0..length.div_ceil(StepInputs::BLOCK_SIZE) as u32).collect();
+    let Lengths { prompt, generate, batch, chunk, .. } = *lengths;
+    let per_sequence = (prompt + generate).div_ceil(StepInputs::BLOCK_SIZE) as u32;
+    let blocks: Vec<Vec<u32>> =
+        (0..batch as u32).map(|b| (b * per_sequence..(b + 1) * per_sequence).collect()).collect();
+    let tokens: Vec<u32> = (0..prompt + generate).map(|i| lengths.token(i)).collect();
     let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
-    let mut step = |from: usize, to: usize| -> Result<(), Box<dyn Error>> {
-        let tokens: Vec<u32> = (from..to).map(|i| lengths.token(i)).collect();
-        inputs.clear();
-        inputs.push(&tokens, to, &blocks)?;
-        let ticket = executor.submit(&inputs)?;
+    let mut step = |inputs: &StepInputs| -> Result<(), Box<dyn Error>> {
+        let ticket = executor.submit(inputs)?;
         std::hint::black_box(executor.wait(ticket)?);
         Ok(())
     };
     let start = Instant::now();
-    let mut done = 0;
-    while done < lengths.prompt {
-        let next = (done + lengths.chunk).min(lengths.prompt);
-        step(done, next)?;
-        done = next;
+    for blocks in &blocks {
+        let mut done = 0;
+        while done < prompt {
+            let next = (done + chunk).min(prompt);
+            inputs.clear();
+            inputs.push(&tokens[done..next], next, blocks)?;
+            step(&inputs)?;
+            done = next;
+        }
     }
-    let prefill = Speed::since(start, lengths.prompt);
+    let prefill = Speed::since(start, prompt * batch);
     let start = Instant::now();
-    for i in lengths.prompt..length {
-        step(i, i + 1)?;
+    for i in prompt..prompt + generate {
+        inputs.clear();
+        for blocks in &blocks {
+            inputs.push(&tokens[i..=i], i + 1, blocks)?;
+        }
+        step(&inputs)?;
     }
-    let decode = Speed::since(start, lengths.generate);
+    let decode = Speed::since(start, generate * batch);
     Ok(Run { prefill_tokens_per_second: prefill.rate(), decode_tokens_per_second: decode.rate() })
 }
 
@@ -210,9 +289,9 @@ pub(super) fn vocab(plan: &Plan) -> u64 {
 }
 
 /// Weights that a decode step reads whole: all but the tables from which rows are picked.
-fn decode_weight_bytes(plan: &Plan) -> u64 {
+fn decode_weight_bytes(plan: &Plan, batch: u64) -> u64 {
     let mut read = vec![false; plan.weights.len()];
-    let decode = plan.schedule(1, true).map_or(&[][..], |s| &plan.schedules[s].calls);
+    let decode = plan.schedule(batch, true).map_or(&[][..], |s| &plan.schedules[s].calls);
     for call in decode {
         for launch in &plan.programs[call.program as usize].launches {
             if launch.op == "embedding" {
@@ -262,35 +341,42 @@ fn peak_memory() -> Option<u64> {
     Some(kib * 1024)
 }
 
-fn print(f: &Figures) -> Outcome {
+fn print(r: &Report) -> Outcome {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    report::line(&format!("{} ({} weights, {} threads)", f.model, f.weights, f.threads))?;
-    report::line(&format!(
-        "prefill  {:>8.1} tok/s  ({} tokens)",
-        f.prefill_tokens_per_second, f.prompt_tokens
-    ))?;
-    report::line(&format!(
-        "decode   {:>8.1} tok/s  ({} tokens, {:.2} ms each)",
-        f.decode_tokens_per_second, f.generated_tokens, f.decode_ms_per_token
-    ))?;
-    report::line(&format!(
-        "reading  {:>8.1} GB/s   ({:.0}% of the {:.1} GB/s that this machine reads)",
-        f.decode_gb_per_second,
-        f.decode_fraction_of_ceiling * 100.0,
-        f.read_ceiling_gb_per_second
-    ))?;
+    report::line(&format!("{} ({} weights) on {}", r.model, r.weights, r.device))?;
+    for f in &r.cases {
+        report::line(&format!(
+            "batch {}, {} tokens of prompt, {} generated",
+            f.batch, f.prompt_tokens, f.generated_tokens
+        ))?;
+        report::line(&format!(
+            "prefill  {:>9.1} tok/s  {:>9.2} ms",
+            f.prefill_tokens_per_second, f.prefill_ms
+        ))?;
+        report::line(&format!(
+            "decode   {:>9.1} tok/s  {:>9.3} ms a step",
+            f.decode_tokens_per_second, f.decode_ms_per_step
+        ))?;
+        report::line(&format!(
+            "reading  {:>9.1} GB/s   {:>9.0}% of the {:.1} GB/s that this machine reads",
+            f.decode_gb_per_second,
+            f.decode_fraction_of_ceiling * 100.0,
+            r.read_ceiling_gb_per_second
+        ))?;
+    }
     let peak =
-        f.peak_memory_bytes.map_or_else(String::new, |b| format!(", peak {:.0} MiB", mib(b)));
+        r.peak_memory_bytes.map_or_else(String::new, |b| format!(", host peak {:.0} MiB", mib(b)));
+    let kv = r.cases.iter().map(|f| f.kv_bytes).max().unwrap_or(0);
     report::line(&format!(
         "memory   weights {:.0} MiB, KV cache {:.0} MiB{peak}; loaded in {:.2} s",
-        mib(f.weight_bytes),
-        mib(f.kv_bytes),
-        f.load_seconds
+        mib(r.weight_bytes),
+        mib(kv),
+        r.load_seconds
     ))?;
-    let total: f64 = f.profile.iter().map(|(_, t)| t).sum();
-    for (op, time) in &f.profile {
+    let total: f64 = r.profile.iter().map(|(_, t)| t).sum();
+    for (op, time) in &r.profile {
         report::line(&format!(
-            "  {op:<14} {:>9.1} ms  {:>5.1}%",
+            "  {op:<24} {:>9.2} ms  {:>5.1}%",
             time * 1e3,
             time / total * 100.0
         ))?;

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
-use infernum_codegen::Limits;
 use infernum_codegen::compile::{self, CompileError, Compiled, Options};
+use infernum_codegen::cuda::{Cache, Compiler, Device, Library};
+use infernum_codegen::{Limits, Plan};
 use infernum_frontend_hf::{LowerOptions, Model};
 use infernum_ir::{Module, NodeKind, Sym, nearest, text};
 use infernum_passes::fuse::Bucket;
@@ -44,13 +46,18 @@ pub(crate) struct Args {
     /// Most sequences in a step.
     #[arg(long, default_value_t = 1)]
     sequences: u64,
+    /// For a GPU's target: compile the kernels too, and write them and the plan to this folder. Needs
+    /// NVRTC, but no GPU.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     /// Print the plan as JSON.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let (pipeline, kernels) = (args.model.pipeline()?, args.model.kernels()?);
+    let default = if args.target == session::CPU { "default" } else { "cuda" };
+    let (pipeline, kernels) = (args.model.pipeline(default)?, args.model.kernels()?);
     let names = compile::step_names(&pipeline);
     if let Some(unknown) = args.dump_after.iter().find(|n| !names.contains(&n.as_str())) {
         let hint = nearest(unknown, names.iter().copied());
@@ -67,6 +74,16 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     let max_length = args.model.length(&model)?;
     let costs = args.model.cost_table(&args.target)?;
+    let templates = Library::new(args.model.data.as_deref());
+    let device = match (&args.out, Device::named(&args.target)) {
+        (Some(_), None) => {
+            let known = Device::KNOWN.map(|(name, ..)| name).join(", ");
+            let message =
+                format!("--out: expected a GPU's --target ({known}), found {}", args.target);
+            return Err(message.into());
+        }
+        (out, device) => device.filter(|_| out.is_some()),
+    };
     let options = Options {
         model: &model,
         lower: LowerOptions { dtype: args.model.dtype, max_length: Some(max_length), rows: Sym::B },
@@ -76,13 +93,35 @@ pub(crate) fn run(args: &Args) -> Outcome {
         rules: None,
         explain: args.explain,
         limits: Limits { chunk: args.chunk, sequences: args.sequences, max_length },
+        device: device.as_ref().map(|d| (d, &templates)),
     };
     let (dumps, compiled) = observed(args, &options, names.len());
     // What was dumped on the way is of use above all when a later step fails.
     for dump in &dumps {
         report::text(dump)?;
     }
-    show(args, &compiled?, dumps.is_empty())
+    let compiled = compiled?;
+    if let (Some(out), Some(device)) = (&args.out, &device) {
+        return write(out, &compiled.plan, device);
+    }
+    show(args, &compiled, dumps.is_empty())
+}
+
+/// Writes a plan and its kernels.
+fn write(out: &Path, plan: &Plan, device: &Device) -> Outcome {
+    let fail = |e: &dyn std::fmt::Display| format!("{}: {e}", out.display());
+    std::fs::create_dir_all(out).map_err(|e| fail(&e))?;
+    let cache = Cache::new(&out.join("cubins"));
+    let (cubins, compiled) = cache.cubins(&plan.kernels, &device.arch, &mut Compiler::find)?;
+    std::fs::write(out.join("plan.json"), serde_json::to_vec(plan)?).map_err(|e| fail(&e))?;
+    let bytes: usize = cubins.iter().map(|c| c.0.len()).sum();
+    report::line(&format!(
+        "{}: plan.json and {} kernel(s) for {} ({compiled} compiled, {} KiB)",
+        out.display(),
+        cubins.len(),
+        device.arch,
+        bytes >> 10
+    ))
 }
 
 /// Compiles, keeping the dumps that are wanted.

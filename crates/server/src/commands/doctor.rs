@@ -1,6 +1,8 @@
 //! `infernum doctor`.
 
+use infernum_codegen::cuda::Compiler;
 use infernum_runtime::cpu::simd::{Isa, Level};
+use infernum_runtime::cuda::{Gpu, GpuError};
 use serde::Serialize;
 
 use crate::report::{self, Outcome};
@@ -22,7 +24,9 @@ struct Machine {
     vector_kernels: &'static str,
     memory_bytes: Option<u64>,
     memory_available_bytes: Option<u64>,
-    cuda: &'static str,
+    gpus: Vec<String>,
+    cuda: String,
+    nvrtc: String,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
@@ -40,7 +44,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
         },
         memory_bytes: meminfo("MemTotal"),
         memory_available_bytes: meminfo("MemAvailable"),
-        cuda: "not built yet: plans run on the CPU",
+        gpus: gpus().unwrap_or_default(),
+        cuda: gpus().map_or_else(|e| e.to_string(), |found| format!("{} GPU(s)", found.len())),
+        nvrtc: Compiler::find().map_or_else(|e| e.to_string(), |c| format!("{c:?}")),
     };
     if args.json {
         return report::json(&machine);
@@ -58,7 +64,31 @@ pub(crate) fn run(args: &Args) -> Outcome {
     report::line(&format!("kernels    {}", machine.vector_kernels))?;
     let (total, free) = (gib(machine.memory_bytes), gib(machine.memory_available_bytes));
     report::line(&format!("memory     {total}, {free} available"))?;
-    report::line(&format!("cuda       {}", machine.cuda))
+    report::line(&format!("cuda       {}", machine.cuda))?;
+    for gpu in &machine.gpus {
+        report::line(&format!("           {gpu}"))?;
+    }
+    report::line(&format!("nvrtc      {}", machine.nvrtc))
+}
+
+/// Each GPU with its memory.
+fn gpus() -> Result<Vec<String>, GpuError> {
+    let describe = |n| {
+        let gpu = Gpu::open(n)?;
+        let (free, total) = gpu.memory()?;
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        Ok(format!(
+            "{n}: {}, sm_{}, {} multiprocessors, {:.1} of {:.1} GiB free, driver for CUDA {}.{}",
+            gpu.name,
+            gpu.sm,
+            gpu.sms,
+            gib(free),
+            gib(total),
+            gpu.driver / 1000,
+            gpu.driver % 1000 / 10
+        ))
+    };
+    (0..Gpu::count()?).map(describe).collect()
 }
 
 /// The value of the first `name: value` line of a file.

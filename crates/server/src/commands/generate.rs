@@ -8,13 +8,14 @@ use infernum_frontend_hf::chat::{ChatTemplate, Message, RenderOptions};
 use infernum_frontend_hf::tokenizer::Tokenizer;
 use infernum_frontend_hf::{Config, Model};
 use infernum_ir::Sym;
-use infernum_runtime::cpu::CpuExecutor;
-use infernum_runtime::{CheckpointWeights, Engine, Event, FinishReason, Request, SamplingParams};
+use infernum_runtime::{
+    CheckpointWeights, Engine, Event, FinishReason, PlanExecutor, Request, SamplingParams,
+};
 use serde::Serialize;
 
 use crate::args::ModelArgs;
 use crate::report::{self, Outcome};
-use crate::session::{self, RunArgs, Speed};
+use crate::session::{self, RunArgs, Size, Speed};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -112,7 +113,7 @@ struct Answer {
 /// A model ready to answer.
 struct Generator<'a> {
     args: &'a Args,
-    engine: Engine<CpuExecutor>,
+    engine: Engine<Box<dyn PlanExecutor>>,
     tokenizer: Tokenizer,
     stop: Vec<u32>,
     sampling: SamplingParams,
@@ -146,14 +147,14 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
 }
 
-fn load(args: &Args, model: &Model) -> Result<Engine<CpuExecutor>, Box<dyn Error>> {
-    let max_length = args.model.length(model)?;
-    let plan = session::plan(model, &args.model, &args.run, Sym::B, max_length)?;
+fn load(args: &Args, model: &Model) -> Result<Engine<Box<dyn PlanExecutor>>, Box<dyn Error>> {
+    let (size, machine) = (Size::one(args.model.length(model)?), args.run.machine()?);
+    let plan = session::plan(model, &args.model, &args.run, Sym::B, size, &machine)?;
     let checkpoint = model.checkpoint.as_ref().ok_or("the model has no weights")?;
     session::warm(checkpoint);
     let weights = CheckpointWeights::new(checkpoint);
-    let executor = session::executor(plan, &weights, &args.run, max_length as usize, false)?;
-    Ok(session::engine(executor, &args.run, max_length as usize))
+    let executor = session::executor(plan, &weights, &args.run, size, false, &machine)?;
+    Ok(session::engine(executor, &args.run, size, &machine))
 }
 
 impl Generator<'_> {

@@ -6,12 +6,11 @@ use std::sync::Mutex;
 
 use infernum_frontend_hf::safetensors::{TensorData, TensorOut, write_safetensors};
 use infernum_ir::Sym;
-use infernum_runtime::cpu::{CpuExecutor, Observed};
-use infernum_runtime::{CheckpointWeights, Executor, StepInputs};
+use infernum_runtime::{CheckpointWeights, Observed, PlanExecutor, StepInputs};
 
 use crate::args::ModelArgs;
 use crate::report::{self, Outcome};
-use crate::session::{self, RunArgs};
+use crate::session::{self, RunArgs, Size};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -42,16 +41,19 @@ pub(crate) fn run(args: &Args) -> Outcome {
     // As when a model is run on just these tokens: length-dependent RoPE kinds pick their factor
     // for this length.
     let max_length = args.model.max_length.unwrap_or(args.tokens.len() as u64);
-    let plan = session::plan(&model, &args.model, &args.run, Sym::T, max_length)?;
+    let (size, machine) = (Size::one(max_length), args.run.machine()?);
+    let plan = session::plan(&model, &args.model, &args.run, Sym::T, size, &machine)?;
     let checkpoint = model.checkpoint.as_ref().ok_or("the model has no weights")?;
     let mut executor = session::executor(
         plan,
         &CheckpointWeights::new(checkpoint),
         &args.run,
-        max_length as usize,
+        size,
         false,
+        &machine,
     )?;
-    let tensors = compute(&mut executor, args)?;
+    let chunk = args.run.chunk(&machine);
+    let tensors = compute(&mut *executor, args, chunk)?;
     let shapes: Vec<[u64; 2]> =
         tensors.iter().map(|t| [(t.data.len() / t.width.max(1)) as u64, t.width as u64]).collect();
     let out: Vec<TensorOut<'_>> = tensors
@@ -64,7 +66,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
     report::line(&format!("{}: {} tensor(s), {rows} row(s) each", args.out.display(), out.len()))
 }
 
-fn compute(executor: &mut CpuExecutor, args: &Args) -> Result<Vec<Rows>, Box<dyn Error>> {
+fn compute(
+    executor: &mut dyn PlanExecutor,
+    args: &Args,
+    chunk: usize,
+) -> Result<Vec<Rows>, Box<dyn Error>> {
     if executor.plan().yields_tokens() {
         return Err(
             "--passes: the plan yields tokens instead of logits; leave out the pass `greedy`"
@@ -80,7 +86,7 @@ fn compute(executor: &mut CpuExecutor, args: &Args) -> Result<Vec<Rows>, Box<dyn
     let blocks: Vec<u32> = (0..args.tokens.len().div_ceil(StepInputs::BLOCK_SIZE) as u32).collect();
     let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
     let mut done = 0;
-    for chunk in chunks(executor, args) {
+    for chunk in chunks(executor, args, chunk) {
         inputs.clear();
         inputs.push(&args.tokens[done..done + chunk], done + chunk, &blocks)?;
         let ticket = if args.dump_layers {
@@ -102,7 +108,7 @@ fn compute(executor: &mut CpuExecutor, args: &Args) -> Result<Vec<Rows>, Box<dyn
 }
 
 /// A name for what each call of a step gives, but for the last, whose result is the logits.
-fn call_names(executor: &CpuExecutor, inputs: &StepInputs) -> Vec<Option<String>> {
+fn call_names(executor: &dyn PlanExecutor, inputs: &StepInputs) -> Vec<Option<String>> {
     let plan = executor.plan();
     let schedule = plan.schedule(inputs.tokens().len() as u64, inputs.is_decode_only());
     let calls = schedule.map_or(&[][..], |s| &plan.schedules[s].calls);
@@ -116,11 +122,11 @@ fn call_names(executor: &CpuExecutor, inputs: &StepInputs) -> Vec<Option<String>
 }
 
 /// Sizes of the steps: as many tokens as the plan's buffers take.
-fn chunks(executor: &CpuExecutor, args: &Args) -> Vec<usize> {
+fn chunks(executor: &dyn PlanExecutor, args: &Args, chunk: usize) -> Vec<usize> {
     let limits = executor.plan().limits;
     let (mut sizes, mut done) = (Vec::new(), 0);
     while done < args.tokens.len() {
-        let most = (args.tokens.len() - done).min(limits.t as usize).min(args.run.chunk.max(1));
+        let most = (args.tokens.len() - done).min(limits.t as usize).min(chunk);
         let fits = |n: &usize| (n * (done + n)) as u64 <= limits.pairs;
         let size = (1..=most).rev().find(fits).unwrap_or(1);
         sizes.push(size);

@@ -1,0 +1,266 @@
+//! Gives each launch of a plan its kernel.
+
+use std::collections::HashMap;
+
+use infernum_ir::expr::Value as Known;
+use infernum_ir::{DType, OpSet, TensorType};
+
+use super::geometry::{Scope, whole};
+use super::template::Kind;
+use super::text::{self, Site};
+use super::{Device, Geometry, Library, Template, TemplateError};
+use crate::plan::{Arg, Bucket, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, Value};
+
+/// A launch has no kernel.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are named in the messages")]
+pub enum CudaError {
+    #[error(
+        "`{launch}`: `{op}` has no CUDA kernel: expected a template to be named in its definition"
+    )]
+    NoTemplate { launch: String, op: String },
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    #[error("`{launch}`: no variant of {path} is for it: {reasons}")]
+    NoVariant { launch: String, path: String, reasons: String },
+    #[error("`{launch}`: variant `{variant}` of {path}: {message}")]
+    Variant { launch: String, path: String, variant: String, message: String },
+    #[error("`{launch}`: variant `{variant}` of {path}: {error:#}")]
+    Render { launch: String, path: String, variant: String, error: minijinja::Error },
+}
+
+/// Chooses a kernel for every launch of `plan` and renders it. Launches of the same text share one.
+pub fn attach(
+    plan: &mut Plan,
+    ops: &OpSet,
+    library: &Library,
+    device: &Device,
+) -> Result<(), CudaError> {
+    let mut attach = Attach::new(ops, library, device, plan.limits);
+    for index in 0..plan.programs.len() {
+        let bucket = bucket_of(plan, index);
+        let program = &mut plan.programs[index];
+        for launch in &mut program.launches {
+            let shown = format!("{}/%{}", program.name, launch.name);
+            launch.run = Some(attach.launch(launch, bucket, &shown)?);
+        }
+    }
+    plan.pick = pick(plan);
+    if let Some(launch) = &mut plan.pick {
+        launch.run = Some(attach.launch(launch, Bucket::ALL, ARGMAX)?);
+    }
+    plan.kernels = attach.kernels;
+    plan.device = Some(device.clone());
+    Ok(())
+}
+
+/// The kernel that measures how fast memory is read: a launch of it, and its kernel.
+pub fn ceiling(
+    library: &Library,
+    device: &Device,
+    bytes: u64,
+) -> Result<(Launch, KernelLaunch, Kernel), CudaError> {
+    let ops = OpSet::default();
+    let mut attach = Attach::new(&ops, library, device, infernum_ir::Dims::default());
+    let value = |cols: u64| Value {
+        arg: Arg::Buffer(0),
+        ty: TensorType::act(DType::U32, [1.into(), cols.into()]).into(),
+    };
+    let launch = Launch {
+        op: CEILING.to_owned(),
+        attrs: Vec::new(),
+        names: vec!["x".to_owned(), "y".to_owned()],
+        operands: vec![Some(value(bytes / 4))],
+        results: vec![value(1)],
+        name: CEILING.to_owned(),
+        loc: None,
+        frees: Vec::new(),
+        run: None,
+    };
+    match (attach.launch(&launch, Bucket::ALL, CEILING)?, attach.kernels.pop()) {
+        (Run::Kernel(k), Some(kernel)) => Ok((launch, k, kernel)),
+        _ => Err(CudaError::NoTemplate { launch: CEILING.to_owned(), op: CEILING.to_owned() }),
+    }
+}
+
+const CEILING: &str = "read_ceiling";
+
+/// Greedy sampling, for outputs that are logits.
+const ARGMAX: &str = "argmax";
+
+/// Picks the likeliest token of each row of the logits.
+fn pick(plan: &Plan) -> Option<Launch> {
+    let logits = plan.outputs().first()?.ty.clone();
+    let rows = logits.shape.split_last()?.1.to_vec();
+    let value = |ty: TensorType| Value { arg: Arg::Buffer(0), ty: ty.into() };
+    (logits.dtype.is_float() && logits.last_const().is_some()).then(|| Launch {
+        op: ARGMAX.to_owned(),
+        attrs: Vec::new(),
+        names: vec!["x".to_owned(), "y".to_owned()],
+        results: vec![value(TensorType::act(DType::U32, rows))],
+        operands: vec![Some(value(logits))],
+        name: ARGMAX.to_owned(),
+        loc: None,
+        frees: Vec::new(),
+        run: None,
+    })
+}
+
+/// The steps that run a program: those of all its buckets.
+fn bucket_of(plan: &Plan, program: usize) -> Bucket {
+    let runs = |s: &&crate::Schedule| s.calls.iter().any(|c| c.program as usize == program);
+    let buckets = plan.schedules.iter().filter(runs).map(|s| s.bucket);
+    let all = buckets.reduce(|a, b| Bucket {
+        min: a.min.min(b.min),
+        max: a.max.max(b.max),
+        decode_only: a.decode_only && b.decode_only,
+    });
+    let all = all.unwrap_or(Bucket::ALL);
+    Bucket { max: all.max.min(plan.limits.t), ..all }
+}
+
+struct Attach<'a> {
+    ops: &'a OpSet,
+    library: &'a Library,
+    device: &'a Device,
+    env: minijinja::Environment<'static>,
+    templates: HashMap<String, Template>,
+    /// Kernels by their text, the name left open.
+    known: HashMap<String, u32>,
+    kernels: Vec<Kernel>,
+    limits: infernum_ir::Dims,
+}
+
+impl<'a> Attach<'a> {
+    fn new(
+        ops: &'a OpSet,
+        library: &'a Library,
+        device: &'a Device,
+        limits: infernum_ir::Dims,
+    ) -> Attach<'a> {
+        Attach {
+            ops,
+            library,
+            device,
+            env: text::environment(library),
+            templates: HashMap::new(),
+            known: HashMap::new(),
+            kernels: Vec::new(),
+            limits,
+        }
+    }
+
+    fn launch(&mut self, launch: &Launch, bucket: Bucket, shown: &str) -> Result<Run, CudaError> {
+        let name = self.template_of(launch, shown)?;
+        if !self.templates.contains_key(&name) {
+            self.templates.insert(name.clone(), self.library.template(&name)?);
+        }
+        let template = self.templates[&name].clone();
+        let mut reasons = Vec::new();
+        for variant in &template.variants {
+            let fail = |message| CudaError::Variant {
+                launch: shown.to_owned(),
+                path: template.path.clone(),
+                variant: variant.name.clone(),
+                message,
+            };
+            let scope = Scope {
+                launch,
+                params: &variant.params,
+                device: self.device,
+                dims: None,
+                bucket: Some(bucket),
+            };
+            let mut refused = None;
+            for expr in &variant.when {
+                if !scope.holds(expr).map_err(fail)? {
+                    refused = Some(format!("`{}` wants {expr}", variant.name));
+                    break;
+                }
+            }
+            if let Some(reason) = refused {
+                reasons.push(reason);
+                continue;
+            }
+            return match &variant.kind {
+                Kind::Matmul(roles) => matmul(launch, roles).map(Run::Matmul).map_err(fail),
+                Kind::Kernel { grid, block, shared, scratch } => {
+                    let block = scope.number(block).and_then(|n| whole(n, block)).map_err(fail)?;
+                    let at_limits = Scope { dims: Some(&self.limits), ..scope };
+                    let scratch = match at_limits.value(scratch).map_err(fail)? {
+                        Known::Num(n) if n >= 0.0 => n as u64,
+                        other => return Err(fail(format!("`scratch`: {other} bytes"))),
+                    };
+                    let geometry = Geometry {
+                        grid: grid.clone(),
+                        block,
+                        shared: shared.clone(),
+                        params: variant.params.clone(),
+                    };
+                    let site = Site {
+                        launch,
+                        template: &template,
+                        variant,
+                        block,
+                        has_scratch: scratch > 0,
+                        bucket,
+                        device: self.device,
+                    };
+                    let kernel = self.kernel(&site, scratch, shown)?;
+                    Ok(Run::Kernel(KernelLaunch { kernel, geometry }))
+                }
+            };
+        }
+        let (launch, path, reasons) = (shown.to_owned(), template.path, reasons.join(", "));
+        Err(CudaError::NoVariant { launch, path, reasons })
+    }
+
+    fn template_of(&self, launch: &Launch, shown: &str) -> Result<String, CudaError> {
+        if [Launch::COPY, ARGMAX, CEILING].contains(&launch.op.as_str()) {
+            return Ok(launch.op.clone());
+        }
+        let template = self.ops.find(&launch.op).ok().and_then(|op| op.cuda);
+        let none = || CudaError::NoTemplate { launch: shown.to_owned(), op: launch.op.clone() };
+        template.map(str::to_owned).ok_or_else(none)
+    }
+
+    /// The index of the site's kernel.
+    fn kernel(&mut self, site: &Site<'_>, scratch: u64, shown: &str) -> Result<u32, CudaError> {
+        let fail = |error| CudaError::Render {
+            launch: shown.to_owned(),
+            path: site.template.path.clone(),
+            variant: site.variant.name.clone(),
+            error,
+        };
+        // The same text under the same name is the same kernel, wherever it is launched.
+        let name = format!("{}_{}", site.launch.op, site.variant.name);
+        let text = text::render(&self.env, site, self.ops, &name).map_err(fail)?;
+        if let Some(&known) = self.known.get(&text) {
+            let kernel = &mut self.kernels[known as usize];
+            kernel.scratch = kernel.scratch.max(scratch);
+            return Ok(known);
+        }
+        let index = self.kernels.len() as u32;
+        let (template, variant) = (site.template.name.clone(), site.variant.name.clone());
+        self.known.insert(text.clone(), index);
+        self.kernels.push(Kernel { name, template, variant, text, scratch });
+        Ok(index)
+    }
+}
+
+fn matmul(launch: &Launch, roles: &super::template::MatmulRoles) -> Result<Matmul, String> {
+    let find = |name: &String| -> Result<Option<Value>, String> {
+        let mut all = launch.named_values();
+        let found = all.find(|(known, _)| known == name);
+        let (_, value) = found.ok_or_else(|| format!("there is no operand `{name}`"))?;
+        Ok(value.cloned())
+    };
+    let needed = |name: &String| find(name)?.ok_or_else(|| format!("operand `{name}` is left out"));
+    let optional = |name: &Option<String>| name.as_ref().map_or(Ok(None), find);
+    Ok(Matmul {
+        x: needed(&roles.x)?,
+        w: needed(&roles.w)?,
+        add: optional(&roles.add)?,
+        bias: optional(&roles.bias)?,
+    })
+}

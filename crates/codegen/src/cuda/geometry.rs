@@ -1,0 +1,159 @@
+//! The size of a launch, as expressions over its operands and the step.
+
+use std::collections::BTreeMap;
+
+use infernum_ir::expr::{Expr, Value as Known};
+use infernum_ir::{Attr, Dim, Dims, Type};
+use serde::{Deserialize, Serialize};
+
+use crate::{Bucket, Launch};
+
+use super::Device;
+
+/// How large a launch is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Geometry {
+    /// Blocks, for up to three dimensions.
+    pub grid: Vec<Expr>,
+    /// Threads of a block.
+    pub block: u32,
+    /// Dynamic shared memory, in bytes.
+    pub shared: Expr,
+    /// The variant's parameters, which the expressions may name.
+    pub params: BTreeMap<String, f64>,
+}
+
+impl Geometry {
+    /// Blocks in three dimensions, and bytes of shared memory, for a step of `dims`.
+    pub fn eval(
+        &self,
+        launch: &Launch,
+        dims: &Dims,
+        device: &Device,
+    ) -> Result<([u32; 3], u32), String> {
+        let scope = Scope { launch, params: &self.params, device, dims: Some(dims), bucket: None };
+        let mut grid = [1; 3];
+        for (size, expr) in grid.iter_mut().zip(&self.grid) {
+            *size = whole(scope.number(expr)?, expr)?;
+        }
+        Ok((grid, whole(scope.number(&self.shared)?, &self.shared)?))
+    }
+}
+
+pub(super) fn whole(n: f64, expr: &Expr) -> Result<u32, String> {
+    let ok = n.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&n);
+    if ok { Ok(n as u32) } else { Err(format!("`{expr}`: expected a size, found {n}")) }
+}
+
+/// What expressions of templates may name.
+pub(super) struct Scope<'a> {
+    pub(super) launch: &'a Launch,
+    pub(super) params: &'a BTreeMap<String, f64>,
+    pub(super) device: &'a Device,
+    /// The step; when it is not known yet, what depends on it is not either.
+    pub(super) dims: Option<&'a Dims>,
+    /// The steps that the kernel is chosen for.
+    pub(super) bucket: Option<Bucket>,
+}
+
+impl Scope<'_> {
+    pub(super) fn value(&self, expr: &Expr) -> Result<Known, String> {
+        let value = expr.eval(&|name| self.lookup(name));
+        value.map_err(|e| format!("`{expr}`: {e}"))
+    }
+
+    pub(super) fn number(&self, expr: &Expr) -> Result<f64, String> {
+        match self.value(expr)? {
+            Known::Num(n) => Ok(n),
+            other => Err(format!("`{expr}`: expected a number, found {}", other.kind())),
+        }
+    }
+
+    pub(super) fn holds(&self, expr: &Expr) -> Result<bool, String> {
+        match self.value(expr)? {
+            Known::Bool(b) => Ok(b),
+            other => Err(format!("`{expr}`: expected true or false, found {}", other.kind())),
+        }
+    }
+
+    fn lookup(&self, name: &str) -> Option<Known> {
+        let number = |n: u64| Known::Num(n as f64);
+        let map = |entries: Vec<(&str, Known)>| {
+            Known::Map(entries.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())
+        };
+        match (name, self.dims, self.bucket) {
+            ("T", Some(d), _) => return Some(number(d.t)),
+            ("B", Some(d), _) => return Some(number(d.b)),
+            ("S", Some(d), _) => return Some(number(d.s)),
+            ("pairs", Some(d), _) => return Some(number(d.pairs)),
+            ("p", ..) => {
+                let params = self.params.iter().map(|(k, v)| (k.clone(), Known::Num(*v)));
+                return Some(Known::Map(params.collect()));
+            }
+            ("device", ..) => {
+                let (sm, sms) = (self.device.sm.into(), self.device.sms.into());
+                return Some(map(vec![("sm", number(sm)), ("sms", number(sms))]));
+            }
+            ("tokens", _, Some(b)) => {
+                return Some(map(vec![
+                    ("min", number(b.min)),
+                    ("max", number(b.max)),
+                    ("decode", Known::Bool(b.decode_only)),
+                ]));
+            }
+            _ => {}
+        }
+        for (known, value) in self.launch.named_values() {
+            if known == name {
+                return Some(value.map_or(Known::Null, |v| self.described(&v.ty)));
+            }
+        }
+        self.launch.attr(name).map(attr)
+    }
+
+    fn described(&self, ty: &Type) -> Known {
+        let size = |d: Option<Dim>| match (d, self.dims) {
+            (Some(Dim::Const(n)), _) => Known::Num(n as f64),
+            (Some(d), Some(dims)) => Known::Num(d.eval(dims) as f64),
+            _ => Known::Null,
+        };
+        let text = |s: &str| Known::Str(s.to_owned());
+        let entries = match ty {
+            Type::State(s) => vec![
+                ("dtype", text(s.dtype.name())),
+                ("heads", Known::Num(s.heads as f64)),
+                ("dim", Known::Num(s.dim as f64)),
+            ],
+            Type::Tensor(t) => {
+                let shape = &t.shape[..];
+                let rows = &shape[..shape.len().saturating_sub(1)];
+                let elements = match self.dims {
+                    Some(dims) => Known::Num(t.elements(dims) as f64),
+                    None => size(Dim::product_of(shape)),
+                };
+                vec![
+                    ("dtype", text(t.dtype.name())),
+                    ("const", Known::Bool(t.constant)),
+                    ("ragged", Known::Bool(t.is_ragged())),
+                    ("rank", Known::Num(shape.len() as f64)),
+                    ("rows", size(Dim::product_of(rows))),
+                    ("cols", size(shape.last().copied())),
+                    ("size", elements),
+                    ("shape", Known::List(shape.iter().map(|d| size(Some(*d))).collect())),
+                ]
+            }
+        };
+        Known::Map(entries.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())
+    }
+}
+
+pub(super) fn attr(attr: &Attr) -> Known {
+    match attr {
+        Attr::Bool(b) => Known::Bool(*b),
+        Attr::Int(n) => Known::Num(*n as f64),
+        Attr::Float(x) => Known::Num(*x),
+        Attr::Enum(s) => Known::Str(s.clone()),
+        Attr::DType(d) => Known::Str(d.name().to_owned()),
+        Attr::None | Attr::Dims(_) | Attr::Expr(_) => Known::Null,
+    }
+}

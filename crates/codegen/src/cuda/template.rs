@@ -1,0 +1,204 @@
+//! Kernel templates: CUDA text that begins with what the compiler must know of it.
+//!
+//! `kernels/templates/README.md` is the reference of the format.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use include_dir::{Dir, include_dir};
+use infernum_frontend_hf::spec::{Source, read_ron};
+use infernum_ir::SourceError;
+use infernum_ir::expr::Expr;
+use serde::Deserialize;
+
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels/templates");
+
+/// A template is missing or says something wrong of itself.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are named in the messages")]
+pub enum TemplateError {
+    #[error("{path}: {source}")]
+    Io { path: String, source: std::io::Error },
+    #[error("there is no kernel template `{name}`: expected kernels/templates/{name}.cu.j2")]
+    Missing { name: String },
+    #[error("{path}: expected `{{#`, a `Kernel(..)` and `#}}` at the beginning")]
+    Header { path: String },
+    #[error(transparent)]
+    Source(#[from] Box<SourceError>),
+    #[error("{path}: variant `{variant}`: `{expr}`: {message}")]
+    Expr { path: String, variant: String, expr: String, message: String },
+}
+
+/// Where templates come from.
+#[derive(Clone, Debug, Default)]
+pub struct Library {
+    /// `DIR/kernels/templates`, whose files hide ours.
+    folder: Option<PathBuf>,
+}
+
+impl Library {
+    /// The built-in templates, with those of `DIR/kernels/templates` on top.
+    pub fn new(data: Option<&Path>) -> Library {
+        let folder = data.map(|d| d.join("kernels/templates")).filter(|d| d.is_dir());
+        Library { folder }
+    }
+
+    /// The text of a file and its name for messages; `None` if there is none.
+    pub(super) fn file(&self, name: &str) -> Option<(String, Cow<'static, str>)> {
+        // Names come from the user's files as well: they stay inside the folder.
+        let inside =
+            Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
+        if let Some(path) = self.folder.as_ref().filter(|_| inside).map(|f| f.join(name))
+            && let Ok(text) = std::fs::read_to_string(&path)
+        {
+            return Some((path.display().to_string(), text.into()));
+        }
+        let text = EMBEDDED.get_file(name)?.contents_utf8()?;
+        Some((format!("kernels/templates/{name}"), text.into()))
+    }
+
+    /// A kernel's template.
+    pub fn template(&self, name: &str) -> Result<Template, TemplateError> {
+        let file = self.file(&format!("{name}.cu.j2"));
+        let (path, text) = file.ok_or_else(|| TemplateError::Missing { name: name.to_owned() })?;
+        Template::parse(name, &path, &text)
+    }
+
+    /// Names of the built-in templates.
+    pub fn built_in() -> impl Iterator<Item = &'static str> {
+        EMBEDDED.files().filter_map(|f| f.path().file_name()?.to_str()?.strip_suffix(".cu.j2"))
+    }
+}
+
+/// A template.
+#[derive(Clone, Debug)]
+pub struct Template {
+    /// The file's stem.
+    pub name: String,
+    /// The file, for messages.
+    pub path: String,
+    /// What it computes, and how.
+    pub doc: String,
+    /// Ways to compute it, in order of preference.
+    pub variants: Vec<Variant>,
+    /// The whole file.
+    pub text: String,
+}
+
+/// One way to compute an op.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// Its name, within the template.
+    pub name: String,
+    /// Where it may be used: all must hold.
+    pub when: Vec<Expr>,
+    /// Constants that the text sees as `p`.
+    pub params: BTreeMap<String, f64>,
+    /// What is launched.
+    pub kind: Kind,
+}
+
+/// What a variant launches.
+#[derive(Clone, Debug)]
+pub enum Kind {
+    /// The template's kernel.
+    Kernel {
+        /// Blocks, for up to three dimensions.
+        grid: Vec<Expr>,
+        /// Threads of a block.
+        block: Expr,
+        /// Dynamic shared memory, in bytes.
+        shared: Expr,
+        /// Device memory of the kernel's own, in bytes.
+        scratch: Expr,
+    },
+    /// A library's matrix product.
+    Matmul(MatmulRoles),
+}
+
+/// Which operands of an op are which of `y = x · wᵀ + bias + add`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename = "Matmul", deny_unknown_fields)]
+#[allow(missing_docs, reason = "as in the formula")]
+pub struct MatmulRoles {
+    pub x: String,
+    pub w: String,
+    #[serde(default)]
+    pub add: Option<String>,
+    #[serde(default)]
+    pub bias: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "Kernel", deny_unknown_fields)]
+struct HeaderFile {
+    doc: String,
+    variants: Vec<VariantFile>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "Variant", deny_unknown_fields)]
+struct VariantFile {
+    name: String,
+    #[serde(default)]
+    when: Vec<String>,
+    #[serde(default)]
+    params: BTreeMap<String, f64>,
+    #[serde(default)]
+    grid: Vec<String>,
+    #[serde(default)]
+    block: Option<String>,
+    #[serde(default)]
+    shared: Option<String>,
+    #[serde(default)]
+    scratch: Option<String>,
+    #[serde(default)]
+    library: Option<MatmulRoles>,
+}
+
+impl Template {
+    fn parse(name: &str, path: &str, text: &str) -> Result<Template, TemplateError> {
+        let missing = || TemplateError::Header { path: path.to_owned() };
+        let start = text.find("{#").filter(|at| text[..*at].trim().is_empty());
+        let start = start.ok_or_else(missing)? + 2;
+        let end = text[start..].find("#}").ok_or_else(missing)? + start;
+        // Blanks in place of what is before keep the positions of errors.
+        let header: String =
+            text[..start].chars().map(|c| if c == '\n' { c } else { ' ' }).collect();
+        let source = Source::new(path, &(header + &text[start..end]));
+        let file: HeaderFile = read_ron(&source).map_err(Box::new)?;
+        let variants = file.variants.into_iter().map(|v| variant(path, v));
+        Ok(Template {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            doc: file.doc,
+            variants: variants.collect::<Result<_, _>>()?,
+            text: text.to_owned(),
+        })
+    }
+}
+
+fn variant(path: &str, file: VariantFile) -> Result<Variant, TemplateError> {
+    let parse = |text: &String| {
+        text.parse::<Expr>().map_err(|e| TemplateError::Expr {
+            path: path.to_owned(),
+            variant: file.name.clone(),
+            expr: text.clone(),
+            message: e.to_string(),
+        })
+    };
+    let or =
+        |text: &Option<String>, default: &str| parse(text.as_ref().unwrap_or(&default.to_owned()));
+    let kind = match file.library {
+        Some(roles) => Kind::Matmul(roles),
+        None => Kind::Kernel {
+            grid: file.grid.iter().map(parse).collect::<Result<_, _>>()?,
+            block: or(&file.block, "256")?,
+            shared: or(&file.shared, "0")?,
+            scratch: or(&file.scratch, "0")?,
+        },
+    };
+    let when = file.when.iter().map(parse).collect::<Result<_, _>>()?;
+    Ok(Variant { name: file.name, when, params: file.params, kind })
+}

@@ -1,0 +1,552 @@
+//! The executor: resolves each launch's places once, then replays.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use infernum_codegen::cuda::{Cubin, Device, launch_arguments};
+use infernum_codegen::{Arg, Call, Launch, Matmul, Plan, Run, TargetKind, Value};
+use infernum_ir::{Dim, Dims, StepInput, Type};
+
+use super::blas::{Blas, Places, Shape};
+use super::driver::{DeviceMemory, Event, Function, Gpu, GpuError, Pinned, Stream, capture};
+use super::graphs::{self, Graphs, Key};
+use super::inputs::Layout;
+use super::upload::Weights;
+use crate::cpu::convert;
+use crate::plan_check;
+use crate::weights::load;
+use crate::{
+    Cuda, ExecError, Executor, LoadError, Observed, Observer, OnTarget, PlanExecutor, StepInputs,
+    StepOutput, Ticket, WeightSource,
+};
+
+/// How to set an executor up.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaOptions {
+    /// Blocks of the KV cache.
+    pub kv_blocks: usize,
+    /// Record decode steps as CUDA graphs.
+    pub graphs: bool,
+    /// Let a kernel start before the one before it has ended, where the GPU can.
+    pub overlap: bool,
+    /// Fills activations with NaN before they are written. Slow; no graphs.
+    pub poison: bool,
+    /// Measures the time that each op takes: see [`PlanExecutor::profile`]. Slow; no graphs.
+    pub profile: bool,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        CudaOptions { kv_blocks: 64, graphs: true, overlap: true, poison: false, profile: false }
+    }
+}
+
+/// Runs a plan on a GPU.
+pub struct CudaExecutor {
+    // Fields are dropped in order: what uses memory goes before it.
+    graphs: Graphs,
+    core: Core,
+    output: StepOutput,
+    /// Of the last step: rows and columns of its logits.
+    pending: (usize, usize),
+    /// Whether steps bring their logits to the host, and not only the greedy tokens.
+    want_logits: bool,
+    ticket: u64,
+}
+
+/// All that launches need.
+struct Core {
+    plan: Plan,
+    device: Device,
+    stream: Stream,
+    functions: Vec<Function>,
+    /// Each kernel's own memory.
+    scratch: Vec<Option<DeviceMemory>>,
+    blas: Blas,
+    weights: Weights,
+    arena: DeviceMemory,
+    states: Vec<DeviceMemory>,
+    /// The step's inputs on the host and on the GPU.
+    staged: Pinned,
+    inputs: DeviceMemory,
+    layout: Layout,
+    /// Greedy tokens: on the GPU and on the host.
+    ids: DeviceMemory,
+    host_ids: Pinned,
+    host_logits: Pinned,
+    options: CudaOptions,
+    /// By op, if measured.
+    times: BTreeMap<String, Duration>,
+    gpu: Arc<Gpu>,
+}
+
+impl CudaExecutor {
+    /// Loads a plan's kernels and weights and takes its memory. `cubins` are the plan's kernels, in
+    /// order, for this GPU.
+    pub fn new(
+        plan: Plan,
+        cubins: &[Cubin],
+        source: &dyn WeightSource,
+        gpu: &Arc<Gpu>,
+        options: CudaOptions,
+    ) -> Result<CudaExecutor, LoadError> {
+        plan_check::check(&plan, TargetKind::Cuda)?;
+        let device = plan
+            .device
+            .clone()
+            .ok_or_else(|| LoadError::Plan("it has no kernels for a GPU".to_owned()))?;
+        if cubins.len() != plan.kernels.len() {
+            let (found, expected) = (cubins.len(), plan.kernels.len());
+            return Err(LoadError::Plan(format!(
+                "{found} compiled kernel(s), expected {expected}"
+            )));
+        }
+        let stream = Stream::new(gpu)?;
+        let functions = plan.kernels.iter().zip(cubins).map(|(k, c)| {
+            Function::load(gpu, &c.0, &k.name).map_err(|e| LoadError::Kernel {
+                launch: format!("kernel `{}` for {}", k.name, device.arch),
+                message: e.to_string(),
+            })
+        });
+        let functions = functions.collect::<Result<Vec<_>, _>>()?;
+        let loaded = load(&plan, source)?;
+        let weights = Weights::upload(gpu, &stream, &plan.weights, &loaded)?;
+        drop(loaded);
+        let own = |bytes: u64| DeviceMemory::zeroed(gpu, "the kernels' own memory", bytes);
+        let scratch =
+            plan.kernels.iter().map(|k| (k.scratch > 0).then(|| own(k.scratch)).transpose());
+        let scratch = scratch.collect::<Result<Vec<_>, _>>()?;
+        let rows = (options.kv_blocks * StepInputs::BLOCK_SIZE) as u64;
+        let state = |s: &infernum_codegen::StateSpec| {
+            let elements = s.ty.heads.saturating_mul(s.ty.dim).saturating_mul(rows);
+            let bytes = s.ty.dtype.bytes(elements).unwrap_or(u64::MAX);
+            DeviceMemory::zeroed(gpu, "the KV cache", bytes)
+        };
+        let states = plan.states.iter().map(state).collect::<Result<Vec<_>, _>>()?;
+        let arena = DeviceMemory::zeroed(gpu, "activations", plan.arena_bytes)?;
+        let layout = Layout::new(&plan.limits, options.kv_blocks, reads_contexts(&plan));
+        let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
+        let staged = Pinned::new(gpu, layout.bytes())?;
+        let layout = layout.at(inputs.address());
+        let rows = plan.outputs().first().and_then(|o| o.ty.shape.first());
+        let most_rows = rows.map_or(0, |d| d.eval(&plan.limits));
+        let ids = DeviceMemory::zeroed(gpu, "tokens", 4 * most_rows)?;
+        let host_ids = Pinned::new(gpu, 4 * most_rows as usize)?;
+        let host_logits = Pinned::new(gpu, 0)?;
+        let core = Core {
+            blas: Blas::new(gpu)?,
+            device,
+            stream,
+            functions,
+            scratch,
+            weights,
+            arena,
+            states,
+            staged,
+            inputs,
+            layout,
+            ids,
+            host_ids,
+            host_logits,
+            options,
+            times: BTreeMap::new(),
+            gpu: Arc::clone(gpu),
+            plan,
+        };
+        Ok(CudaExecutor {
+            graphs: Graphs::default(),
+            core,
+            output: StepOutput::default(),
+            pending: (0, 0),
+            want_logits: true,
+            ticket: 0,
+        })
+    }
+
+    /// Bytes of weights on the GPU.
+    pub fn weight_bytes(&self) -> u64 {
+        self.core.weights.bytes()
+    }
+
+    /// Checks and copies the inputs; which schedule to run.
+    fn begin(&mut self, inputs: &StepInputs) -> Result<(usize, Dims), ExecError> {
+        let core = &mut self.core;
+        core.gpu.bind()?;
+        // The staging memory is free once the step before has read it.
+        core.stream.synchronize()?;
+        let (blocks, rows) = (core.options.kv_blocks, core.plan.output_rows);
+        let (dims, used) = core.layout.write(inputs, blocks, rows, core.staged.bytes_mut())?;
+        let (tokens, decode_only) = (dims.t, inputs.is_decode_only());
+        let schedule = core.plan.schedule(tokens, decode_only);
+        let schedule = schedule.ok_or(ExecError::Bucket { tokens, decode_only })?;
+        core.stream.to_device(core.inputs.address(), &core.staged.bytes()[..used])?;
+        if core.options.poison {
+            core.stream.fill(core.arena.address(), 0xff, core.plan.arena_bytes as usize)?;
+        }
+        Ok((schedule, dims))
+    }
+
+    /// Brings the results to the host.
+    fn finish(
+        &mut self,
+        schedule: usize,
+        dims: &Dims,
+        in_graph: bool,
+    ) -> Result<Ticket, ExecError> {
+        let core = &mut self.core;
+        if !in_graph {
+            core.pick(schedule, dims)?;
+        }
+        let (rows, columns, address) = core.output(schedule, dims);
+        let columns = if core.plan.yields_tokens() { 0 } else { columns };
+        if self.want_logits && rows * columns > 0 {
+            let bytes = 4 * rows * columns;
+            if core.host_logits.bytes().len() < bytes {
+                core.stream.synchronize()?;
+                core.host_logits = Pinned::new(&core.gpu, bytes)?;
+            }
+            core.stream.to_host(&mut core.host_logits.bytes_mut()[..bytes], address)?;
+        }
+        self.pending = (rows, columns);
+        self.ticket += 1;
+        Ok(Ticket(self.ticket))
+    }
+}
+
+impl PlanExecutor for CudaExecutor {
+    fn plan(&self) -> &Plan {
+        &self.core.plan
+    }
+
+    /// Launch by launch, never as a graph.
+    fn submit_observed(
+        &mut self,
+        inputs: &StepInputs,
+        observer: &mut Observer<'_>,
+    ) -> Result<Ticket, ExecError> {
+        let (schedule, dims) = self.begin(inputs)?;
+        for index in 0..self.core.plan.schedules[schedule].calls.len() {
+            self.core.call(schedule, index, &dims)?;
+            observer(index, self.core.observe(schedule, index, &dims)?);
+        }
+        self.finish(schedule, &dims, false)
+    }
+
+    fn profile(&self) -> Vec<(String, Duration)> {
+        let ops = self.core.times.iter().map(|(op, time)| (op.clone(), *time));
+        let mut ops: Vec<_> = ops.collect();
+        ops.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
+        ops
+    }
+
+    fn set_logits(&mut self, wanted: bool) {
+        self.want_logits = wanted;
+    }
+
+    fn describe(&self) -> String {
+        self.core.gpu.name.clone()
+    }
+}
+
+impl OnTarget for CudaExecutor {
+    type Target = Cuda;
+}
+
+impl Executor for CudaExecutor {
+    fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
+        let (schedule, dims) = self.begin(inputs)?;
+        let CudaOptions { graphs, poison, profile, .. } = self.core.options;
+        let most = self.core.plan.schedules[schedule].bucket.max;
+        let most = most.min(self.core.plan.limits.t).min(self.core.plan.limits.b);
+        let recorded = (graphs && !poison && !profile && inputs.is_decode_only())
+            .then(|| graphs::rounded(dims.b, most))
+            .flatten();
+        let Some(sequences) = recorded else {
+            self.core.calls(schedule, &dims)?;
+            return self.finish(schedule, &dims, false);
+        };
+        let key = Key { schedule, sequences };
+        if !self.graphs.0.contains_key(&key) {
+            let full = graphs::dims(sequences, &self.core.plan.limits);
+            // Libraries choose algorithms when first asked, which cannot be recorded.
+            self.core.prepare(schedule, &full)?;
+            let stream = self.core.stream.raw;
+            let core = &mut self.core;
+            let graph = capture(&Arc::clone(&core.gpu), stream, || -> Result<(), ExecError> {
+                core.calls(schedule, &full)?;
+                core.pick(schedule, &full)
+            })?;
+            self.graphs.0.insert(key, graph);
+        }
+        self.core.stream.replay(&self.graphs.0[&key])?;
+        self.finish(schedule, &dims, true)
+    }
+
+    fn yields_tokens(&self) -> bool {
+        self.core.plan.yields_tokens()
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
+        if ticket.0 != self.ticket {
+            return Err(ExecError::Ticket);
+        }
+        self.core.gpu.bind()?;
+        self.core.stream.synchronize()?;
+        let (rows, columns) = self.pending;
+        let output = &mut self.output;
+        (output.rows, output.columns) = (rows, columns);
+        output.tokens.clear();
+        let ids: &[u32] = bytemuck::cast_slice(&self.core.host_ids.bytes()[..4 * rows]);
+        output.tokens.extend_from_slice(ids);
+        output.logits.clear();
+        if self.want_logits {
+            let logits = &self.core.host_logits.bytes()[..4 * rows * columns];
+            output.logits.extend_from_slice(bytemuck::cast_slice(logits));
+        }
+        Ok(&self.output)
+    }
+}
+
+impl Core {
+    fn calls(&mut self, schedule: usize, dims: &Dims) -> Result<(), ExecError> {
+        for index in 0..self.plan.schedules[schedule].calls.len() {
+            self.call(schedule, index, dims)?;
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, schedule: usize, index: usize, dims: &Dims) -> Result<(), ExecError> {
+        let plan = &self.plan;
+        let call = &plan.schedules[schedule].calls[index];
+        let program = &plan.programs[call.program as usize];
+        for (at, launch) in program.launches.iter().enumerate() {
+            let fail = |message: String| {
+                let layer = call.layer.map_or_else(String::new, |l| format!(" {l}"));
+                let launch = format!("{}{layer}/%{} ({})", program.name, launch.name, launch.op);
+                ExecError::Launch { launch, message }
+            };
+            let timer = self.options.profile.then(|| Timer::start(&self.gpu, &self.stream));
+            let places = Frame {
+                program,
+                call,
+                arena: self.arena.address(),
+                weights: &self.weights,
+                states: &self.states,
+                layout: &self.layout,
+            };
+            let first = index == 0 && at == 0;
+            match &launch.run {
+                None => return Err(fail("it has no kernel".to_owned())),
+                Some(Run::Kernel(k)) => {
+                    let (grid, shared) =
+                        k.geometry.eval(launch, dims, &self.device).map_err(fail)?;
+                    let mut arguments = places.arguments(launch).map_err(fail)?;
+                    let scratch = self.scratch[k.kernel as usize].as_ref();
+                    arguments.extend(scratch.map(DeviceMemory::address));
+                    arguments.push(self.inputs.address());
+                    let function = &self.functions[k.kernel as usize];
+                    // A step's first kernel waits for the copy of its inputs.
+                    let overlaps = self.options.overlap && self.device.sm >= 90 && !first;
+                    if grid.iter().all(|n| *n > 0) {
+                        let launched = function.allow(shared).and_then(|()| {
+                            let block = k.geometry.block;
+                            self.stream.launch(
+                                function,
+                                grid,
+                                block,
+                                shared,
+                                &mut arguments,
+                                overlaps,
+                            )
+                        });
+                        launched.map_err(|e| {
+                            fail(format!(
+                                "{e} (grid {grid:?}, {} threads, {shared} bytes)",
+                                k.geometry.block
+                            ))
+                        })?;
+                    }
+                }
+                Some(Run::Matmul(m)) => {
+                    let (shape, at) = places.matmul(launch, m, dims).map_err(fail)?;
+                    self.blas
+                        .run(&self.stream, shape, at)
+                        .map_err(|e| fail(format!("{e} ({shape:?})")))?;
+                }
+            }
+            if let Some(timer) = timer {
+                let time = timer?.stop(&self.gpu, &self.stream)?;
+                *self.times.entry(launch.op.clone()).or_default() += time;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has libraries choose what they do for every product of a step.
+    fn prepare(&mut self, schedule: usize, dims: &Dims) -> Result<(), ExecError> {
+        for call in &self.plan.schedules[schedule].calls {
+            for launch in &self.plan.programs[call.program as usize].launches {
+                if let Some(Run::Matmul(m)) = &launch.run {
+                    self.blas.prepare(shape(launch, m, dims).map_err(ExecError::Inputs)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Picks the likeliest token of each row, and brings it to the host.
+    fn pick(&mut self, schedule: usize, dims: &Dims) -> Result<(), ExecError> {
+        let (rows, columns, logits) = self.output(schedule, dims);
+        if self.plan.yields_tokens() {
+            let host = &mut self.host_ids.bytes_mut()[..4 * rows];
+            self.stream.to_host(host, logits)?;
+            return Ok(());
+        }
+        let Some(Run::Kernel(k)) = self.plan.pick.as_ref().and_then(|l| l.run.as_ref()) else {
+            return Ok(());
+        };
+        if rows == 0 || columns == 0 {
+            return Ok(());
+        }
+        let fail = |message| ExecError::Launch { launch: "argmax".to_owned(), message };
+        let launch = self.plan.pick.as_ref().ok_or_else(|| fail("missing".to_owned()))?;
+        let (grid, shared) = k.geometry.eval(launch, dims, &self.device).map_err(fail)?;
+        let mut arguments = vec![logits, self.ids.address(), self.inputs.address()];
+        let function = &self.functions[k.kernel as usize];
+        let overlaps = self.options.overlap && self.device.sm >= 90;
+        self.stream.launch(function, grid, k.geometry.block, shared, &mut arguments, overlaps)?;
+        let host = &mut self.host_ids.bytes_mut()[..4 * rows];
+        self.stream.to_host(host, self.ids.address())?;
+        Ok(())
+    }
+
+    /// Rows, columns and address of what the last call leaves first.
+    fn output(&self, schedule: usize, dims: &Dims) -> (usize, usize, u64) {
+        let last = self.plan.schedules[schedule].calls.last();
+        let program = last.and_then(|c| self.plan.programs.get(c.program as usize));
+        let carried = program.and_then(|p| Some((p, p.results.first()?)));
+        let Some((program, carried)) = carried else { return (0, 0, 0) };
+        let columns = carried.ty.last_const().unwrap_or(1);
+        let rows = carried.ty.elements(dims).checked_div(columns).unwrap_or(0);
+        let at = self.arena.address() + program.buffers[carried.buffer as usize].offset;
+        (rows as usize, columns as usize, at)
+    }
+
+    fn observe(
+        &mut self,
+        schedule: usize,
+        index: usize,
+        dims: &Dims,
+    ) -> Result<Vec<Observed>, ExecError> {
+        let call = &self.plan.schedules[schedule].calls[index];
+        let program = &self.plan.programs[call.program as usize];
+        let mut all = Vec::new();
+        for carried in &program.results {
+            let mut bytes = vec![0; carried.ty.bytes(dims) as usize];
+            let at = self.arena.address() + program.buffers[carried.buffer as usize].offset;
+            self.stream.to_host(&mut bytes, at)?;
+            self.stream.synchronize()?;
+            let mut data = Vec::new();
+            let decoded = convert::decode(carried.ty.dtype, &bytes, &mut data);
+            decoded
+                .map_err(|message| ExecError::Launch { launch: program.name.clone(), message })?;
+            let (name, ty) = (carried.name.clone(), carried.ty.clone());
+            all.push(Observed { name, shape: ty.sizes(dims), ty, data });
+        }
+        Ok(all)
+    }
+}
+
+/// What a launch's places are resolved against.
+struct Frame<'a> {
+    program: &'a infernum_codegen::Program,
+    call: &'a Call,
+    arena: u64,
+    weights: &'a Weights,
+    states: &'a [DeviceMemory],
+    layout: &'a Layout,
+}
+
+impl Frame<'_> {
+    fn address(&self, value: &Value) -> Result<u64, String> {
+        let missing = || format!("{:?} is not bound", value.arg);
+        match value.arg {
+            Arg::Buffer(b) => self
+                .program
+                .buffers
+                .get(b as usize)
+                .map(|r| self.arena + r.offset)
+                .ok_or_else(missing),
+            Arg::Weight(slot) => {
+                let index = self.call.weights.get(slot as usize);
+                index.and_then(|i| self.weights.address(*i)).ok_or_else(missing)
+            }
+            Arg::State(slot) => {
+                let index = self.call.states.get(slot as usize);
+                let state = index.and_then(|i| self.states.get(*i as usize));
+                state.map(DeviceMemory::address).ok_or_else(missing)
+            }
+            Arg::Step(input) => Ok(self.layout.input(input)),
+        }
+    }
+
+    fn arguments(&self, launch: &Launch) -> Result<Vec<u64>, String> {
+        launch_arguments(launch).map(|(_, value)| self.address(value)).collect()
+    }
+
+    fn matmul(&self, launch: &Launch, m: &Matmul, dims: &Dims) -> Result<(Shape, Places), String> {
+        let optional = |v: &Option<Value>| v.as_ref().map_or(Ok(0), |v| self.address(v));
+        let y = launch.results.first().ok_or("it has no result")?;
+        let places = Places {
+            x: self.address(&m.x)?,
+            w: self.address(&m.w)?,
+            bias: optional(&m.bias)?,
+            add: optional(&m.add)?,
+            y: self.address(y)?,
+        };
+        Ok((shape(launch, m, dims)?, places))
+    }
+}
+
+fn shape(launch: &Launch, m: &Matmul, dims: &Dims) -> Result<Shape, String> {
+    let (x, w) = (m.x.ty.tensor()?, m.w.ty.tensor()?);
+    let y = launch.results.first().ok_or("it has no result")?.ty.tensor()?;
+    let rows = Dim::product_of(&x.shape[..x.rank().saturating_sub(1)]);
+    let [n, k] = w.shape[..] else { return Err(format!("expected a matrix, found {w}")) };
+    Ok(Shape {
+        m: rows.ok_or("too many rows")?.eval(dims),
+        n: n.eval(dims),
+        k: k.eval(dims),
+        input: x.dtype,
+        output: y.dtype,
+        bias: m.bias.as_ref().map(|b| b.ty.tensor().map(|t| t.dtype)).transpose()?,
+        add: m.add.is_some(),
+    })
+}
+
+/// Whether any launch reads the positions of context rows.
+fn reads_contexts(plan: &Plan) -> bool {
+    let launches = plan.programs.iter().flat_map(|p| &p.launches);
+    let mut operands = launches.flat_map(|l| l.operands.iter().flatten());
+    operands
+        .any(|v| v.arg == Arg::Step(StepInput::ContextPositions) && matches!(v.ty, Type::Tensor(_)))
+}
+
+/// Time on the GPU.
+struct Timer(Event);
+
+impl Timer {
+    fn start(gpu: &Arc<Gpu>, stream: &Stream) -> Result<Timer, GpuError> {
+        let event = Event::new(gpu)?;
+        stream.record(&event)?;
+        Ok(Timer(event))
+    }
+
+    fn stop(self, gpu: &Arc<Gpu>, stream: &Stream) -> Result<Duration, GpuError> {
+        let end = Event::new(gpu)?;
+        stream.record(&end)?;
+        end.synchronize()?;
+        Ok(Duration::from_secs_f64(f64::from(self.0.until(&end)?) / 1e3))
+    }
+}

@@ -1,0 +1,14 @@
+//! Running plans on an NVIDIA GPU. The driver is loaded at run time: without one, everything but
+//! opening a [`Gpu`] works.
+
+mod blas;
+mod ceiling;
+mod driver;
+mod exec;
+mod graphs;
+mod inputs;
+mod upload;
+
+pub use ceiling::{CEILING_BYTES, read_ceiling};
+pub use driver::{DeviceMemory, Gpu, GpuError};
+pub use exec::{CudaExecutor, CudaOptions};

@@ -1,0 +1,128 @@
+//! Weights on their way to the GPU: from the mapped file through a ring of pinned memory. No copy of
+//! the model is ever on the host.
+
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::driver::{DeviceMemory, Event, Gpu, GpuError, Pinned, Result, Stream};
+use crate::weights::Loaded;
+use infernum_codegen::{Recipe, Weight};
+
+/// Where each tensor begins, as the widest loads and matrix units want it.
+const ALIGN: u64 = 256;
+
+/// Bytes that one thread loads at once, at most.
+const WIDEST_LOAD: u64 = 16;
+
+/// Bytes of one part of the ring; a few keep both the copying cores and the bus busy.
+const PART: usize = 16 << 20;
+const PARTS: usize = 4;
+
+/// The plan's weights in one allocation.
+#[derive(Debug)]
+pub(super) struct Weights {
+    memory: DeviceMemory,
+    offsets: Vec<u64>,
+}
+
+impl Weights {
+    /// Copies what is stored; `plan` and `weights` are the same constants. Rows of another weight
+    /// are read where that one lies.
+    pub(super) fn upload(
+        gpu: &Arc<Gpu>,
+        stream: &Stream,
+        plan: &[Weight],
+        weights: &[Loaded],
+    ) -> Result<Weights> {
+        let mut end = 0u64;
+        let bytes = |w: &Loaded| w.segments.iter().map(|s| s.len() as u64).sum::<u64>();
+        let mut place = |w: &Loaded| {
+            let at = end;
+            end += bytes(w).next_multiple_of(ALIGN);
+            at
+        };
+        let views: Vec<Option<(usize, u64)>> = plan.iter().map(view).collect();
+        let mut offsets: Vec<u64> = weights
+            .iter()
+            .zip(&views)
+            .map(|(w, view)| if view.is_none() { place(w) } else { 0 })
+            .collect();
+        for (i, view) in views.iter().enumerate() {
+            if let Some((of, from)) = view {
+                offsets[i] = offsets[*of] + from;
+            }
+        }
+        let memory = DeviceMemory::zeroed(gpu, "the weights", end)?;
+        let mut ring = Ring::new(gpu)?;
+        let stored = weights.iter().zip(&offsets).zip(&views).filter(|(_, view)| view.is_none());
+        for ((weight, offset), _) in stored {
+            let mut to = memory.address() + offset;
+            for segment in &weight.segments {
+                ring.send(stream, segment, to)?;
+                to += segment.len() as u64;
+            }
+        }
+        stream.synchronize()?;
+        Ok(Weights { memory, offsets })
+    }
+
+    pub(super) fn address(&self, weight: u32) -> Option<u64> {
+        Some(self.memory.address() + self.offsets.get(weight as usize)?)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+}
+
+/// The weight that a view is of, and its first byte there. Rows that begin where wide loads cannot
+/// (short vectors) are stored again.
+fn view(weight: &Weight) -> Option<(usize, u64)> {
+    let Recipe::Rows { weight: of, start } = weight.recipe else { return None };
+    let row: u64 =
+        weight.ty.shape.get(1..)?.iter().map(|d| d.as_const()).product::<Option<u64>>()?;
+    let from = weight.ty.dtype.bytes(row)?.checked_mul(start)?;
+    from.is_multiple_of(WIDEST_LOAD).then_some((of as usize, from))
+}
+
+/// Pinned parts that are filled in turn, each once the GPU has taken what was in it.
+struct Ring {
+    parts: Vec<(Pinned, Event)>,
+    next: usize,
+    sent: usize,
+}
+
+impl Ring {
+    fn new(gpu: &Arc<Gpu>) -> Result<Ring> {
+        let part = |_| Ok((Pinned::new(gpu, PART)?, Event::new(gpu)?));
+        let parts = (0..PARTS).map(part).collect::<Result<_>>()?;
+        Ok(Ring { parts, next: 0, sent: 0 })
+    }
+
+    fn send(&mut self, stream: &Stream, bytes: &[u8], mut to: u64) -> Result<()> {
+        for chunk in bytes.chunks(PART) {
+            let (pinned, taken) = &mut self.parts[self.next];
+            if self.sent >= PARTS {
+                taken.synchronize()?;
+            }
+            let part = &mut pinned.bytes_mut()[..chunk.len()];
+            // Several cores: a mapped file costs a page fault every few pages.
+            part.par_chunks_mut(1 << 20)
+                .zip(chunk.par_chunks(1 << 20))
+                .for_each(|(to, from)| to.copy_from_slice(from));
+            stream.to_device(to, &pinned.bytes()[..chunk.len()])?;
+            stream.record(taken)?;
+            to += chunk.len() as u64;
+            self.next = (self.next + 1) % PARTS;
+            self.sent += 1;
+        }
+        Ok(())
+    }
+}
+
+impl From<GpuError> for crate::LoadError {
+    fn from(e: GpuError) -> Self {
+        crate::LoadError::Gpu(e)
+    }
+}

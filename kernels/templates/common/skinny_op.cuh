@@ -1,0 +1,38 @@
+// What all ops of skinny.cuh share, from the template's x, w, norm and bias (none if the op has none).
+struct Linear {
+    typedef {{ x.type }} X;
+    static constexpr int K = {{ w.cols }}, N = {{ w.rows }};
+    static constexpr int NORM = {{ 2 if norm else 1 if normed else 0 }}, HEAD = 0;
+    static constexpr float eps = {{ (eps if normed else 0.0) | f32 }}, offset = {{ (offset if normed else 0.0) | f32 }};
+    const {{ x.type }}* x;
+    const {{ w.type }}* w;
+{% if norm %}
+    const {{ norm.type }}* norm;
+{% endif %}
+{% if bias %}
+    const {{ bias.type }}* bias;
+    __device__ __forceinline__ float bias_of(int row) const { return to_f32(bias[row]); }
+{% else %}
+    __device__ __forceinline__ float bias_of(int row) const { return 0; }
+{% endif %}
+    int tokens;
+    __device__ __forceinline__ i64 source(int t) const { return t; }
+};
+// Neighbours in w make a pair.
+struct Neighbours : Linear {
+    static constexpr int PAIRS = (N + 1) / 2;
+    __device__ __forceinline__ void rows(int q, int& a, int& b) const {
+        a = 2 * q;
+        b = 2 * q + 1 < N ? 2 * q + 1 : -1;
+    }
+};
+// Gate and up of a feature, w being the rows of all gates and then of all ups.
+struct Gated : Linear {
+    static constexpr int PAIRS = N / 2;
+    __device__ __forceinline__ void rows(int q, int& a, int& b) const { a = q; b = q + N / 2; }
+};
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float gelu_tanh(float x) {
+    // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u))
+    return x / (1.0f + __expf(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
+}

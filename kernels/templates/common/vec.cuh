@@ -1,0 +1,50 @@
+// Several elements at a time, in f32.
+
+template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack { T v[N]; };
+
+// Elements of T in 16 bytes if `n` is a multiple of that, else 1. For several sizes, give their bits
+// together: wide<T>(a | b).
+template <class T> __device__ constexpr int wide(i64 n) {
+    return n % (16 / (int)sizeof(T)) == 0 ? 16 / (int)sizeof(T) : 1;
+}
+
+template <int N, class T> __device__ __forceinline__ void load(float (&v)[N], const T* p) {
+    const Pack<T, N> x = *(const Pack<T, N>*)p;
+#pragma unroll
+    for (int j = 0; j < N; j++) v[j] = to_f32(x.v[j]);
+}
+template <int N, class T> __device__ __forceinline__ void store(T* p, const float (&v)[N]) {
+    Pack<T, N> x;
+#pragma unroll
+    for (int j = 0; j < N; j++) x.v[j] = from_f32<T>(v[j]);
+    *(Pack<T, N>*)p = x;
+}
+
+// Threads take elements in turn: whatever the grid, all are done.
+__device__ __forceinline__ i64 thread_index() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ i64 thread_count() { return (i64)gridDim.x * blockDim.x; }
+
+// Over THREADS threads in a row: a warp, or the whole block with 32 floats of `scratch`.
+template <int THREADS> __device__ __forceinline__ float group_sum(float x, float* scratch) {
+    if constexpr (THREADS == 32) return warp_sum(x);
+    else return block_sum(x, scratch);
+}
+template <int THREADS> __device__ __forceinline__ float group_max(float x, float* scratch) {
+    if constexpr (THREADS == 32) return warp_max(x);
+    else return block_max(x, scratch);
+}
+
+// The dot product of two rows of K values by a warp; all lanes get it.
+template <int K, class X, class W> __device__ __forceinline__ float warp_dot(const X* x, const W* w) {
+    constexpr int N = wide<X>(K) < wide<W>(K) ? wide<X>(K) : wide<W>(K);
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int c = threadIdx.x % 32 * N; c < K; c += 32 * N) {
+        float a[N], b[N];
+        load(a, x + c);
+        load(b, w + c);
+#pragma unroll
+        for (int j = 0; j < N; j++) sum += a[j] * b[j];
+    }
+    return warp_sum(sum);
+}
