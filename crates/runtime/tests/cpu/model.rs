@@ -5,7 +5,7 @@ use infernum_ir::interp::{Rounding, States, Step};
 use infernum_ir::{Dims, Module, text};
 use infernum_passes::data::Kernels;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions, Observed, has_kernel};
-use infernum_runtime::{ExecError, Executor, StepInputs};
+use infernum_runtime::{ExecError, Executor, PlanExecutor, StepInputs};
 
 use crate::common::{Checkpoint, executor, module, nmse};
 
