@@ -75,7 +75,8 @@ fn what_one_bucket_packs_another_reads_in_parts() {
     let kernels = packing_small_steps();
     for name in ["llama/gqa3", "llama/bias_gqa8", "qwen2/windows", "qwen3/gqa3_tied"] {
         let fixture = Fixture::open(name);
-        let plan = planned(&fixture, "cpu", &kernels);
+        let dtype = fixture.model.dtype().expect("a dtype");
+        let plan = fixture.plan(dtype, "default", &kernels);
         let views = |calls: &[infernum_codegen::Call]| {
             let weights = calls.iter().flat_map(|c| &c.weights);
             let is_view =
@@ -88,7 +89,7 @@ fn what_one_bucket_packs_another_reads_in_parts() {
         assert!(views(calls(many)) >= 5 * 2, "{name}: q, k, v, gate and up of two layers");
         // Both read the right rows: prompts in steps of 17 or more, and of few tokens.
         let logits = fixture.run_plan(plan.clone(), 20);
-        let unfused = fixture.run(fixture.model.dtype().expect("a dtype"), "none", 20);
+        let unfused = fixture.run(dtype, "none", 20);
         let (ours, theirs) = (nmse(&logits, &fixture.logits), nmse(&unfused, &fixture.logits));
         assert!(ours <= 2.0 * theirs, "{name}: NMSE {ours:.2e}, unfused {theirs:.2e}");
         let small = nmse(&fixture.run_plan(plan, 3), &fixture.logits);

@@ -2,10 +2,16 @@
 
 use infernum_ir::DType;
 
-use crate::support::{Fixture, mean_kl, names, nmse, root};
+use crate::support::{Fixture, machine, mean_kl, names, nmse, root};
 
-/// Largest normalised mean squared error of an f32 run.
+/// Largest normalised mean squared error of an f32 run on the CPU.
 const F32: f64 = 1e-10;
+
+/// As [`F32`], on what the tests run on: a GPU adds in another order, and its exponentials are a few
+/// units in the last place off.
+fn f32_bound() -> f64 {
+    if machine().device.is_some() { 1e-8 } else { F32 }
+}
 
 /// Runs a check over all fixtures and reports every failure.
 fn for_each(check: impl Fn(&Fixture) -> Vec<String>) {
@@ -30,7 +36,7 @@ fn bounded(what: &str, value: f64, bound: f64) -> Option<String> {
 fn f32_logits_match_float64() {
     for_each(|f| {
         let found = f.run(DType::F32, "default", usize::MAX);
-        bounded("NMSE", nmse(&found, &f.logits), F32).into_iter().collect()
+        bounded("NMSE", nmse(&found, &f.logits), f32_bound()).into_iter().collect()
     });
 }
 
@@ -53,7 +59,7 @@ fn prefill_in_chunks_and_token_by_token_agree() {
             .into_iter()
             .filter_map(|chunk| {
                 let parts = f.run(DType::F32, "default", chunk);
-                bounded(&format!("NMSE in steps of {chunk}"), nmse(&parts, &whole), F32)
+                bounded(&format!("NMSE in steps of {chunk}"), nmse(&parts, &whole), f32_bound())
             })
             .collect()
     });
@@ -64,7 +70,7 @@ fn without_passes_the_logits_are_the_same() {
     for_each(|f| {
         let with = f.run(DType::F32, "default", usize::MAX);
         let without = f.run(DType::F32, "none", usize::MAX);
-        bounded("NMSE", nmse(&without, &with), F32).into_iter().collect()
+        bounded("NMSE", nmse(&without, &with), f32_bound()).into_iter().collect()
     });
 }
 
@@ -74,5 +80,5 @@ fn an_architecture_from_one_file_matches_float64() {
     let spec = root().join("../../examples/new-architecture/granite.ron");
     let f = Fixture::with_spec("granite/multipliers", Some(&spec));
     let found = nmse(&f.run(DType::F32, "default", 7), &f.logits);
-    assert!(found <= F32, "NMSE: expected at most {F32:.0e}, found {found:.2e}");
+    assert!(found <= f32_bound(), "NMSE: expected at most {:.0e}, found {found:.2e}", f32_bound());
 }

@@ -1,8 +1,10 @@
 //! What several tests share: fixtures, running a model, and distances.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use infernum_codegen::compile::{Options, compile};
+use infernum_codegen::cuda::{Cache, Compiler, Device};
 use infernum_codegen::{Limits, Plan, TargetKind};
 use infernum_frontend_hf::spec::Library;
 use infernum_frontend_hf::{LowerOptions, Model, ModelFiles};
@@ -11,7 +13,8 @@ use infernum_passes::Pipeline;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::CostTable;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
-use infernum_runtime::{CheckpointWeights, Executor, StepInputs};
+use infernum_runtime::cuda::{CudaExecutor, CudaOptions, Gpu};
+use infernum_runtime::{CheckpointWeights, LoadError, PlanExecutor, StepInputs, WeightSource};
 
 /// A model folder with what transformers makes of it.
 pub(crate) struct Fixture {
@@ -79,23 +82,31 @@ impl Fixture {
 
     /// The logits of every position, computed in steps of at most `chunk` tokens.
     pub(crate) fn run(&self, dtype: DType, pipeline: &str, chunk: usize) -> Vec<f64> {
-        let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
         let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
-        let costs = CostTable::named("cpu", None).expect("a built-in cost table");
+        self.run_plan(self.plan(dtype, pipeline, &kernels), chunk)
+    }
+
+    /// A plan for [`machine`].
+    pub(crate) fn plan(&self, dtype: DType, pipeline: &str, kernels: &Kernels) -> Plan {
+        let machine = machine();
+        let pipeline = if pipeline == "default" { machine.pipeline } else { pipeline };
+        let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
+        let costs = CostTable::named(&machine.costs, None).expect("a built-in cost table");
+        let templates = infernum_codegen::cuda::Library::default();
         let options = Options {
             model: &self.model,
             lower: self.options(dtype),
             pipeline: &pipeline,
-            kernels: &kernels,
-            costs: ("cpu", &costs),
+            kernels,
+            costs: (&machine.costs, &costs),
             rules: None,
             explain: false,
             limits: self.limits(),
-            device: None,
+            device: machine.device.as_ref().map(|d| (d, &templates)),
         };
         let compiled =
             compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name));
-        self.run_plan(compiled.plan, chunk)
+        compiled.plan
     }
 
     /// The logits that a module gives, in one step.
@@ -108,8 +119,7 @@ impl Fixture {
     pub(crate) fn run_plan(&self, plan: Plan, chunk: usize) -> Vec<f64> {
         let checkpoint = self.model.checkpoint.as_ref().expect("a fixture has weights");
         let blocks = self.tokens.len().div_ceil(StepInputs::BLOCK_SIZE);
-        let options = CpuOptions { kv_blocks: blocks, poison: true, ..CpuOptions::default() };
-        let mut executor = CpuExecutor::new(plan, &CheckpointWeights::new(checkpoint), options)
+        let mut executor = executor(plan, &CheckpointWeights::new(checkpoint), blocks)
             .unwrap_or_else(|e| panic!("{}: {e}", self.name));
         // Not in order, as in a cache that has been in use.
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
@@ -126,6 +136,43 @@ impl Fixture {
         }
         logits
     }
+}
+
+/// What plans are run on: the CPU, or the GPU if `INFERNUM_TEST_DEVICE` is `cuda`.
+pub(crate) struct Machine {
+    pub(crate) pipeline: &'static str,
+    pub(crate) costs: String,
+    pub(crate) device: Option<Device>,
+    gpu: Option<Arc<Gpu>>,
+}
+
+pub(crate) fn machine() -> Machine {
+    if std::env::var("INFERNUM_TEST_DEVICE").is_ok_and(|d| d == "cuda") {
+        let gpu = Gpu::open(0).unwrap_or_else(|e| panic!("{e}"));
+        let device = Device::of(gpu.sm, gpu.sms);
+        let costs = device.arch.clone();
+        return Machine { pipeline: "cuda", costs, device: Some(device), gpu: Some(gpu) };
+    }
+    Machine { pipeline: "default", costs: "cpu".to_owned(), device: None, gpu: None }
+}
+
+/// Loads a plan on [`machine`], activations poisoned.
+fn executor(
+    plan: Plan,
+    weights: &dyn WeightSource,
+    kv_blocks: usize,
+) -> Result<Box<dyn PlanExecutor>, LoadError> {
+    let Some(gpu) = machine().gpu else {
+        let options = CpuOptions { kv_blocks, poison: true, ..CpuOptions::default() };
+        return Ok(Box::new(CpuExecutor::new(plan, weights, options)?));
+    };
+    let arch = plan.device.as_ref().map_or("", |d| &d.arch);
+    let cubins = Cache::user().cubins(&plan.kernels, arch, &mut Compiler::find);
+    let (cubins, _) = cubins.unwrap_or_else(|e| panic!("{e}"));
+    // Graphs and poisoning exclude each other: which is on depends on the test's own wish.
+    let poison = std::env::var("INFERNUM_TEST_GRAPHS").is_err();
+    let options = CudaOptions { kv_blocks, poison, ..CudaOptions::default() };
+    Ok(Box::new(CudaExecutor::new(plan, &cubins, weights, &gpu, options)?))
 }
 
 /// A tensor's elements.
