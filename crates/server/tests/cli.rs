@@ -231,7 +231,7 @@ fn a_bench_of_random_weights_runs() {
     let config = config.to_str().expect("UTF-8");
     let args = ["bench", "--config", config, "--prompt", "8", "--generate", "4", "--runs", "1"];
     let figures = json(&[&args[..], &["--json"]].concat());
-    assert!(figures["decode_tokens_per_second"].as_f64().is_some_and(|x| x > 0.0));
+    assert!(figures["cases"][0]["decode_tokens_per_second"].as_f64().is_some_and(|x| x > 0.0));
 }
 
 #[test]
