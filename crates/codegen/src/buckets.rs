@@ -60,7 +60,7 @@ fn build(
         for (i, graph) in module.graphs.iter().enumerate() {
             let mut lowering = Lowering::new(graph, &limits, is_called(module, i));
             lowering.places()?;
-            let (program, end) = lowering.finish(&slots, slots_end);
+            let (program, end) = lowering.finish(&slots, slots_end, is_last(module, i));
             plan.arena_bytes = plan.arena_bytes.max(end);
             let (weights, states) = (lowering.weights, lowering.states);
             graphs.push(Lowered { program: add_program(&mut plan, program), weights, states });
@@ -98,6 +98,12 @@ fn is_called(module: &Module, graph: usize) -> bool {
     module.schedule.iter().any(|s| s.graph == graph)
 }
 
+/// Whether nothing is called after a graph.
+fn is_last(module: &Module, graph: usize) -> bool {
+    let before = module.schedule.split_last().map_or(&[][..], |(_, before)| before);
+    before.iter().all(|s| s.graph != graph)
+}
+
 /// One fixed region for each carried value, large enough for it in every graph.
 fn carry_slots(modules: &[(Bucket, &Module)], limits: &Dims) -> (Vec<Region>, u64) {
     let mut sizes: Vec<u64> = Vec::new();
@@ -110,8 +116,8 @@ fn carry_slots(modules: &[(Bucket, &Module)], limits: &Dims) -> (Vec<Region>, u6
         }
     };
     for (_, module) in modules {
-        let called = module.graphs.iter().enumerate().filter(|g| is_called(module, g.0));
-        for (_, graph) in called {
+        let carries = |i: usize| is_called(module, i) && !is_last(module, i);
+        for (_, graph) in module.graphs.iter().enumerate().filter(|g| carries(g.0)) {
             tensor_results(graph).enumerate().for_each(|(i, v)| need(i, graph.ty(v)));
         }
     }

@@ -283,11 +283,16 @@ impl<'a> Lowering<'a> {
     }
 
     /// Fixes what is carried to its slots, places the rest after them, and writes the launches.
-    pub(crate) fn finish(&mut self, slots: &[Region], base: u64) -> (Program, u64) {
+    /// Nothing is carried on from the last call.
+    pub(crate) fn finish(&mut self, slots: &[Region], base: u64, is_last: bool) -> (Program, u64) {
         let mut fixed: HashMap<u32, usize> = self.carries.iter().map(|(&i, &s)| (s, i)).collect();
         let mut launches: Vec<Launch> =
             (0..self.order.len()).map(|i| self.launch(self.order[i])).collect();
-        let results = self.carry_results(&mut fixed, &mut launches);
+        let results = if is_last {
+            self.final_results(&mut launches)
+        } else {
+            self.carry_results(&mut fixed, &mut launches)
+        };
         let floating: Vec<usize> = (0..self.storages.len())
             .filter(|&i| !fixed.contains_key(&(i as u32)) && self.storages[i].bytes > 0)
             .collect();
@@ -331,6 +336,28 @@ impl<'a> Lowering<'a> {
             frees: Vec::new(),
             run: None,
         }
+    }
+
+    /// Results that stay where they were computed; what was not computed is copied.
+    fn final_results(&mut self, launches: &mut Vec<Launch>) -> Vec<Carried> {
+        let graph = self.graph;
+        let values: Vec<ValueId> = tensor_results(graph).filter(|v| self.live[v.node]).collect();
+        let mut results = Vec::new();
+        for v in values {
+            let Type::Tensor(ty) = graph.ty(v) else { continue };
+            let name = graph.value_name(v).to_owned();
+            let mut result = Carried { name, buffer: 0, ty: ty.clone() };
+            result.buffer = match self.arg(v) {
+                Arg::Buffer(b) => b,
+                arg => {
+                    let to = self.copy(arg, &result, launches);
+                    self.storages[to as usize].last = END;
+                    to
+                }
+            };
+            results.push(result);
+        }
+        results
     }
 
     /// Sees to it that result `i` ends in slot `i`: computed there when what was carried in is

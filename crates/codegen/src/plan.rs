@@ -82,7 +82,7 @@ pub struct Program {
     /// In the order to run them.
     pub launches: Vec<Launch>,
     /// What the next call finds as its carried values, in order. Carried value `i` lies at the
-    /// same place in every program.
+    /// same place in every program that another follows; what the last call leaves may lie anywhere.
     pub results: Vec<Carried>,
 }
 

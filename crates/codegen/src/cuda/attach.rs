@@ -37,12 +37,28 @@ pub fn attach(
     device: &Device,
 ) -> Result<(), CudaError> {
     let mut attach = Attach::new(ops, library, device, plan.limits);
-    for index in 0..plan.programs.len() {
-        let bucket = bucket_of(plan, index);
-        let program = &mut plan.programs[index];
-        for launch in &mut program.launches {
-            let shown = format!("{}/%{}", program.name, launch.name);
-            launch.run = Some(attach.launch(launch, bucket, &shown)?);
+    let programs = std::mem::take(&mut plan.programs);
+    for schedule in &mut plan.schedules {
+        // What is the same in two buckets may run on different kernels.
+        let mut chosen: HashMap<u32, u32> = HashMap::new();
+        let bucket = Bucket { max: schedule.bucket.max.min(plan.limits.t), ..schedule.bucket };
+        for call in &mut schedule.calls {
+            if let Some(&known) = chosen.get(&call.program) {
+                call.program = known;
+                continue;
+            }
+            let mut program = programs[call.program as usize].clone();
+            for launch in &mut program.launches {
+                let shown = format!("{}/%{}", program.name, launch.name);
+                launch.run = Some(attach.launch(launch, bucket, &shown)?);
+            }
+            let same = plan.programs.iter().position(|p| *p == program);
+            let index = same.unwrap_or(plan.programs.len()) as u32;
+            if same.is_none() {
+                plan.programs.push(program);
+            }
+            chosen.insert(call.program, index);
+            call.program = index;
         }
     }
     plan.pick = pick(plan);
@@ -104,19 +120,6 @@ fn pick(plan: &Plan) -> Option<Launch> {
         frees: Vec::new(),
         run: None,
     })
-}
-
-/// The steps that run a program: those of all its buckets.
-fn bucket_of(plan: &Plan, program: usize) -> Bucket {
-    let runs = |s: &&crate::Schedule| s.calls.iter().any(|c| c.program as usize == program);
-    let buckets = plan.schedules.iter().filter(runs).map(|s| s.bucket);
-    let all = buckets.reduce(|a, b| Bucket {
-        min: a.min.min(b.min),
-        max: a.max.max(b.max),
-        decode_only: a.decode_only && b.decode_only,
-    });
-    let all = all.unwrap_or(Bucket::ALL);
-    Bucket { max: all.max.min(plan.limits.t), ..all }
 }
 
 struct Attach<'a> {
