@@ -1,5 +1,6 @@
 //! End-to-end tests: fixtures, filetests, mutations.
 
+mod fused_numbers;
 mod fusion;
 mod ir_files;
 mod ir_fixtures;
@@ -7,4 +8,5 @@ mod layouts;
 mod mutations;
 mod optimal;
 mod parity;
+mod rule_files;
 mod support;

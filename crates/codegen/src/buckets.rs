@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 
 use infernum_ir::{Dim, Dims, Graph, Module, Param, StepInput, Sym, TensorType, Type, verify};
+use infernum_passes::Bucket;
 
 use crate::layout;
 use crate::lower::{Lowering, PlanError, tensor_results};
-use crate::plan::{
-    Bucket, Call, Plan, Program, Region, Schedule, StateSpec, TargetKind, VERSION, Weight,
-};
+use crate::plan::{Call, Plan, Program, Region, Schedule, StateSpec, TargetKind, VERSION, Weight};
 use crate::planner::aligned;
 use crate::recipe;
 

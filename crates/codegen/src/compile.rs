@@ -3,7 +3,7 @@
 use infernum_frontend_hf::{LowerOptions, Model, ModelError};
 use infernum_ir::{Dims, Module, Type, VerifyError, verify};
 use infernum_passes::data::Kernels;
-use infernum_passes::fuse::{self as passes, CostTable, FuseOptions, Report};
+use infernum_passes::fuse::{CostTable, FuseOptions, Report};
 use infernum_passes::{Context, Pipeline};
 
 use crate::cuda::{CudaError, Device, Library, attach};
@@ -76,7 +76,7 @@ pub struct Compiled {
 #[derive(Debug)]
 pub struct CompiledBucket {
     /// The steps.
-    pub bucket: passes::Bucket,
+    pub bucket: Bucket,
     /// The module, as the last pass left it.
     pub module: Module,
     /// What fusion did.
@@ -103,7 +103,7 @@ pub enum CompileError {
 
 /// Sees the module after each step, by the step's or pass's name; `None` while all steps of the
 /// model share it.
-pub type Observer<'a> = &'a mut dyn FnMut(&str, Option<passes::Bucket>, &Module);
+pub type Observer<'a> = &'a mut dyn FnMut(&str, Option<Bucket>, &Module);
 
 /// A compilation in progress.
 struct Session<'a, 'o> {
@@ -111,7 +111,7 @@ struct Session<'a, 'o> {
     observe: Observer<'o>,
     /// What is compiled now; `fused` once it is that of one bucket.
     module: Module,
-    bucket: Option<passes::Bucket>,
+    bucket: Option<Bucket>,
     report: Report,
 }
 
@@ -153,7 +153,7 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     let limits = options.limits.of(&lowered);
     let mut buckets = Vec::new();
     for bucket in &options.pipeline.buckets {
-        let bucket = passes::Bucket { max: bucket.max.min(limits.t), ..*bucket };
+        let bucket = Bucket { max: bucket.max.min(limits.t), ..*bucket };
         if bucket.min > bucket.max {
             continue; // no step is that large
         }
@@ -164,7 +164,7 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
         buckets.push(CompiledBucket { bucket, module: session.module.clone(), report });
     }
     let modules: Vec<(Bucket, Module)> =
-        buckets.iter().map(|b| (planned(b.bucket), b.module.clone())).collect();
+        buckets.iter().map(|b| (b.bucket, b.module.clone())).collect();
     let is_cuda = options.costs.1.kind == "cuda";
     let target = if is_cuda { TargetKind::Cuda } else { TargetKind::Cpu };
     let mut plan = plan_buckets(&modules, target, limits)?;
@@ -172,10 +172,6 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
         attach(&mut plan, &options.kernels.ops, templates, device)?;
     }
     Ok(Compiled { buckets, plan })
-}
-
-fn planned(bucket: passes::Bucket) -> Bucket {
-    Bucket { min: bucket.min, max: bucket.max, decode_only: bucket.decode }
 }
 
 impl Session<'_, '_> {
@@ -195,8 +191,7 @@ fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
 
 fn run_passes(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let Options { pipeline, kernels, costs: (device, costs), rules, explain, .. } = s.options;
-    let every = passes::Bucket { min: 1, max: u64::MAX, decode: false };
-    let mut fuse = FuseOptions::new(device, (*costs).clone(), s.bucket.unwrap_or(every));
+    let mut fuse = FuseOptions::new(device, (*costs).clone(), s.bucket.unwrap_or(Bucket::ALL));
     fuse.rules.clone_from(rules);
     fuse.disabled.clone_from(&pipeline.disabled);
     fuse.numerics = pipeline.numerics;

@@ -16,8 +16,9 @@ mod recipe;
 pub use buckets::{plan, plan_buckets};
 pub use compile::Limits;
 pub use expand::{ExpandError, expand};
+pub use infernum_passes::Bucket;
 pub use lower::PlanError;
 pub use plan::{
-    Arg, Bucket, Call, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Recipe,
-    Region, Run, Schedule, StateSpec, Summary, TargetKind, VERSION, Value, Weight,
+    Arg, Call, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Recipe, Region, Run,
+    Schedule, StateSpec, Summary, TargetKind, VERSION, Value, Weight,
 };

@@ -7,8 +7,9 @@ use infernum_ir::{
     Attr, Dims, Effect, Graph, Node, NodeKind, Op, Param, Pointwise, StateType, TensorType, Type,
     ValueId, VerifyError,
 };
+use infernum_passes::Bucket;
 
-use crate::plan::{Arg, Bucket, Carried, Launch, Program, Region, Value};
+use crate::plan::{Arg, Carried, Launch, Program, Region, Value};
 use crate::planner::{Storage, place};
 
 /// Why a module has no plan.

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use infernum_ir::{Attr, DType, Dims, StateType, StepInput, Sym, TensorType, Type};
+use infernum_passes::Bucket;
 use serde::{Deserialize, Serialize};
 
 use crate::cuda::{Device, Geometry};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -50,17 +51,6 @@ pub struct Plan {
     pub kernels: Vec<Kernel>,
     /// On a GPU, picks the likeliest token of each row of the first output.
     pub pick: Option<Launch>,
-}
-
-/// A kind of steps: those of a number of tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Bucket {
-    /// The fewest tokens; at least 1.
-    pub min: u64,
-    /// The most.
-    pub max: u64,
-    /// Only steps in which every sequence has one token.
-    pub decode_only: bool,
 }
 
 /// How the steps of one bucket run.
@@ -292,8 +282,8 @@ impl Launch {
 impl Plan {
     /// The most specific schedule for a step of `tokens`, in which every sequence has one or not;
     /// its index.
-    pub fn schedule(&self, tokens: u64, decode_only: bool) -> Option<usize> {
-        let fits = |s: &&(usize, &Schedule)| s.1.bucket.holds(tokens, decode_only);
+    pub fn schedule(&self, tokens: u64, decode: bool) -> Option<usize> {
+        let fits = |s: &&(usize, &Schedule)| s.1.bucket.holds(tokens, decode);
         let found = self.schedules.iter().enumerate().filter(|s| fits(&s));
         found.min_by_key(|(_, s)| s.bucket.width()).map(|(i, _)| i)
     }
@@ -394,33 +384,6 @@ impl Launch {
     /// An attribute by its name.
     pub fn attr(&self, name: &str) -> Option<&Attr> {
         self.attrs.iter().find(|(n, _)| n == name).map(|(_, a)| a)
-    }
-}
-
-impl Bucket {
-    /// Every step.
-    pub const ALL: Bucket = Bucket { min: 1, max: u64::MAX, decode_only: false };
-
-    /// Whether a step of `tokens` is one of these, where every sequence has one token or not.
-    pub fn holds(&self, tokens: u64, decode_only: bool) -> bool {
-        (self.min..=self.max).contains(&tokens) && (decode_only || !self.decode_only)
-    }
-
-    /// Less is more specific.
-    fn width(&self) -> (bool, u64) {
-        (!self.decode_only, self.max.saturating_sub(self.min))
-    }
-}
-
-impl fmt::Display for Bucket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.decode_only { " (decode)" } else { "" };
-        match *self {
-            Bucket { min: 1, max: u64::MAX, .. } => write!(f, "any T{kind}"),
-            Bucket { min, max: u64::MAX, .. } => write!(f, "T >= {min}{kind}"),
-            Bucket { min, max, .. } if min == max => write!(f, "T = {min}{kind}"),
-            Bucket { min, max, .. } => write!(f, "T = {min}..{max}{kind}"),
-        }
     }
 }
 

@@ -117,8 +117,8 @@ fn expansion_keeps_the_meaning_and_only_kept_ops() {
     assert_eq!(expand(&module, &|_| true).expect("as it was"), module);
 }
 
-fn bucket(min: u64, max: u64, decode_only: bool) -> Bucket {
-    Bucket { min, max, decode_only }
+fn bucket(min: u64, max: u64, decode: bool) -> Bucket {
+    Bucket { min, max, decode }
 }
 
 fn plan(buckets: &[(Bucket, Module)]) -> Result<Plan, PlanError> {

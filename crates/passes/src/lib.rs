@@ -4,6 +4,7 @@
 //! is data: `kernels/pipelines/*.ron`. What `fuse` does is data too: fused ops
 //! (`kernels/fused/*.ron`) and the rules that put them in place (`kernels/rules/*.ron`).
 
+mod bucket;
 mod canonicalise;
 pub mod check;
 pub mod data;
@@ -13,6 +14,7 @@ mod pipeline;
 
 use infernum_ir::Module;
 
+pub use bucket::Bucket;
 pub use pipeline::{Pipeline, PipelineError};
 
 /// What a pass may look at, and what it tells.

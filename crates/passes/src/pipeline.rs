@@ -7,8 +7,7 @@ use infernum_ir::{SourceError, nearest};
 use serde::Deserialize;
 
 use crate::data::Numerics;
-use crate::fuse::Bucket;
-use crate::{PASSES, Pass};
+use crate::{Bucket, PASSES, Pass};
 
 static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels/pipelines");
 
@@ -78,15 +77,13 @@ fn no_limit() -> u64 {
     u64::MAX
 }
 
-const EVERY_STEP: Bucket = Bucket { min: 1, max: u64::MAX, decode: false };
-
 impl Pipeline {
     /// No passes: the graph runs as the spec wrote it.
     pub fn none() -> Pipeline {
         Pipeline {
             passes: Vec::new(),
             numerics: Numerics::Exact,
-            buckets: vec![EVERY_STEP],
+            buckets: vec![Bucket::ALL],
             disabled: Vec::new(),
             context: usual_context(),
         }
@@ -139,7 +136,7 @@ impl Pipeline {
         let bucket = |t: &Tokens| Bucket { min: t.min, max: t.max, decode: t.decode };
         let mut buckets: Vec<Bucket> = file.buckets.iter().map(bucket).collect();
         if buckets.is_empty() {
-            buckets.push(EVERY_STEP);
+            buckets.push(Bucket::ALL);
         }
         Ok(Pipeline {
             passes: file.passes.iter().map(find).collect::<Result<_, _>>()?,

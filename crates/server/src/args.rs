@@ -1,12 +1,13 @@
 //! Options that several commands share.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
 use infernum_frontend_hf::spec::Library;
 use infernum_frontend_hf::{Model, ModelError, ModelFiles};
 use infernum_ir::DType;
-use infernum_passes::check::check_rule;
+use infernum_passes::check::Cache;
 use infernum_passes::data::{DataError, Kernels};
 use infernum_passes::fuse::{CostTable, Measurements};
 use infernum_passes::{Pipeline, PipelineError};
@@ -38,12 +39,45 @@ pub(crate) struct ModelArgs {
     /// Measured microseconds of calls, which go before the target's cost model.
     #[arg(long, value_name = "FILE")]
     pub(crate) costs: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
     /// Element type of activations and KV cache; the checkpoint's own when left out.
     #[arg(long, value_parser = activation_dtype)]
     pub(crate) dtype: Option<DType>,
     /// Longest sequence in tokens; what the model allows, up to 4096, when left out.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) max_length: Option<u64>,
+}
+
+/// Where what was worked out once is kept.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CacheArgs {
+    /// Folder for what need not be worked out twice, such as verdicts on rules;
+    /// $XDG_CACHE_HOME/infernum or ~/.cache/infernum when left out.
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// Neither read nor write the cache.
+    #[arg(long, conflicts_with = "cache_dir")]
+    no_cache: bool,
+}
+
+impl CacheArgs {
+    /// The verdicts on rules.
+    pub(crate) fn verdicts(&self) -> Cache {
+        let dir = self.cache_dir.clone().or_else(|| {
+            let variable = |name| std::env::var_os(name);
+            default_cache(variable("XDG_CACHE_HOME"), variable("HOME"))
+        });
+        dir.filter(|_| !self.no_cache).map_or_else(Cache::off, |dir| Cache::at(&dir))
+    }
+}
+
+/// As the XDG base directory specification has it: what is not an absolute path is ignored.
+fn default_cache(xdg: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|p| p.is_absolute());
+    let base = xdg.and_then(absolute);
+    let base = base.or_else(|| home.and_then(absolute).map(|home| home.join(".cache")));
+    base.map(|base| base.join("infernum"))
 }
 
 fn activation_dtype(text: &str) -> Result<DType, String> {
@@ -84,7 +118,7 @@ impl ModelArgs {
     pub(crate) fn kernels(&self) -> Result<Kernels, Box<dyn std::error::Error>> {
         let kernels = Kernels::load(self.data.as_deref(), &self.rules)?;
         if !self.allow_unchecked {
-            refuse_wrong(&kernels)?;
+            refuse_wrong(&kernels, &self.cache.verdicts())?;
         }
         Ok(kernels)
     }
@@ -113,9 +147,9 @@ impl ModelArgs {
 const TRIALS: usize = 100;
 
 /// Tries every rule that is not built in: one that fails is refused.
-fn refuse_wrong(kernels: &Kernels) -> Result<(), Box<dyn std::error::Error>> {
+fn refuse_wrong(kernels: &Kernels, cache: &Cache) -> Result<(), Box<dyn std::error::Error>> {
     for rule in kernels.rules.iter().filter(|r| !r.built_in) {
-        let verdict = check_rule(rule, 1, TRIALS);
+        let verdict = cache.check_rule(rule, 1, TRIALS);
         if !verdict.passed() {
             return Err(format!(
                 "{verdict}\n(--allow-unchecked uses it all the same; `infernum check-rules` checks all)"
@@ -124,4 +158,21 @@ fn refuse_wrong(kernels: &Kernels) -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::default_cache;
+
+    #[test]
+    fn the_cache_lies_where_the_xdg_specification_says() {
+        let found = |xdg: &str, home: &str| {
+            let set = |text: &str| (!text.is_empty()).then(|| text.into());
+            default_cache(set(xdg), set(home)).map(|p| p.display().to_string())
+        };
+        assert_eq!(found("/c", "/h").as_deref(), Some("/c/infernum"));
+        assert_eq!(found("", "/h").as_deref(), Some("/h/.cache/infernum"));
+        assert_eq!(found("not/absolute", "/h").as_deref(), Some("/h/.cache/infernum"));
+        assert_eq!(found("", ""), None);
+    }
 }

@@ -2,6 +2,7 @@
 
 mod args;
 mod commands;
+mod page;
 mod report;
 mod session;
 

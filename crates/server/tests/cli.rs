@@ -7,7 +7,10 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn infernum(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_infernum")).args(args).output().expect("the binary runs")
+    let mut command = Command::new(env!("CARGO_BIN_EXE_infernum"));
+    // Not the user's own cache.
+    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
+    command.args(args).output().expect("the binary runs")
 }
 
 fn stdout(args: &[&str]) -> String {
@@ -122,12 +125,16 @@ fn explanations_say_what_each_rule_did() {
     let args = ["compile", "--model", dir, "--target", "sm_90a", "--explain"];
     let text = stdout(&args);
     for part in
-        ["fired: ", "refused: ", "near miss: ", "fired, not kept: ", "models/blocks/attention.ron:"]
+        ["fired ", "absorbed ", "refused ", "near miss ", "lost ", "models/blocks/attention.ron:"]
     {
         assert!(text.contains(part), "no `{part}` in {text}");
     }
+    assert!(!text.contains('\u{1b}'), "no colours where there is no terminal");
     let without = stdout(&[&args[..], &["--disable", "linear-add"]].concat());
-    assert!(text.contains("fired: linear-add") && !without.contains("linear-add at"), "{without}");
+    assert!(
+        text.contains("fired       linear-add") && !without.contains("linear-add at"),
+        "{without}"
+    );
     let reports = json(&[&args[..], &["--json"]].concat());
     assert!(reports[0][1]["fired"].as_array().is_some_and(|f| f.len() > 5));
     let unknown = failure(&["compile", "--model", dir, "--disable", "linear-ad"]);
@@ -171,6 +178,30 @@ fn a_wrong_rule_of_ones_own_is_refused() {
     let text = String::from_utf8(checked.stdout).expect("UTF-8");
     assert!(!checked.status.success() && text.contains("linear-add: "), "{text}");
     assert!(text.contains("2 rule(s), 1 failed"), "{text}");
+}
+
+#[test]
+fn a_rule_that_was_checked_is_not_tried_again() {
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    let cache = cache.path().to_str().expect("UTF-8");
+    let check = |options: &[&str]| {
+        let args = ["check-rules", "--only", "linear-add", "--json", "--trials", "10"];
+        json(&[&args[..], options].concat())[0]["cached"] == true
+    };
+    let kept = ["--cache-dir", cache];
+    assert_eq!([check(&kept), check(&kept), check(&["--no-cache"])], [false, true, false]);
+
+    // A rule of one's own is tried before its first use alone.
+    let out = tempfile::tempdir().expect("a temporary folder");
+    let file = out.path().join("right.ron");
+    let rule = r#"[Rule(name: "right", numerics: exact, vars: { "a": "[T, K]", "b": "[T, K]" },
+        left: { "y": add(a: "a", b: "b") }, right: { "y": add(a: "b", b: "a") })]"#;
+    std::fs::write(&file, rule).expect("written");
+    let (dir, path) = (fixture("llama/gqa3"), file.to_str().expect("UTF-8"));
+    let dir = dir.to_str().expect("UTF-8");
+    stdout(&["compile", "--model", dir, "--rules", path, "--cache-dir", cache]);
+    let args = ["check-rules", path, "--only", "right", "--json", "--cache-dir", cache];
+    assert_eq!(json(&args)[0]["cached"], true);
 }
 
 #[test]

@@ -9,7 +9,8 @@ use super::geometry::{Scope, whole};
 use super::template::Kind;
 use super::text::{self, Site};
 use super::{Device, Geometry, Library, Template, TemplateError};
-use crate::plan::{Arg, Bucket, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, Value};
+use crate::plan::{Arg, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, Value};
+use infernum_passes::Bucket;
 
 /// A launch has no kernel.
 #[derive(Debug, thiserror::Error)]

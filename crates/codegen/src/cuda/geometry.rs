@@ -98,7 +98,7 @@ impl Scope<'_> {
                 return Some(map(vec![
                     ("min", number(b.min)),
                     ("max", number(b.max)),
-                    ("decode", Known::Bool(b.decode_only)),
+                    ("decode", Known::Bool(b.decode)),
                 ]));
             }
             _ => {}

@@ -57,7 +57,7 @@ pub(super) fn render(
     }
     let params: BTreeMap<&str, Jinja> =
         site.variant.params.iter().map(|(k, v)| (k.as_str(), number(*v))).collect();
-    let Bucket { min, max, decode_only } = site.bucket;
+    let Bucket { min, max, decode } = site.bucket;
     scope.extend(
         [
             ("operands", Jinja::from(operands)),
@@ -68,7 +68,7 @@ pub(super) fn render(
             ("block", Jinja::from(site.block)),
             ("page", Jinja::from(PAGE)),
             ("p", Jinja::from_pairs(params)),
-            ("tokens", context! { min, max, decode => decode_only }),
+            ("tokens", context! { min, max, decode }),
             ("device", context! { sm => site.device.sm, sms => site.device.sms }),
             ("body", body(launch, ops)),
         ]

@@ -5,6 +5,7 @@
 //! the same values. Conditions under `requires` choose the trials, and each must be needed: where
 //! it does not hold, the rule must fail somewhere.
 
+mod cache;
 mod sample;
 mod side;
 #[cfg(test)]
@@ -18,6 +19,8 @@ use serde::Serialize;
 use crate::data::{Kernels, Numerics, Rule};
 use sample::{Rng, Trial};
 use side::Failure;
+
+pub use cache::Cache;
 
 /// Largest difference allowed, in units of the value's norm.
 pub const TOLERANCE: f64 = 1e-10;
@@ -36,6 +39,8 @@ pub struct Verdict {
     /// Doubts that are no failures: a condition that is not needed, too few trials,
     /// `exact` where it is not.
     pub warnings: Vec<String>,
+    /// Whether it was reached before, and only looked up.
+    pub cached: bool,
 }
 
 /// What the trials of a rule showed.
@@ -116,6 +121,7 @@ pub fn check_rule(rule: &Rule, seed: u64, trials: usize) -> Verdict {
         planted: tally.planted,
         outcome: tally.outcome(),
         warnings,
+        cached: false,
     }
 }
 

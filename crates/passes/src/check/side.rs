@@ -264,3 +264,42 @@ pub(super) fn reference(rule: &Rule, rng: &mut Rng) -> Option<()> {
     }
     Some(())
 }
+
+/// A trial's left side as a module; `None` where the trial is none.
+#[cfg(test)]
+pub(super) fn module(rule: &Rule, rng: &mut Rng) -> Option<infernum_ir::Module> {
+    let trial = Trial::sample(rule, rng).ok()?;
+    let planted = plant(rule, &trial).ok()?;
+    if !rule.requires.iter().all(|(_, e)| planted.holds(e)) {
+        return None;
+    }
+    let mut graph = Graph::new("planted");
+    let mut env = Env { attrs: planted.env.attrs.clone(), ..Env::default() };
+    let mut states = Vec::new();
+    for (i, ((name, _), ty)) in rule.values.iter().zip(&trial.types).enumerate() {
+        let param = |ty: &Type| {
+            let param = match ty {
+                Type::State(_) => Param::State(name.clone()),
+                Type::Tensor(t) if t.constant => {
+                    Param::Weight(infernum_ir::WeightRef { name: name.clone(), stack: None })
+                }
+                Type::Tensor(_) => Param::Carry(i as u32),
+            };
+            graph.param(name, param, ty.clone())
+        };
+        let value = ty.as_ref().map(param);
+        states.extend(value.filter(|v| matches!(graph.ty(*v), Type::State(_))));
+        env.values.insert(name.clone(), value);
+    }
+    apply(&rule.left, &mut graph, &mut env).ok()?;
+    let defined = rule.left.iter().flat_map(|s| &s.results).filter_map(|r| env.values[r]);
+    let written: Vec<ValueId> =
+        defined.filter(|v| matches!(graph.ty(*v), Type::State(_))).collect();
+    let anchor = rule.left.last()?.results.iter().filter_map(|r| env.values[r]);
+    let mut results: Vec<ValueId> = anchor.collect();
+    results.extend(if written.is_empty() { states } else { written });
+    let mut seen = std::collections::HashSet::new();
+    results.retain(|v| seen.insert(*v));
+    graph.set_results(results);
+    Some(infernum_ir::Module { name: "planted".to_owned(), graphs: vec![graph], schedule: vec![] })
+}

@@ -1,8 +1,12 @@
 use std::path::Path;
 
-use super::*;
-use crate::data::{DimPattern, Kernels, VarType};
 use infernum_frontend_hf::spec::Source;
+use infernum_ir::text;
+
+use super::*;
+use crate::Bucket;
+use crate::data::{DimPattern, Kernels, VarType};
+use crate::fuse::{CostTable, FuseOptions, fuse};
 
 fn shipped() -> Kernels {
     Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"))
@@ -24,6 +28,26 @@ fn the_shipped_rules_hold() {
         .map(Verdict::to_string)
         .collect();
     assert!(bad.is_empty(), "{}", bad.join("\n"));
+}
+
+/// What holds is also found: the engine matches what the trials plant.
+#[test]
+fn each_shipped_rule_fires_on_its_left_side_a_hundred_times() {
+    let kernels = shipped();
+    let costs = CostTable::named("sm_90a", None).unwrap_or_else(|e| panic!("{e}"));
+    let bucket = Bucket { min: 1, max: 1, decode: true };
+    for rule in &kernels.rules {
+        let rules = Some(vec![rule.name.clone()]);
+        let options = FuseOptions { rules, ..FuseOptions::new("sm_90a", costs.clone(), bucket) };
+        let mut rng = Rng::new(11);
+        for _ in 0..100 {
+            let mut planted = (0..ATTEMPTS).filter_map(|_| side::module(rule, &mut rng));
+            let module = planted.next().unwrap_or_else(|| panic!("{}: no left side", rule.name));
+            let fused = fuse(&module, &kernels, &options);
+            let report = fused.unwrap_or_else(|e| panic!("{}: {e}", rule.name)).report;
+            assert!(!report.fired.is_empty(), "{}: {}", rule.name, text::print(&module));
+        }
+    }
 }
 
 #[test]

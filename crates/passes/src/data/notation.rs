@@ -164,7 +164,7 @@ fn attr(
             AttrKind::Expr => match expression(source, text)? {
                 // A bare name passes an expression on.
                 e @ Expr::Var(_) if !free.iter().any(|f| f == text) => AttrSource::Value(e),
-                e => AttrSource::Scalar(e, free.to_vec()),
+                e => scalar(source, text, e, free)?,
             },
             _ => AttrSource::Value(expression(source, text)?),
         }),
@@ -172,6 +172,22 @@ fn attr(
             .map(AttrSource::Given)
             .ok_or_else(|| at(source, key, format!("expected {kind}"))),
     }
+}
+
+/// What an op computes for each element: as it is written, where there is nothing to put in.
+fn scalar(
+    source: &Source,
+    text: &str,
+    e: Expr,
+    free: &[String],
+) -> Result<AttrSource, SourceError> {
+    let mut given = true;
+    e.names(&mut |n| given &= free.iter().any(|f| f == n));
+    if !given {
+        return Ok(AttrSource::Scalar(e, free.to_vec()));
+    }
+    let folded = e.fold(&|_| None).map_err(|e| at(source, text, e.to_string()))?;
+    Ok(AttrSource::Given(Attr::Expr(folded)))
 }
 
 /// The names that a body takes from outside: values first, then attributes and what expressions

@@ -52,9 +52,11 @@ impl<'g> Imported<'g> {
                     graph.emit(&node.names, *op, &operands, attrs.clone())?
                 }
             };
-            for (id, name) in ids.iter().zip(&node.names) {
+            // A tuple goes by its first result's name.
+            let tuple = graph.tuple(ids[0]).map(|tuple| (tuple, &node.names[0]));
+            for (id, name) in ids.iter().copied().zip(&node.names).chain(tuple) {
                 let origin = Origin { made: false, node: index, serial: 0, name: name.clone() };
-                origins.push((*id, origin));
+                origins.push((id, origin));
             }
             values.push(ids);
         }
@@ -88,6 +90,11 @@ impl<'g> Imported<'g> {
     /// Where the node of an origin was written.
     pub(super) fn loc(&self, origin: &Origin) -> Option<Loc> {
         self.source.node(origin.node).loc.clone()
+    }
+
+    /// The nodes of the source, with their classes.
+    pub(super) fn source_nodes(&self) -> impl Iterator<Item = &(Id, super::language::Node)> {
+        self.nodes.iter()
     }
 
     /// The extraction problem of this e-graph.

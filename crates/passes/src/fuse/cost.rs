@@ -5,8 +5,8 @@ use std::path::Path;
 
 use include_dir::{Dir, include_dir};
 use infernum_frontend_hf::spec::{Source, read_ron};
-use infernum_ir::{Dims, Op, nearest};
-use serde::{Deserialize, Serialize};
+use infernum_ir::{Op, nearest};
+use serde::Deserialize;
 
 use super::measured::Measurements;
 use crate::data::DataError;
@@ -80,27 +80,6 @@ pub struct OpCost {
 
 fn one() -> f64 {
     1.0
-}
-
-/// The steps that a fused module is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Bucket {
-    /// Fewest tokens.
-    pub min: u64,
-    /// Most tokens.
-    pub max: u64,
-    /// Whether every sequence has one new token.
-    pub decode: bool,
-}
-
-impl Bucket {
-    /// The step that stands for the bucket: the geometric mean of its token counts, `context` rows a
-    /// sequence. A step that is not decode-only is taken to be one sequence.
-    pub fn dims(&self, context: u64) -> Dims {
-        let t = ((self.min.max(1) as f64) * (self.max.max(1) as f64)).sqrt().round() as u64;
-        let (b, rows) = if self.decode { (t, context.max(1)) } else { (1, context.max(t)) };
-        Dims { t, b, s: b.saturating_mul(rows), pairs: t.saturating_mul(rows) }
-    }
 }
 
 impl CostTable {

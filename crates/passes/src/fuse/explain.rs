@@ -1,6 +1,7 @@
 //! What the rules did and did not do, and why.
 
-use std::fmt;
+mod text;
+
 use std::time::Duration;
 
 use infernum_ir::Loc;
@@ -19,6 +20,17 @@ pub struct Site {
     pub loc: Option<String>,
 }
 
+/// A call in a graph.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SiteCall {
+    /// The op.
+    pub op: String,
+    /// The value that is its first result.
+    pub value: String,
+    /// Where it was written, `file:line:col`; `None` for what a rule made.
+    pub loc: Option<String>,
+}
+
 /// A rule that fired.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Fired {
@@ -28,21 +40,34 @@ pub struct Fired {
     pub site: Site,
     /// What its names stood for.
     pub bindings: Vec<(String, String)>,
+    /// The calls that its left side matched.
+    pub replaced: Vec<SiteCall>,
+    /// The ops that it put in their place.
+    pub made: Vec<String>,
     /// Whether what it made is in the result.
     pub outcome: Outcome,
 }
 
 /// What became of what a rule made.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// It is in the result.
     Kept,
-    /// It is not: another rule went on from it, or something cheaper was there.
+    /// It was a stepping stone: another rule went on from it, and that is in the result.
+    Absorbed {
+        /// The op of the result that it became part of.
+        into: String,
+        /// The rule that went on from it.
+        by: String,
+    },
+    /// It lost on cost: something cheaper was there.
     Dropped {
         /// How many microseconds dearer a call of the graph would be with it; looked for when
         /// explaining.
         by_us: Option<f64>,
+        /// The op that computes the value instead, unless nothing does any more.
+        instead: Option<String>,
     },
 }
 
@@ -66,8 +91,8 @@ pub struct NearMiss {
     pub rule: String,
     /// Where.
     pub site: Site,
-    /// Statements of the left side that matched, from the last one on.
-    pub matched: usize,
+    /// Ops of the left side that matched, from the last one on.
+    pub matched: Vec<String>,
     /// Statements that it has.
     pub statements: usize,
     /// The call looked for next.
@@ -126,6 +151,9 @@ pub struct Report {
     pub refused: Vec<Refused>,
     /// Near misses, the best few a rule.
     pub near_misses: Vec<NearMiss>,
+    /// Rules that are not mentioned above: nothing in the module looks like their left sides. Listed
+    /// when explaining.
+    pub silent: Vec<String>,
     /// What limits cut short.
     pub warnings: Vec<String>,
 }
@@ -133,78 +161,5 @@ pub struct Report {
 impl Site {
     pub(super) fn new(graph: &str, value: &str, loc: Option<&Loc>) -> Site {
         Site { graph: graph.to_owned(), value: value.to_owned(), loc: loc.map(ToString::to_string) }
-    }
-}
-
-impl fmt::Display for Site {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} %{}", self.graph, self.value)?;
-        self.loc.as_ref().map_or(Ok(()), |loc| write!(f, " ({loc})"))
-    }
-}
-
-fn pairs(list: &[(String, String)], separator: &str) -> String {
-    let pairs: Vec<String> = list.iter().map(|(k, v)| format!("{k} = {v}")).collect();
-    pairs.join(separator)
-}
-
-impl fmt::Display for PricedCall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PricedCall { op, us, measured } = self;
-        write!(f, "{op}: {us:.2} us, {}", if *measured { "measured" } else { "modelled" })
-    }
-}
-
-impl fmt::Display for Fired {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = if self.outcome == Outcome::Kept { "fired" } else { "fired, not kept" };
-        write!(f, "{what}: {} at {}", self.rule, self.site)?;
-        if let Outcome::Dropped { by_us: Some(us) } = self.outcome {
-            write!(f, "\n    with it a call costs {us:.2} us more")?;
-        }
-        self.bindings.iter().try_for_each(|(name, value)| write!(f, "\n    {name} = {value}"))
-    }
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "refused: {} at {}\n    {}", self.rule, self.site, self.condition)?;
-        if self.values.is_empty() {
-            return Ok(());
-        }
-        write!(f, "\n    where {}", pairs(&self.values, ", "))
-    }
-}
-
-impl fmt::Display for NearMiss {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let NearMiss { rule, site, matched, statements, expected, found } = self;
-        write!(
-            f,
-            "near miss: {rule} at {site}\n    {matched} of {statements} statements matched, then \
-             expected {expected}, found {found}"
-        )
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for g in &self.graphs {
-            let (from, to) = g.cost_us;
-            let (before, after) = g.launches;
-            writeln!(
-                f,
-                "{}: {before} launches, {from:.1} us -> {after} launches, {to:.1} us",
-                g.graph
-            )?;
-            // Without a measurement all are modelled, and there is nothing to tell apart.
-            if g.calls.iter().any(|c| c.measured) {
-                g.calls.iter().try_for_each(|c| writeln!(f, "    {c}"))?;
-            }
-        }
-        self.warnings.iter().try_for_each(|w| writeln!(f, "warning: {w}"))?;
-        self.fired.iter().try_for_each(|r| writeln!(f, "{r}"))?;
-        self.refused.iter().try_for_each(|r| writeln!(f, "{r}"))?;
-        self.near_misses.iter().try_for_each(|r| writeln!(f, "{r}"))
     }
 }

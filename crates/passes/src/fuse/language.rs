@@ -198,6 +198,12 @@ impl EGraph {
         self.egg.lookup(Node { head: Head::Proj(result as u32), children: vec![tuple] })
     }
 
+    /// The tuple that a class is a result of.
+    pub(super) fn tuple(&self, class: Id) -> Option<Id> {
+        let mut of = self.nodes(class).iter().filter(|n| matches!(n.head, Head::Proj(_)));
+        of.next().map(|n| self.find(n.children[0]))
+    }
+
     /// Operand types and attributes of a call.
     pub(super) fn signature(&self, node: &Node) -> Option<Signature<'_>> {
         let (op, operands, attrs) = node.call()?;

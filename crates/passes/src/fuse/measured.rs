@@ -6,7 +6,7 @@ use infernum_frontend_hf::spec::{Source, read_ron};
 use infernum_ir::{DType, Op, SourceError, Type};
 use serde::{Deserialize, Serialize};
 
-use super::cost::Bucket;
+use crate::Bucket;
 use crate::data::DataError;
 
 /// A file of measurements (`--costs FILE`).

@@ -5,12 +5,14 @@
 //! united (`rule`). The cheapest way to compute the results is then searched for on the cost of
 //! the whole graph (`extract`, `cost`), and what happened is told (`explain`).
 
+mod compare;
 mod convert;
 mod cost;
 mod explain;
 mod extract;
 mod language;
 mod measured;
+mod outcome;
 mod price;
 mod problem;
 mod rule;
@@ -27,11 +29,16 @@ use crate::data::{self, Numerics, Rule};
 use convert::{Extraction, Imported};
 use extract::{Solution, solve};
 use language::{Data, Head};
+use outcome::Outcomes;
 use rule::{Context, Pattern};
 use run::{Firing, Saturation, saturate};
 
-pub use cost::{Bucket, CostTable, Kernels, OpCost, Rates};
-pub use explain::{Fired, GraphReport, NearMiss, Outcome, PricedCall, Refused, Report, Site};
+pub use crate::Bucket;
+pub use compare::{Group, groups};
+pub use cost::{CostTable, Kernels, OpCost, Rates};
+pub use explain::{
+    Fired, GraphReport, NearMiss, Outcome, PricedCall, Refused, Report, Site, SiteCall,
+};
 pub use measured::{Measured, Measurements};
 pub use price::{Price, Prices};
 pub use problem::{Extracted, ExtractionNode, ExtractionProblem, extraction_problems};
@@ -135,6 +142,9 @@ pub fn fuse(
             .map_err(|message| FuseError::Graph { graph: graph.name.clone(), message })?;
         graphs.push(fused);
     }
+    if options.explain {
+        report.silent = silent(&patterns, &report);
+    }
     let module = Module { graphs, ..module.clone() };
     verify(&module).map_err(|e| {
         let rules: BTreeSet<&str> = report.fired.iter().map(|f| f.rule.as_str()).collect();
@@ -142,6 +152,15 @@ pub fn fuse(
         FuseError::Broken { rules, dump: e.to_string() }
     })?;
     Ok(FusedModule { module, report })
+}
+
+/// The rules of which there is nothing to tell.
+fn silent(patterns: &[Pattern<'_>], report: &Report) -> Vec<String> {
+    let told: BTreeSet<&String> = (report.fired.iter().map(|r| &r.rule))
+        .chain(report.refused.iter().map(|r| &r.rule))
+        .chain(report.near_misses.iter().map(|r| &r.rule))
+        .collect();
+    patterns.iter().map(|p| p.rule.name.clone()).filter(|name| !told.contains(name)).collect()
 }
 
 /// The rules to run, in their order.
@@ -272,6 +291,15 @@ fn context(options: &FuseOptions) -> Context {
     ])
 }
 
+/// What a node is called, where it stands for a value.
+fn head_name(node: &language::Node) -> Option<String> {
+    match node.head {
+        Head::Op(op) => Some(op.name.to_owned()),
+        Head::Param(_) => Some("the parameter".to_owned()),
+        Head::Proj(_) | Head::Attr(_) | Head::Absent => None,
+    }
+}
+
 /// What happened to one graph, to be told.
 struct Told<'a, 'g> {
     imported: &'a Imported<'g>,
@@ -305,34 +333,33 @@ impl Told<'_, '_> {
     }
 
     fn fired(&self, patterns: &[Pattern<'_>], firings: &[Firing], report: &mut Report) {
-        let live = self.extraction.live(&self.solution.picks);
-        for firing in firings {
-            let rule = &patterns[firing.pattern].rule.name;
-            let numbers: Vec<usize> = firing.made.iter().filter_map(|m| self.number(m)).collect();
-            let kept = numbers.iter().any(|n| {
-                let class = self.extraction.problem.nodes[*n].class;
-                live[class] && self.solution.picks[class] == Some(*n)
-            });
-            let outcome =
-                if kept { Outcome::Kept } else { Outcome::Dropped { by_us: self.price(&numbers) } };
-            report.fired.push(Fired {
-                rule: rule.clone(),
-                site: self.site(&firing.site),
-                bindings: firing.bindings.clone(),
-                outcome,
-            });
+        let outcomes = Outcomes::new(self.imported, self.extraction, &self.solution.picks);
+        let rule = |firing: &Firing| patterns[firing.pattern].rule.name.clone();
+        let outcomes = outcomes.of(firings, &rule, &|node| self.price(node));
+        let call = |m: &run::Matched| SiteCall {
+            op: m.op.name.to_owned(),
+            value: m.origin.as_ref().map_or_else(String::new, |o| o.name.clone()),
+            // What a rule made was written nowhere.
+            loc: (m.origin.as_ref().filter(|o| !o.made))
+                .and_then(|o| self.imported.loc(o))
+                .map(|loc| loc.to_string()),
+        };
+        report.fired.extend(firings.iter().zip(outcomes).map(|(firing, outcome)| Fired {
+            rule: rule(firing),
+            site: self.site(&firing.site),
+            bindings: firing.bindings.clone(),
+            replaced: firing.matched.iter().map(call).collect(),
+            made: firing.made.iter().filter_map(|(_, node)| head_name(node)).collect(),
+            outcome,
+        }));
+    }
+
+    /// How much dearer the graph is with this node.
+    fn price(&self, node: usize) -> Option<f64> {
+        if !self.options.explain {
+            return None;
         }
-    }
-
-    fn number(&self, (id, node): &(egg::Id, language::Node)) -> Option<usize> {
-        let class = self.extraction.number(self.imported.graph.find(*id))?;
-        self.extraction.find(&self.imported.graph, class, node)
-    }
-
-    /// How much dearer the graph is with what a rule made last.
-    fn price(&self, made: &[usize]) -> Option<f64> {
-        let last = made.last().filter(|_| self.options.explain)?;
-        let forced = self.extraction.problem.forcing(*last);
+        let forced = self.extraction.problem.forcing(node);
         let search = self.options.limits.search.min(2000);
         solve(&forced, None, search).map(|s| s.cost - self.solution.cost)
     }
@@ -372,7 +399,7 @@ impl Told<'_, '_> {
                 |(stuck, origin)| NearMiss {
                     rule: pattern.rule.name.clone(),
                     site: self.site(origin),
-                    matched: stuck.matched,
+                    matched: pattern.ops().take(stuck.matched).map(str::to_owned).collect(),
                     statements: pattern.len(),
                     expected: stuck.expected.name.to_owned(),
                     found: self.stands(&stuck),
@@ -387,15 +414,10 @@ impl Told<'_, '_> {
         let class = graph.find(stuck.class);
         let origins = self.imported.origins();
         let name = origins.get(&class).map(|o| format!(" %{}", o.name)).unwrap_or_default();
-        let head = |node: &language::Node| match node.head {
-            Head::Op(op) => Some(op.name.to_owned()),
-            Head::Param(_) => Some("the parameter".to_owned()),
-            Head::Proj(_) | Head::Attr(_) | Head::Absent => None,
-        };
         if let Data::Absent = graph.data(class) {
             return "an operand that is left out".to_owned();
         }
-        let mut heads: Vec<String> = graph.nodes(class).iter().filter_map(head).collect();
+        let mut heads: Vec<String> = graph.nodes(class).iter().filter_map(head_name).collect();
         heads.dedup();
         let heads = if heads.iter().any(|h| h == stuck.expected.name) {
             format!("{} of other operands or attributes,", stuck.expected.name)

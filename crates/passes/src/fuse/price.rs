@@ -2,8 +2,9 @@
 
 use infernum_ir::{Attr, Call, DType, Dims, Effect, Instance, Node, NodeKind, Op, Type};
 
-use super::cost::{Bucket, CostTable};
+use super::cost::CostTable;
 use super::measured::{Measured, element_type};
+use crate::Bucket;
 
 /// What calls cost in the steps of one bucket on one target.
 pub struct Prices<'a> {

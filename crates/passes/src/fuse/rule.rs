@@ -147,6 +147,11 @@ impl<'a> Pattern<'a> {
         self.clauses.len()
     }
 
+    /// The ops of the left side, in the order they are matched.
+    pub(super) fn ops(&self) -> impl Iterator<Item = &'static str> {
+        self.clauses.iter().map(|c| c.stmt.op.name)
+    }
+
     /// Matches statement `k` against the calls of `class` (a tuple, or the one result).
     fn clause(
         &self,

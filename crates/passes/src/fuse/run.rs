@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use egg::Id;
+use infernum_ir::Op;
 use infernum_ir::body::{self, Emit};
 use serde::Serialize;
 
@@ -45,8 +46,18 @@ pub(super) struct Firing {
     pub(super) anchor: Id,
     pub(super) site: Origin,
     pub(super) bindings: Vec<(String, String)>,
+    /// The calls that its left side matched, as it writes them.
+    pub(super) matched: Vec<Matched>,
     /// The classes of the calls that it made.
     pub(super) made: Vec<(Id, super::language::Node)>,
+}
+
+/// A call that a left side matched.
+pub(super) struct Matched {
+    pub(super) op: Op,
+    /// The class of its first result.
+    pub(super) class: Id,
+    pub(super) origin: Option<Origin>,
 }
 
 /// A match that a condition refused.
@@ -132,7 +143,8 @@ fn attempt(
                 let names = pattern.names();
                 let bindings =
                     names.map(|n| (n.to_owned(), describe(imported, origins, n, &env))).collect();
-                out.firings.push(Firing { pattern: index, anchor, site, bindings, made });
+                let matched = matched(pattern, origins, &env);
+                out.firings.push(Firing { pattern: index, anchor, site, bindings, matched, made });
                 return true;
             }
             Err(e) => Some((e, Vec::new())),
@@ -154,6 +166,15 @@ fn anchor(pattern: &Pattern<'_>, env: &body::Env<Id>) -> Option<Id> {
     let last = pattern.rule.left.last()?;
     let root = last.results.iter().find(|r| pattern.rule.roots.contains(r))?;
     env.values.get(root).copied().flatten()
+}
+
+/// The calls of the left side. Names are those of before the firing, which unites classes.
+fn matched(pattern: &Pattern<'_>, origins: &Origins, env: &body::Env<Id>) -> Vec<Matched> {
+    let call = |stmt: &body::Stmt| {
+        let class = env.values.get(stmt.results.first()?).copied().flatten()?;
+        Some(Matched { op: stmt.op, class, origin: origins.get(&class).cloned() })
+    };
+    pattern.rule.left.iter().filter_map(call).collect()
 }
 
 type Made = Vec<(Id, super::language::Node)>;

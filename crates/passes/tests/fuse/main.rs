@@ -3,5 +3,6 @@
 mod meaning;
 mod random;
 mod report;
+mod shipped;
 mod small;
 mod support;

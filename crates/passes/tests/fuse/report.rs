@@ -22,7 +22,7 @@ fn a_firing_has_its_spec_line_and_bindings() {
 fn a_near_miss_says_what_stood_in_the_way() {
     let report = fused(&fixture("llama/f32", DType::F32), &kernels(RULES), &options()).report;
     let miss = report.near_misses.iter().find(|m| m.rule == "t-add-rmsnorm").expect("a near miss");
-    assert_eq!((miss.matched, miss.statements), (1, 2));
+    assert_eq!((miss.matched.len(), miss.statements), (1, 2));
     assert_eq!((miss.site.value.as_str(), miss.expected.as_str()), ("x.normed", "add"));
     assert_eq!(miss.found, "the parameter %x");
 }
@@ -34,7 +34,9 @@ fn what_lost_on_cost_has_its_price() {
     options.costs.ops.insert("t_swiglu".to_owned(), dear);
     let report = fused(&fixture("llama/f32", DType::F32), &kernels(RULES), &options).report;
     let fired = report.fired.iter().find(|f| f.rule == "t-swiglu").expect("it fires");
-    let Outcome::Dropped { by_us: Some(us) } = fired.outcome else { panic!("{:?}", fired.outcome) };
+    let Outcome::Dropped { by_us: Some(us), .. } = fired.outcome else {
+        panic!("{:?}", fired.outcome)
+    };
     // It saves one of two launches, and costs 48 us more than one.
     assert!((45.0..=46.5).contains(&us), "{us}");
 }
@@ -48,4 +50,27 @@ fn a_report_is_data() {
     assert!(
         json["fired"].as_array().is_some_and(|list| list.iter().any(|f| f["outcome"] == "kept"))
     );
+}
+
+#[test]
+fn groups_pair_what_was_fused_with_what_it_replaced() {
+    let before = fixture("llama/f32", DType::F32);
+    let after = fused(&before, &kernels(RULES), &options()).module;
+    let (before, after) = (&before.graphs[1], &after.graphs[1]);
+    let ops = |graph: &infernum_ir::Graph, nodes: &std::collections::BTreeSet<usize>| {
+        let names = nodes.iter().filter_map(|n| match &graph.node(*n).kind {
+            infernum_ir::NodeKind::Op { op, .. } => Some(op.name),
+            infernum_ir::NodeKind::Param(_) => None,
+        });
+        names.collect::<Vec<_>>()
+    };
+    let groups = infernum_passes::fuse::groups(before, after);
+    let shown: Vec<_> =
+        groups.iter().map(|g| (ops(before, &g.before), ops(after, &g.after))).collect();
+    assert!(shown.contains(&(vec!["add", "rmsnorm"], vec!["t_add_rmsnorm"])), "{shown:?}");
+    // Two products became one and two slices of it, over weights joined at load: one group.
+    let packed = shown.iter().find(|(_, after)| after.contains(&"concat")).expect("a group");
+    assert_eq!(*packed, (vec!["linear", "linear"], vec!["concat", "linear", "slice", "slice"]));
+    // What was not fused is in no group.
+    assert!(infernum_passes::fuse::groups(before, before).is_empty());
 }

@@ -1,4 +1,4 @@
-//! Holds the CPU's kernels for fused ops against the ops' bodies.
+//! Holds the CPU's kernels for fused ops against the ops' bodies, behind guards.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,6 +7,8 @@ use infernum_codegen::{Bucket, TargetKind, plan_buckets};
 use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqStep, States, Step, Tensor};
 use infernum_ir::{DType, Dims, Module, Op, OpSet, Param, Tolerance, Type, WeightRef, text};
 
+use super::exec::Wrap;
+use super::guard::Guarded;
 use super::{CpuExecutor, CpuOptions, Observed, convert, has_kernel};
 use crate::{PlanExecutor, StepInputs, TensorBytes, WeightSource};
 
@@ -157,7 +159,8 @@ const STEPS: [[(usize, usize); 3]; 4] = [
 const BLOCK: usize = 4;
 
 /// Runs every kernel of a fused op in `ops` that there are cases for, in every element type, over
-/// ragged batches on scattered blocks, dead memory filled with NaN.
+/// ragged batches on scattered blocks, dead memory filled with NaN. A kernel that writes beside its
+/// results, to an operand or to another sequence's cache, or leaves an element unwritten, fails.
 pub fn check(ops: &OpSet, seed: u64) -> Vec<KernelVerdict> {
     let mut verdicts = Vec::new();
     for op in ops.fused().filter(|op| has_kernel(op.name)) {
@@ -196,7 +199,9 @@ fn verdict(
         problem: None,
     };
     let module = text::parse_with(&module_text(call, results, sizes, dtype), "check", ops);
-    let run = module.map_err(|e| e.to_string()).and_then(|m| compare(&m, seed));
+    let run = module
+        .map_err(|e| e.to_string())
+        .and_then(|m| compare(&m, seed, &|launch, kernel| Box::new(Guarded::new(launch, kernel))));
     match run {
         Ok(error) => verdict.error = error,
         Err(problem) => verdict.problem = Some(problem),
@@ -260,7 +265,7 @@ fn module_text(call: &str, results: &str, [h, g, d, e]: [usize; 4], dtype: DType
 }
 
 /// The worst error of a module's plan against its interpretation.
-fn compare(module: &Module, seed: u64) -> Result<f64, String> {
+pub(super) fn compare(module: &Module, seed: u64, wrap: &Wrap<'_>) -> Result<f64, String> {
     let weights = Weights::of(module, seed)?;
     let buckets = [(Bucket::ALL, module.clone())];
     let plan = plan_buckets(&buckets, TargetKind::Cpu, LIMITS).map_err(|e| e.to_string())?;
@@ -272,7 +277,8 @@ fn compare(module: &Module, seed: u64) -> Result<f64, String> {
         poison: true,
         profile: false,
     };
-    let mut executor = CpuExecutor::new(plan, &weights, options).map_err(|e| e.to_string())?;
+    let executor = CpuExecutor::with_kernels(plan, &weights, options, wrap);
+    let mut executor = executor.map_err(|e| e.to_string())?;
     let (mut states, mut worst) = (States::default(), 0.0_f64);
     for (n, sizes) in STEPS.iter().enumerate() {
         let seqs = sizes.iter().map(|&(new, context)| SeqStep { new, context }).collect();

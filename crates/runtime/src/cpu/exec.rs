@@ -48,6 +48,9 @@ impl Default for CpuOptions {
     }
 }
 
+/// Puts something around a launch's kernel.
+pub(super) type Wrap<'a> = dyn Fn(&Launch, Box<dyn Kernel>) -> Box<dyn Kernel> + 'a;
+
 /// Runs a plan on the host.
 pub struct CpuExecutor {
     pool: ThreadPool,
@@ -79,8 +82,18 @@ impl CpuExecutor {
         source: &dyn WeightSource,
         options: CpuOptions,
     ) -> Result<CpuExecutor, LoadError> {
+        CpuExecutor::with_kernels(plan, source, options, &|_, kernel| kernel)
+    }
+
+    /// As [`CpuExecutor::new`], with each kernel as `wrap` makes it.
+    pub(super) fn with_kernels(
+        plan: Plan,
+        source: &dyn WeightSource,
+        options: CpuOptions,
+        wrap: &Wrap<'_>,
+    ) -> Result<CpuExecutor, LoadError> {
         plan_check::check(&plan, TargetKind::Cpu)?;
-        let kernels = prepare(&plan)?;
+        let kernels = prepare(&plan, wrap)?;
         let mut weights = load(&plan, source)?;
         widen_weights(&plan, &kernels, &mut weights);
         let zeroed = |what, bytes: Option<u64>| {
@@ -429,10 +442,10 @@ fn dtype(ty: &Type) -> DType {
     }
 }
 
-fn prepare(plan: &Plan) -> Result<Vec<Vec<Box<dyn Kernel>>>, LoadError> {
+fn prepare(plan: &Plan, wrap: &Wrap<'_>) -> Result<Vec<Vec<Box<dyn Kernel>>>, LoadError> {
     let program = |p: &Program| {
         let kernel = |l: &Launch| {
-            kernels::prepare(l).map_err(|message| {
+            kernels::prepare(l).map(|kernel| wrap(l, kernel)).map_err(|message| {
                 let launch = format!("{}/%{}", p.name, l.name);
                 LoadError::Kernel { launch, message }
             })

@@ -3,6 +3,7 @@
 mod check;
 pub(crate) mod convert;
 mod exec;
+mod guard;
 mod kernels;
 mod memory;
 pub mod simd;

@@ -1,7 +1,10 @@
 //! Every kernel of a fused op against the op's body.
 
+use std::collections::BTreeSet;
+
 use infernum_passes::data::Kernels;
-use infernum_runtime::cpu::{check, unchecked};
+use infernum_passes::fuse::{self, CostTable};
+use infernum_runtime::cpu::{check, has_kernel, unchecked};
 
 #[test]
 fn every_kernel_of_a_fused_op_agrees_with_its_body() {
@@ -12,4 +15,16 @@ fn every_kernel_of_a_fused_op_agrees_with_its_body() {
     let failed: Vec<String> =
         verdicts.iter().filter(|v| !v.passed()).map(ToString::to_string).collect();
     assert!(failed.is_empty(), "{} of {}:\n{}", failed.len(), verdicts.len(), failed.join("\n"));
+}
+
+/// What extraction takes for one call is one call here, and nothing else is.
+#[test]
+fn the_cost_table_lists_the_kernels_that_there_are() {
+    let kernels = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let costs = CostTable::named("cpu", None).unwrap_or_else(|e| panic!("{e}"));
+    let fuse::Kernels::Only(listed) = &costs.kernels else { panic!("{:?}", costs.kernels) };
+    let fused = kernels.ops.fused().map(|op| op.name).filter(|name| has_kernel(name));
+    let unique: BTreeSet<&str> = listed.iter().map(String::as_str).collect();
+    assert_eq!(unique, fused.collect());
+    assert_eq!(unique.len(), listed.len(), "an op is listed twice: {listed:?}");
 }

@@ -165,7 +165,7 @@ schedule embed, full 0..2, window 2..3, head
 fn buckets_work_on_one_cache() {
     let (parts, fused) = (decoder("f32", "T"), fused_decoder());
     let checkpoint = Checkpoint::random(&parts);
-    let decode = Bucket { min: 1, max: 2, decode_only: true };
+    let decode = Bucket { min: 1, max: 2, decode: true };
     for modules in [
         [(Bucket::ALL, parts.clone()), (decode, fused.clone())],
         [(decode, parts.clone()), (Bucket::ALL, fused.clone())],

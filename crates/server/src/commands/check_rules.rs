@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use infernum_passes::check::check_rule;
 use infernum_passes::data::Kernels;
 
+use crate::args::CacheArgs;
 use crate::report::{self, Outcome};
 
 #[derive(clap::Args)]
@@ -24,6 +24,8 @@ pub(crate) struct Args {
     /// Fixes the random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    #[command(flatten)]
+    cache: CacheArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -34,7 +36,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let start = Instant::now();
     let wanted = |name: &String| args.only.is_empty() || args.only.contains(name);
     let rules = kernels.rules.iter().filter(|r| wanted(&r.name));
-    let verdicts: Vec<_> = rules.map(|r| check_rule(r, args.seed, args.trials)).collect();
+    let cache = args.cache.verdicts();
+    let verdicts: Vec<_> = rules.map(|r| cache.check_rule(r, args.seed, args.trials)).collect();
     let failed = verdicts.iter().filter(|v| !v.passed()).count();
     if args.json {
         report::json(&verdicts)?;
@@ -43,7 +46,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
             report::line(&verdict.to_string())?;
         }
         let (rules, time) = (verdicts.len(), start.elapsed().as_secs_f64());
-        report::line(&format!("{rules} rule(s), {failed} failed, {time:.2} s"))?;
+        let cached = verdicts.iter().filter(|v| v.cached).count();
+        report::line(&format!(
+            "{rules} rule(s), {failed} failed, {cached} known from before, {time:.2} s"
+        ))?;
     }
     if failed > 0 { Err(format!("{failed} rule(s) are wrong").into()) } else { Ok(()) }
 }

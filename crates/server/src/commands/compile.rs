@@ -8,10 +8,11 @@ use infernum_codegen::compile::{self, CompileError, Compiled, Options};
 use infernum_codegen::cuda::{Cache, Compiler, Device, Library};
 use infernum_codegen::{Limits, Plan};
 use infernum_frontend_hf::{LowerOptions, Model};
-use infernum_ir::{Module, NodeKind, Sym, nearest, text};
-use infernum_passes::fuse::Bucket;
+use infernum_ir::{Attr, Module, NodeKind, Sym, Type, nearest, text};
+use infernum_passes::fuse::{Bucket, Prices};
 
 use crate::args::ModelArgs;
+use crate::page;
 use crate::report::{self, Outcome};
 use crate::session;
 
@@ -33,6 +34,9 @@ pub(crate) struct Args {
     /// matched, where it lost on cost.
     #[arg(long)]
     explain: bool,
+    /// Write the explanation as one page: the graphs before and after fusion, side by side.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Whose costs decide: cpu, sm_75, sm_80, sm_90a, sm_100a. Plans for others than cpu cannot be
     /// run yet.
     #[arg(long, default_value = session::CPU)]
@@ -91,20 +95,23 @@ pub(crate) fn run(args: &Args) -> Outcome {
         kernels: &kernels,
         costs: (&args.target, &costs),
         rules: None,
-        explain: args.explain,
+        explain: args.explain || args.html.is_some(),
         limits: Limits { chunk: args.chunk, sequences: args.sequences, max_length },
         device: device.as_ref().map(|d| (d, &templates)),
     };
-    let (dumps, compiled) = observed(args, &options, names.len());
+    let (seen, compiled) = observed(args, &options, names.len());
     // What was dumped on the way is of use above all when a later step fails.
-    for dump in &dumps {
+    for dump in &seen.dumps {
         report::text(dump)?;
     }
     let compiled = compiled?;
+    if let Some(path) = &args.html {
+        return write_page(path, &options, &seen.fused, &compiled);
+    }
     if let (Some(out), Some(device)) = (&args.out, &device) {
         return write(out, &compiled.plan, device);
     }
-    show(args, &compiled, dumps.is_empty())
+    show(args, &compiled, seen.dumps.is_empty())
 }
 
 /// Writes a plan and its kernels.
@@ -124,24 +131,73 @@ fn write(out: &Path, plan: &Plan, device: &Device) -> Outcome {
     ))
 }
 
-/// Compiles, keeping the dumps that are wanted.
+/// What was seen on the way.
+#[derive(Default)]
+struct Seen {
+    dumps: Vec<String>,
+    /// For each bucket, the module before fusion and after the last pass.
+    fused: Vec<(Module, Module)>,
+}
+
+fn write_page(
+    path: &Path,
+    options: &Options<'_>,
+    fused: &[(Module, Module)],
+    compiled: &Compiled,
+) -> Outcome {
+    let (target, costs) = options.costs;
+    let context = options.pipeline.context;
+    let prices: Vec<_> = (compiled.buckets.iter())
+        .map(|b| {
+            let prices = Prices::new(costs, target, b.bucket, context);
+            move |op, operands: &[Option<&Type>], attrs: &[Attr], results: &[Type]| {
+                prices.of(op, operands, attrs, results).us
+            }
+        })
+        .collect();
+    let fusions: Vec<page::Fusion<'_>> = (compiled.buckets.iter().zip(fused).zip(&prices))
+        .map(|((b, (before, after)), cost)| page::Fusion {
+            steps: steps_of(b.bucket),
+            before,
+            after,
+            report: &b.report,
+            cost,
+        })
+        .collect();
+    let html = page::html(options.model.files.name(), target, &fusions)?;
+    std::fs::write(path, html).map_err(|e| format!("{}: {e}", path.display()))?;
+    report::line(&format!("wrote {}", path.display()))
+}
+
+/// Compiles, keeping the dumps and modules that are wanted.
 fn observed(
     args: &Args,
     options: &Options<'_>,
     steps: usize,
-) -> (Vec<String>, Result<Compiled, CompileError>) {
+) -> (Seen, Result<Compiled, CompileError>) {
     let wanted: BTreeSet<&str> = args.dump_after.iter().map(String::as_str).collect();
-    let mut dumps = Vec::new();
+    let (mut seen, mut last, mut before) = (Seen::default(), None, None);
     let bar = report::steps_bar("compiling", steps as u64);
     let compiled = compile::compile(options, &mut |name, bucket, module| {
         bar.inc(1);
         if wanted.contains(name) {
             let bucket = bucket.map(|b| format!(", {}", steps_of(b))).unwrap_or_default();
-            dumps.push(format!("// after {name}{bucket}\n{}", text::print(module)));
+            seen.dumps.push(format!("// after {name}{bucket}\n{}", text::print(module)));
+        }
+        if args.html.is_some() {
+            match name {
+                "fuse" => before = last.take(),
+                "passes" => {
+                    let before = before.take().unwrap_or_else(|| module.clone());
+                    seen.fused.push((before, module.clone()));
+                }
+                _ => {}
+            }
+            last = Some(module.clone());
         }
     });
     bar.finish_and_clear();
-    (dumps, compiled)
+    (seen, compiled)
 }
 
 fn show(args: &Args, compiled: &Compiled, nothing_dumped: bool) -> Outcome {
@@ -157,7 +213,7 @@ fn show(args: &Args, compiled: &Compiled, nothing_dumped: bool) -> Outcome {
             report::text(&dot(&b.module)?)?;
         }
         if args.explain && !args.json {
-            report::line(&b.report.to_string())?;
+            report::line(&b.report.coloured().to_string())?;
         }
     }
     if args.explain && args.json {
@@ -178,7 +234,7 @@ fn steps_of(bucket: Bucket) -> String {
     let Bucket { min, max, decode } = bucket;
     let kind = if decode { "decode, " } else { "" };
     if min == max {
-        format!("{kind}{min} token(s)")
+        format!("{kind}{min} {}", if min == 1 { "token" } else { "tokens" })
     } else {
         format!("{kind}{min} to {max} tokens")
     }

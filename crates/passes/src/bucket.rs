@@ -1,0 +1,52 @@
+//! The kinds of steps that are compiled by themselves.
+
+use std::fmt;
+
+use infernum_ir::Dims;
+use serde::{Deserialize, Serialize};
+
+/// A kind of steps: those of a number of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Bucket {
+    /// The fewest tokens; at least 1.
+    pub min: u64,
+    /// The most.
+    pub max: u64,
+    /// Only steps in which every sequence has one new token.
+    pub decode: bool,
+}
+
+impl Bucket {
+    /// Every step.
+    pub const ALL: Bucket = Bucket { min: 1, max: u64::MAX, decode: false };
+
+    /// Whether a step of `tokens` is one of these; `decode` where every sequence has one token.
+    pub fn holds(&self, tokens: u64, decode: bool) -> bool {
+        (self.min..=self.max).contains(&tokens) && (decode || !self.decode)
+    }
+
+    /// Orders the buckets that hold a step: less is more specific.
+    pub fn width(&self) -> (bool, u64) {
+        (!self.decode, self.max.saturating_sub(self.min))
+    }
+
+    /// The step that stands for the bucket: the geometric mean of its token counts, `context` rows a
+    /// sequence. A step that is not decode-only is taken to be one sequence.
+    pub fn dims(&self, context: u64) -> Dims {
+        let t = ((self.min.max(1) as f64) * (self.max.max(1) as f64)).sqrt().round() as u64;
+        let (b, rows) = if self.decode { (t, context.max(1)) } else { (1, context.max(t)) };
+        Dims { t, b, s: b.saturating_mul(rows), pairs: t.saturating_mul(rows) }
+    }
+}
+
+impl fmt::Display for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.decode { " (decode)" } else { "" };
+        match *self {
+            Bucket { min: 1, max: u64::MAX, .. } => write!(f, "any T{kind}"),
+            Bucket { min, max: u64::MAX, .. } => write!(f, "T >= {min}{kind}"),
+            Bucket { min, max, .. } if min == max => write!(f, "T = {min}{kind}"),
+            Bucket { min, max, .. } => write!(f, "T = {min}..{max}{kind}"),
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Random graphs of what models are made of, under random subsets of the shipped rules.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use infernum_passes::Bucket;
+use infernum_passes::data::Kernels;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use crate::support::{fused, module, nmse, on, run};
+
+/// What all values have: `f32[T, 8]`.
+const PARAMS: &str = "  %t = step tokens : u32[T]
+  %pos = step positions : i32[T]
+  %rows = step output_rows : u32[B]
+  %e = weight \"e\" : const f32[8, 8]
+  %n = weight \"n\" : const f32[8]
+  %hn = weight \"hn\" : const f32[4]
+  %freqs = weight \"freqs\" : const f32[2]
+  %sinks = weight \"sinks\" : const f32[2]
+  %w = weight \"w\" : const f32[8, 8]
+  %kw = weight \"kw\" : const f32[4, 8]
+  %vw = weight \"vw\" : const f32[4, 8]
+  %down = weight \"down\" : const f32[8, 6]
+  %gate = weight \"gate\" : const f32[6, 8]
+  %up = weight \"up\" : const f32[6, 8]
+  %router = weight \"router\" : const f32[6, 8]
+  %egate = weight \"eg\" : const f32[6, 3, 8]
+  %eup = weight \"eu\" : const f32[6, 3, 8]
+  %edown = weight \"ed\" : const f32[6, 8, 3]
+  %b8 = weight \"b8\" : const f32[8]
+  %b6 = weight \"b6\" : const f32[6]
+  %b4 = weight \"b4\" : const f32[4]
+  %ks = state k : state f32[1, 4]
+  %vs = state v : state f32[1, 4]
+  %v0 = embedding(%t, %e) : f32[T, 8]\n";
+
+/// A call or a block: what it is, two earlier values by number, and its variant.
+type Part = (u8, usize, usize, u16);
+
+struct Text {
+    out: String,
+    /// The newest versions of the cache's planes.
+    states: (String, String),
+}
+
+impl Text {
+    fn line(&mut self, line: &str) {
+        let _ = writeln!(self.out, "  {line}");
+    }
+
+    /// `%a`, or its norm.
+    fn input(&mut self, y: usize, a: usize, normed: bool) -> String {
+        if !normed {
+            return format!("%v{a}");
+        }
+        self.line(&format!("%x{y} = rmsnorm(%v{a}, %n) {{eps: 0.01, offset: 0}} : f32[T, 8]"));
+        format!("%x{y}")
+    }
+
+    /// `%y`, an attention over `%a`.
+    fn attention(&mut self, y: usize, a: usize, variant: u16) {
+        let on = |bit: u16| variant >> bit & 1 == 1;
+        let bias = |b: &str, yes: bool| if yes { format!("%{b}") } else { "_".to_owned() };
+        // Mostly none or all have a bias.
+        let (qb, kb) = (on(0), on(0) != variant.is_multiple_of(13));
+        let x = self.input(y, a, on(10));
+        self.line(&format!(
+            "%qf{y} = linear({x}, %w, {}) {{dtype: none}} : f32[T, 8]",
+            bias("b8", qb)
+        ));
+        self.line(&format!(
+            "%kf{y} = linear({x}, %kw, {}) {{dtype: none}} : f32[T, 4]",
+            bias("b4", kb)
+        ));
+        self.line(&format!(
+            "%vf{y} = linear({x}, %vw, {}) {{dtype: none}} : f32[T, 4]",
+            bias("b4", qb)
+        ));
+        self.line(&format!("%q{y} = reshape(%qf{y}) {{shape: [T, 2, 4]}} : f32[T, 2, 4]"));
+        self.line(&format!("%k{y} = reshape(%kf{y}) {{shape: [T, 1, 4]}} : f32[T, 1, 4]"));
+        self.line(&format!("%w{y} = reshape(%vf{y}) {{shape: [T, 1, 4]}} : f32[T, 1, 4]"));
+        let (mut q, mut k) = (format!("%q{y}"), format!("%k{y}"));
+        if on(1) {
+            self.line(&format!("{q}n = rmsnorm({q}, %hn) {{eps: 0.1, offset: 0}} : f32[T, 2, 4]"));
+            self.line(&format!("{k}n = rmsnorm({k}, %hn) {{eps: 0.1, offset: 0}} : f32[T, 1, 4]"));
+            (q, k) = (q + "n", k + "n");
+        }
+        if on(2) {
+            let style = if on(3) { "neox" } else { "interleaved" };
+            let attrs = format!("{{style: {style}, scale: 1}}");
+            if !variant.is_multiple_of(11) {
+                self.line(&format!("{q}r = rope({q}, %pos, %freqs) {attrs} : f32[T, 2, 4]"));
+                q += "r";
+            }
+            self.line(&format!("{k}r = rope({k}, %pos, %freqs) {attrs} : f32[T, 1, 4]"));
+            k += "r";
+        }
+        if on(4) {
+            self.line(&format!("{q}s = scale({q}) {{by: 0.5}} : f32[T, 2, 4]"));
+            q += "s";
+        }
+        self.cached(y, &q, &k, variant);
+    }
+
+    /// `%y`, from the queries `q` and the keys `k`, which go into the cache.
+    fn cached(&mut self, y: usize, q: &str, k: &str, variant: u16) {
+        let on = |bit: u16| variant >> bit & 1 == 1;
+        let (ks, vs) = &self.states;
+        let writes = format!(
+            "%ks{y} = kv_write(%{ks}, {k}) : state f32[1, 4]
+  %vs{y} = kv_write(%{vs}, %w{y}) : state f32[1, 4]
+  %keys{y} = kv_read(%ks{y}) : f32[S, 1, 4]
+  %values{y} = kv_read(%vs{y}) : f32[S, 1, 4]
+  %dots{y} = scores({q}, %keys{y}) : f32[2, T, S]"
+        );
+        self.line(&writes);
+        self.states = (format!("ks{y}"), format!("vs{y}"));
+        let mut x = format!("%dots{y}");
+        for (step, op) in [(5, "scale"), (6, "softcap"), (7, "mask"), (8, "mask")] {
+            let attrs = match (op, step) {
+                ("scale", _) => "by: 0.7",
+                ("softcap", _) => "cap: 2",
+                (_, 7) => "window: 3",
+                _ => "window: none",
+            };
+            // The last mask is always there: attention that sees the future is none of ours.
+            if step == 8 && !on(7) || step != 8 && on(step) {
+                self.line(&format!("{x}{step} = {op}({x}) {{{attrs}}} : f32[2, T, S]"));
+                x += &step.to_string();
+            }
+        }
+        let sinks = if on(9) { "%sinks" } else { "_" };
+        self.line(&format!("%p{y} = softmax({x}, {sinks}) : f32[2, T, S]"));
+        self.line(&format!("%mixed{y} = mix(%p{y}, %values{y}) : f32[T, 2, 4]"));
+        self.line(&format!("%v{y} = reshape(%mixed{y}) {{shape: [T, 8]}} : f32[T, 8]"));
+    }
+
+    /// `%y`, a gated network over `%a`.
+    fn ffn(&mut self, y: usize, a: usize, variant: u16) {
+        let on = |bit: u16| variant >> bit & 1 == 1;
+        let act = if on(0) { "silu" } else { "gelu_tanh" };
+        let bias = |yes: bool| if yes { "%b6" } else { "_" };
+        let x = self.input(y, a, on(3));
+        let (gb, ub) = (bias(on(1)), bias(on(1) != variant.is_multiple_of(7)));
+        self.line(&format!("%g{y} = linear({x}, %gate, {gb}) {{dtype: none}} : f32[T, 6]"));
+        self.line(&format!("%u{y} = linear({x}, %up, {ub}) {{dtype: none}} : f32[T, 6]"));
+        self.line(&format!("%act{y} = {act}(%g{y}) : f32[T, 6]"));
+        let (first, second) = if on(2) { ("act", "u") } else { ("u", "act") };
+        self.line(&format!("%m{y} = mul(%{first}{y}, %{second}{y}) : f32[T, 6]"));
+        self.line(&format!("%v{y} = linear(%m{y}, %down, _) {{dtype: none}} : f32[T, 8]"));
+    }
+
+    /// `%y`, a mixture of experts over `%a`.
+    fn experts(&mut self, y: usize, a: usize, variant: u16) {
+        let on = |bit: u16| variant >> bit & 1 == 1;
+        self.line(&format!("%l{y} = linear(%v{a}, %router, _) {{dtype: none}} : f32[T, 6]"));
+        let scores = if on(0) {
+            format!("softmax(%l{y}, _)")
+        } else {
+            format!("map(%l{y}, _, _) {{expr: \"1 / (1 + exp(-a))\"}}")
+        };
+        self.line(&format!("%s{y} = {scores} : f32[T, 6]"));
+        let bias = if on(1) { "%b6" } else { "_" };
+        let attrs = if on(2) { "k: 2, groups: 3, keep: 2" } else { "k: 2, groups: 1, keep: 1" };
+        self.line(&format!(
+            "%top{y}, %id{y} = topk(%s{y}, {bias}) {{{attrs}}} : f32[T, 2], u32[T, 2]"
+        ));
+        let experts = format!(
+            "%eg{y} = expert_linear(%v{a}, %egate, %id{y}) : f32[T, 2, 3]
+  %eu{y} = expert_linear(%v{a}, %eup, %id{y}) : f32[T, 2, 3]
+  %ea{y} = silu(%eg{y}) : f32[T, 2, 3]
+  %em{y} = mul(%ea{y}, %eu{y}) : f32[T, 2, 3]
+  %eo{y} = expert_linear(%em{y}, %edown, %id{y}) : f32[T, 2, 8]
+  %col{y} = reshape(%top{y}) {{shape: [T, 2, 1]}} : f32[T, 2, 1]
+  %ew{y} = mul(%eo{y}, %col{y}) : f32[T, 2, 8]
+  %es{y} = reduce(%ew{y}) {{by: sum, axis: 1}} : f32[T, 1, 8]
+  %v{y} = reshape(%es{y}) {{shape: [T, 8]}} : f32[T, 8]"
+        );
+        self.line(&experts);
+    }
+}
+
+fn graph(parts: &[Part], head: u8) -> String {
+    let states = ("ks".to_owned(), "vs".to_owned());
+    let mut text = Text { out: PARAMS.to_owned(), states };
+    for (i, (part, a, b, variant)) in parts.iter().enumerate() {
+        let (y, a, b) = (i + 1, a % (i + 1), b % (i + 1));
+        let call = match part {
+            0 | 1 => format!("add(%v{a}, %v{b})"),
+            2 => format!("mul(%v{a}, %v{b})"),
+            3 => format!("silu(%v{a})"),
+            4 | 5 => format!("rmsnorm(%v{a}, {}) {{eps: 0.01, offset: 0}}", ["%n", "_"][b % 2]),
+            6 | 7 => format!("linear(%v{a}, %w, {}) {{dtype: none}}", ["%b8", "_"][b % 2]),
+            8 | 9 => {
+                text.ffn(y, a, *variant);
+                continue;
+            }
+            10 => {
+                text.experts(y, a, *variant);
+                continue;
+            }
+            _ => {
+                text.attention(y, a, *variant);
+                continue;
+            }
+        };
+        text.line(&format!("%v{y} = {call} : f32[T, 8]"));
+    }
+    let last = parts.len();
+    let (first, second) = match head {
+        0 => (format!("gather_rows(%v{last}, %rows)"), "rmsnorm(%h1, %n) {eps: 0.01, offset: 0}"),
+        _ => (format!("rmsnorm(%v{last}, %n) {{eps: 0.01, offset: 0}}"), "gather_rows(%h1, %rows)"),
+    };
+    text.line(&format!("%h1 = {first} : f32[{}, 8]", if head == 0 { "B" } else { "T" }));
+    text.line(&format!("%h2 = {second} : f32[B, 8]"));
+    text.line("%logits = linear(%h2, %e, _) {dtype: none} : f32[B, 8]");
+    // The logits alone, or what a rule may not swallow as well.
+    let also = if head == 2 { format!("%v{}, ", last.div_ceil(2)) } else { String::new() };
+    let (ks, vs) = text.states.clone();
+    text.line(&format!("return {also}%logits, %{ks}, %{vs}"));
+    text.out
+}
+
+#[test]
+fn shipped_rules_keep_what_random_graphs_mean() {
+    let kernels = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let names: Vec<String> = kernels.rules.iter().map(|r| r.name.clone()).collect();
+    let mut fired: BTreeMap<String, usize> = BTreeMap::new();
+    let part = (0..13u8, 0..9usize, 0..9usize, any::<u16>());
+    let strategy = (
+        prop::collection::vec(part, 1..9),
+        0..3u8,
+        // Half of the time all of them, as a model has it.
+        prop::option::of(prop::collection::vec(any::<bool>(), names.len())),
+        prop::sample::select(vec!["cpu", "sm_90a"]),
+        prop::sample::select(vec![(1, 1, true), (1, 16, false), (17, 256, false)]),
+    );
+    let config = Config { cases: 1000, failure_persistence: None, ..Config::default() };
+    // The same cases each time, so that what fires is known too.
+    let rng =
+        prop::test_runner::TestRng::deterministic_rng(prop::test_runner::RngAlgorithm::ChaCha);
+    let mut runner = TestRunner::new_with_rng(config, rng);
+    let count = std::cell::RefCell::new(&mut fired);
+    let result = runner.run(&strategy, |(parts, head, rules, target, (min, max, decode))| {
+        let before = module(&graph(&parts, head));
+        let mut options = on(target, Bucket { min, max, decode });
+        (options.explain, options.limits.search) = (false, 1000);
+        options.rules = rules
+            .map(|on| names.iter().zip(on).filter(|(_, on)| *on).map(|(n, _)| n.clone()).collect());
+        let after = fused(&before, &kernels, &options);
+        let error = nmse(&run(&after.module), &run(&before));
+        prop_assert!(error < 1e-20, "{:e}", error);
+        for firing in &after.report.fired {
+            *count.borrow_mut().entry(firing.rule.clone()).or_default() += 1;
+        }
+        Ok(())
+    });
+    result.unwrap_or_else(|e| panic!("{e}"));
+    let seldom = |name: &&String| fired.get(*name).is_none_or(|n| *n < 5);
+    let seldom: Vec<&String> = names.iter().filter(seldom).collect();
+    assert!(seldom.len() * 10 < names.len(), "the graphs hardly reach {seldom:?}: {fired:?}");
+    println!("fired: {fired:?}");
+}
