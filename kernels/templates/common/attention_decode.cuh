@@ -333,16 +333,30 @@ extern "C" __global__ void __launch_bounds__({{ block }}, 1) {{ kernel }}({{ par
                 for (int i = threadIdx.x; i < QHEADS * DV / 2; i += WARPS * 32) {
                     const int head = i / (DV / 2), d = i % (DV / 2) * 2;
                     float m = minus_infinity(), l = 0.0f, x = 0.0f, y = 0.0f;
-#pragma unroll 4
-                    for (int k = from; k <= to; k++) {   // the first begins at tile 0, so is its block's second part
-                        const float* p = parts + ((i64)k * 2 + (k == from)) * PART;
-                        const float2 ml = __ldcg((const float2*)p + head);
-                        const float2 v = __ldcg((const float2*)(p + QHEADS * 2 + head * DV + d));
-                        const float top = fmaxf(m, ml.x), old = ex2(m - top), f = ex2(ml.x - top);
+                    for (int k0 = from; k0 <= to; k0 += 8) {   // 8 at a time: their latencies overlap
+                        float2 ml[8], v[8];
+                        float top = m;
+#pragma unroll
+                        for (int k = 0; k < 8; k++) {
+                            const bool there = k0 + k <= to;   // the first begins at tile 0: a second part
+                            const float* part = parts + ((i64)(k0 + k) * 2 + (k0 + k == from)) * PART;
+                            ml[k] = there ? __ldcg((const float2*)part + head) : make_float2(minus_infinity(), 0.0f);
+                            v[k] = there ? __ldcg((const float2*)(part + QHEADS * 2 + head * DV + d)) : make_float2(0.0f, 0.0f);
+                        }
+#pragma unroll
+                        for (int k = 0; k < 8; k++) top = fmaxf(top, ml[k].x);
+                        const float old = ex2(m - top);
                         m = top;
-                        l = l * old + f * ml.y;
-                        x = x * old + f * v.x;
-                        y = y * old + f * v.y;
+                        l *= old;
+                        x *= old;
+                        y *= old;
+#pragma unroll
+                        for (int k = 0; k < 8; k++) {
+                            const float f = ex2(ml[k].x - m);
+                            l += f * ml[k].y;
+                            x += f * v[k].x;
+                            y += f * v[k].y;
+                        }
                     }
                     const float f = row_factor(m, l SINKS_ARG(head0 + head));
                     *(u32*)(mixed + ((i64)t * H + head0 + head) * DV + d) = pack2<V>(x * f, y * f);

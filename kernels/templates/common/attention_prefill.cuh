@@ -23,7 +23,7 @@ template <int DIM> __device__ __forceinline__ void copy_rows(u32 to, const V* pl
 
 extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params }}) {
     extern __shared__ __align__(128) u8 shared[];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv = blockIdx.y;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv = blockIdx.x % HKV;
     const QueryTile tile = find_tile(step);
     pdl_wait();
     pdl_launch();
@@ -96,12 +96,10 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
         u32 p[RT][COLS / 16][4];
 #pragma unroll
         for (int t = 0; t < RT; t++) {
-            softmax_step<COLS / 8>(s[t], m[t], l[t], acc[t], position[t], edge, base, lane);
-#pragma unroll
-            for (int n = 0; n < COLS / 16; n++)
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    p[t][n][j] = pack2<Q>(s[t][n * 2 + j / 2][j % 2 * 2], s[t][n * 2 + j / 2][j % 2 * 2 + 1]);
+            float shrink[2];
+            softmax_step(s[t], m[t], l[t], shrink, position[t], edge, base, lane);
+            rescale(acc[t], shrink);
+            to_operand<COLS / 8>(p[t], s[t]);
         }
 #pragma unroll
         for (int n = 0; n < COLS / 16; n++)
@@ -126,7 +124,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
             float sum = l[t][j];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            const float f = row_factor(m[t][j], sum SINKS_ARG(kv * GROUP + r % GROUP));
+            const float f = row_factor(m[t][j] * LOGIT, sum SINKS_ARG(kv * GROUP + r % GROUP));
 #pragma unroll
             for (int d = 0; d < DV / 8; d++)
                 *(u32*)(shared + (r * V_ROW + d * 8 + lane % 4 * 2) * 2) = pack2<V>(acc[t][d][j * 2] * f, acc[t][d][j * 2 + 1] * f);

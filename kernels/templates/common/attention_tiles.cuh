@@ -8,10 +8,10 @@
 struct QueryTile { int b, token, tokens, position; };   // first token, its row in the context
 
 // Every thread of the block gets it; no tokens: nothing to do. Long tiles first: causal work grows
-// with the number, and what starts last should be short.
+// with the number, and what starts last should be short. KV heads are next to each other in the grid.
 __device__ __forceinline__ QueryTile find_tile(const Step* step) {
     __shared__ QueryTile found;
-    const int B = step->B, id = (int)gridDim.x - 1 - (int)blockIdx.x;
+    const int B = step->B, id = (int)((gridDim.x - 1 - blockIdx.x) / HKV);
     const int* first = step->first;
     if (threadIdx.x == 0) found = QueryTile{0, 0, 0, 0};
     __syncthreads();

@@ -81,9 +81,10 @@ template <class Op> __device__ __forceinline__ void plain_linear(const Op& op) {
 //
 // The warps of a block share the rows and split K, 64 columns a step; sums meet in shared memory.
 // Each warp streams its weights through a ring of its own with cp.async, so nothing in the main loop
-// waits for another warp. The ring runs across tiles, and is filled before pdl_wait(): while the
-// kernel before drains, this one's weights are on their way. Half of an SM's shared memory and
-// registers are left to that neighbour.
+// waits for another warp. The ring runs across tiles and is filled before pdl_wait(), so that weights
+// arrive while the kernel before drains.
+//
+// The main loop is not unrolled: a kernel runs for microseconds, and so does fetching its code.
 __device__ __forceinline__ void copy16_async(u32 to, const void* from) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
@@ -117,248 +118,303 @@ __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 #endif
 }
-// f16 could overflow in x * norm before the row's scale is known: only then is that found beforehand.
-template <class E> struct IsF16 { static constexpr bool value = false; };
-template <> struct IsF16<f16> { static constexpr bool value = true; };
 
-// WARPS split K; STAGES steps of MT tiles of 8 pairs are in flight in each; NT tiles of 8 tokens;
-// BATCH steps' activations are asked for together. Shared memory in bytes:
-// WARPS * (STAGES * MT * 2048 + MT * NT * 512 + NT * 32).
-template <class Op, int WARPS, int STAGES, int MT, int NT, int BATCH> struct Skinny {
+// WARPS split K, with STAGES stages (16 rows, 64 columns, 2 KiB) in flight in each; a pass is MT tiles
+// of 8 pairs by NT tiles of 8 tokens. ROWS tokens' activations are normed into shared memory; with
+// ROWS = 0 they come from the L2 cache, pass by pass, and the norm's row scale is applied to the sums
+// (x * weight is rounded before: for f16 it might overflow). Shared memory in bytes:
+// WARPS * (STAGES * 2048 + MT * NT * 128 * COLS) + ROWS * K * 2.
+template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skinny {
     typedef typename Op::X E;
-    static constexpr int STEPS = Op::K / 64;
+    static constexpr int K = Op::K, STEPS = K / 64;
     static constexpr int MINE = (STEPS + WARPS - 1) / WARPS;        // steps of a warp
     static constexpr int PASSES = (Op::PAIRS + MT * 8 - 1) / (MT * 8);
-    static constexpr int STAGE = MT * 2048;                         // bytes
-    static constexpr bool KEEP = MINE <= BATCH;                     // x stays in registers
-    static constexpr bool PRE = Op::NORM != 0 && IsF16<E>::value;
-    static_assert(Op::K % 64 == 0, "K is not a multiple of 64");
+    static constexpr int TOKENS = ROWS ? ROWS : NT * 8;             // of a sweep over w
+    static constexpr int COLS = ROWS && ROWS < 8 ? ROWS : 8;        // tokens of a tile that are looked at
+    static constexpr int RED = WARPS * MT * NT * 16 * COLS;         // floats
+    static constexpr bool AHEAD = ROWS == 0 && NT <= 2;             // fragments are asked for a step before use
+    static_assert(K % 64 == 0, "K is not a multiple of 64");
+    static_assert(STAGES % MT == 0, "a tile keeps its stages");
+    static_assert(ROWS ? (ROWS & (ROWS - 1)) == 0 && ROWS <= NT * 8 : true, "ROWS is a power of 2");
     static_assert(Op::HEAD == 0 || MT * 8 == Op::HEAD, "a pass is a head");
 
     const Op& op;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-    u32 ring;
-    float *red, *squares_of;
-    Vec16 x[BATCH][NT][2];
-    float squares[NT];
+    const int xrow = group % COLS;
+    u32 ring, xs;
+    float* red;
+    u8* x_shared;
+    float squares[NT];                                              // of the lane's part of x, with ROWS = 0
 
     // The flow of weights into the ring, ahead of their use.
     int flow_left, flow_pass, flow_step = 0, flow_slot = 0;
     int row[MT * 4];
 
     __device__ __forceinline__ Skinny(const Op& op, u8* shared) : op(op) {
-        ring = (u32)__cvta_generic_to_shared(shared) + warp * STAGES * STAGE;
-        red = (float*)(shared + WARPS * STAGES * STAGE);
-        squares_of = red + WARPS * MT * NT * 128;
+        const u32 base = (u32)__cvta_generic_to_shared(shared);
+        ring = base + warp * STAGES * 2048;
+        red = (float*)(shared + WARPS * STAGES * 2048);
+        x_shared = shared + WARPS * STAGES * 2048 + 2 * RED * 4;
+        xs = base + WARPS * STAGES * 2048 + 2 * RED * 4 + xrow * K * 2 + quad * 16;
     }
 
-    __device__ __forceinline__ void flow() {
+    // Asks for the next stage, tile m of its step.
+    __device__ __forceinline__ void flow(int m) {
         if (flow_left > 0) {
             if (flow_step == 0) {
 #pragma unroll
-                for (int i = 0; i < MT * 4; i++) {
-                    const int r = i % 4 * 4 + lane / 8;             // row of the tile
+                for (int i = 0; i < 4; i++) {
+                    const int r = i * 4 + lane / 8;                 // row of the tile
                     int a, b;
-                    op.rows(min((flow_pass * MT + i / 4) * 8 + r % 8, Op::PAIRS - 1), a, b);
-                    row[i] = r < 8 || b < 0 ? a : b;
+                    op.rows(min((flow_pass * MT + m) * 8 + r % 8, Op::PAIRS - 1), a, b);
+                    row[m * 4 + i] = r < 8 || b < 0 ? a : b;
                 }
             }
             const int step = flow_step * WARPS + warp;
             if (step < STEPS) {
                 // Swizzled so that the 8 lanes of a read, two rows of 4, meet all banks.
                 const int r = lane / 8, unit = lane % 8;
-                const u32 to = ring + flow_slot * STAGE + r * 128 + (unit ^ (r & 1) << 2) * 16;
+                const u32 to = ring + flow_slot * 2048 + r * 128 + (unit ^ (r & 1) << 2) * 16;
 #pragma unroll
-                for (int i = 0; i < MT * 4; i++)
-                    copy16_async(to + i * 512, op.w + (i64)row[i] * Op::K + step * 64 + unit * 8);
+                for (int i = 0; i < 4; i++)
+                    copy16_async(to + i * 512, op.w + (i64)row[m * 4 + i] * K + step * 64 + unit * 8);
             }
-            flow_left--;
-            if (++flow_step == MINE) {
+            if (m == MT - 1 && ++flow_step == MINE) {
                 flow_step = 0;
                 flow_pass += gridDim.x;
                 if (flow_pass >= PASSES) flow_pass = blockIdx.x;
             }
             if (++flow_slot == STAGES) flow_slot = 0;
+            flow_left--;
         }
         copy_commit();
     }
 
-    // Activations of steps first .. first + BATCH of the tokens from t0 on, times the norm's weight.
-    __device__ __forceinline__ void load_x(int first, int t0) {
+    // Brings the activations of tokens t0 .. t0 + ROWS to shared memory, normed and rounded.
+    __device__ __forceinline__ void stage_x(int t0) {
+        constexpr int SHARE = WARPS > ROWS ? WARPS / ROWS : 1;      // warps of a token
+        constexpr int EACH = (K / 8 + 32 * SHARE - 1) / (32 * SHARE), HELD = EACH <= 2 ? EACH : 1;
+        __shared__ float partial[WARPS];
+#pragma unroll 1
+        for (int r0 = 0; r0 < ROWS; r0 += WARPS / SHARE) {
+            const int r = r0 + warp / SHARE, mine = warp % SHARE * 32 + lane;
+            const bool there = r < ROWS && t0 + r < op.tokens;
+            const E* from = op.x + (there ? op.source(t0 + r) * K : 0);
+            Vec16 held[HELD];
+            float scale = 1;
+            if constexpr (HELD == EACH) {
 #pragma unroll
-        for (int j = 0; j < BATCH; j++) {
-            const int step = (first + j) * WARPS + warp;
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const int t = t0 + n * 8 + group;
-                const bool there = first + j < MINE && step < STEPS && t < op.tokens;
-                const E* from = op.x + (there ? op.source(t) * Op::K + step * 64 + quad * 8 : 0);
-#pragma unroll
-                for (int h = 0; h < 2; h++) x[j][n][h] = there ? load16(from + h * 32) : Vec16{};
+                for (int i = 0; i < EACH; i++)
+                    held[i] = there && mine + i * SHARE * 32 < K / 8 ? load16(from + (mine + i * SHARE * 32) * 8) : Vec16{};
             }
-        }
-        if constexpr (Op::NORM != 0) {
-#pragma unroll
-            for (int j = 0; j < BATCH; j++) {
-                const int step = (first + j) * WARPS + warp;
-                if (first + j < MINE && step < STEPS) {
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        float v[8];
-                        if constexpr (Op::NORM == 2) widen8(op.norm + step * 64 + h * 32 + quad * 8, v);
-#pragma unroll
-                        for (int n = 0; n < NT; n++) norm_x(x[j][n][h], v, n);
-                    }
+            if constexpr (Op::NORM != 0) {
+                float sum = 0;
+#pragma unroll 8
+                for (int i = 0; i < EACH; i++) {
+                    const int u = mine + i * SHARE * 32;
+                    if (HELD == EACH) sum += sum_squares(held[i % HELD]);
+                    else if (there && u < K / 8) sum += sum_squares(load16(from + u * 8));
                 }
-            }
-        }
-    }
-    __device__ __forceinline__ void norm_x(Vec16& x, const float (&v)[8], int n) {
-        const float scale = PRE ? squares_of[n * 8 + group] : 1.0f;
+                sum = warp_sum(sum);
+                if constexpr (SHARE > 1) {
+                    if (lane == 0) partial[warp] = sum;
+                    __syncthreads();
+                    sum = 0;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float a = low<E>(x.w[i]), b = high<E>(x.w[i]);
-            squares[n] += a * a + b * b;
-            if (Op::NORM == 2 || PRE) {
-                const float va = Op::NORM == 2 ? v[2 * i] + op.offset : 1.0f;
-                const float vb = Op::NORM == 2 ? v[2 * i + 1] + op.offset : 1.0f;
-                x.w[i] = pack2<E>(a * scale * va, b * scale * vb);
+                    for (int i = 0; i < SHARE; i++) sum += partial[warp / SHARE * SHARE + i];
+                }
+                scale = rsqrtf(sum / K + op.eps);
             }
-        }
-    }
-    // The rows' scales, before all else.
-    __device__ __forceinline__ void pre_norm(int t0) {
-        __syncthreads();
-        for (int i = warp; i < NT * 8 && t0 + i < op.tokens; i += WARPS) {
-            const E* from = op.x + op.source(t0 + i) * Op::K;
-            float sum = 0;
-            for (int k = lane * 8; k < Op::K; k += 256) {
-                float v[8];
-                widen8(from + k, v);
-#pragma unroll
-                for (int j = 0; j < 8; j++) sum += v[j] * v[j];
+#pragma unroll 4
+            for (int i = 0; i < EACH; i++) {
+                const int u = mine + i * SHARE * 32;
+                if (!there || u >= K / 8) continue;
+                Vec16 x = HELD == EACH ? held[i % HELD] : load16(from + u * 8);
+                if constexpr (Op::NORM != 0) norm_x(x, scale, u * 8);
+                store16(x_shared + r * K * 2 + (u ^ (r & 1) << 2) * 16, x);
             }
-            sum = warp_sum(sum);
-            if (lane == 0) squares_of[i] = rsqrtf(sum / Op::K + op.eps);
         }
         __syncthreads();
+    }
+    __device__ __forceinline__ static float sum_squares(const Vec16& x) {
+        float s = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) s += low<E>(x.w[i]) * low<E>(x.w[i]) + high<E>(x.w[i]) * high<E>(x.w[i]);
+        return s;
+    }
+    __device__ __forceinline__ void norm_x(Vec16& x, float scale, int k) {
+        float v[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+        if constexpr (Op::NORM == 2) norm_weights(v, k);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= scale;
+        scale_x(x, v);
+    }
+    __device__ __forceinline__ void norm_weights(float (&v)[8], int k) {
+        widen8(op.norm + k, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] += Op::offset;
     }
 
-    // Sums over the block's warps, and their way out.
-    __device__ __forceinline__ float total(int pair, int t, int second) {
-        const float* from = red + ((pair / 8 * NT + t / 8) * 16 + second * 8 + pair % 8) * 8 + t % 8;
+    // The activations' fragments of a step: from shared memory, or from global memory ahead of use.
+    __device__ __forceinline__ void load_x(Vec16 (&x)[NT][2], int step, int t0) {
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                if constexpr (ROWS != 0)
+                    x[n][h] = load16_shared(xs + n * 8 * K * 2 + min(step, STEPS - 1) * 128 + (h ^ (xrow & 1)) * 64);
+                else
+                    x[n][h] = load16(op.x + op.source(min(t0 + n * 8 + group, op.tokens - 1)) * K + min(step, STEPS - 1) * 64 + h * 32 + quad * 8);
+            }
+    }
+    // Norms a step's fragments but for the row's scale.
+    __device__ __forceinline__ void norm_fragments(Vec16 (&x)[NT][2], int step, bool sum) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float v[8];
+            if constexpr (Op::NORM == 2) norm_weights(v, step * 64 + h * 32 + quad * 8);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                if (sum) squares[n] += sum_squares(x[n][h]);
+                if constexpr (Op::NORM == 2) scale_x(x[n][h], v);
+            }
+        }
+    }
+    __device__ __forceinline__ static void scale_x(Vec16& x, const float (&v)[8]) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) x.w[i] = pack2<E>(low<E>(x.w[i]) * v[2 * i], high<E>(x.w[i]) * v[2 * i + 1]);
+    }
+    // The scale of a token's row, with ROWS = 0, once the sums of squares are in shared memory.
+    __device__ __forceinline__ static float row_scale(const float* sums, int t) {
+        if (Op::NORM == 0 || ROWS != 0) return 1;
         float sum = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += from[w * MT * NT * 128];
+        for (int w = 0; w < WARPS; w++) sum += sums[w * NT * 8 + t];
+        return rsqrtf(sum / K + Op::eps);
+    }
+    __device__ __forceinline__ void multiply(float (&acc)[NT][4], const Vec16 (&x)[NT][2], u32 from) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const u32 at = from + group * 128 + (h ^ (group & 1)) * 64 + quad * 16;
+            const Vec16 a = load16_shared(at), b = load16_shared(at + 1024);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                const Vec16& v = x[n][h];
+                mma(acc[n], a.w[0], b.w[0], a.w[1], b.w[1], v.w[0], v.w[1], E{});
+                mma(acc[n], a.w[2], b.w[2], a.w[3], b.w[3], v.w[2], v.w[3], E{});
+            }
+        }
+    }
+
+    // Sums over the block's warps, and their way out. `red` is one of two buffers, so that a warp may
+    // go on to the next pass while others read this one's.
+    __device__ __forceinline__ static float total(const float* red, int pair, int t, int second) {
+        const float* from = red + ((pair / 8 * NT + t / 8) * 16 + second * 8 + pair % 8) * COLS + t % 8;
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) sum += from[w * MT * NT * 16 * COLS];
         return sum;
     }
-    __device__ __forceinline__ float row_scale(int t) {
-        if (Op::NORM == 0 || PRE) return 1;
-        float sum = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += squares_of[w * NT * 8 + t];
-        return rsqrtf(sum / Op::K + op.eps);
-    }
-    __device__ __forceinline__ void finish(const float (&acc)[MT][NT][4], int pass, int t0) {
+    __device__ __forceinline__ void finish(const float (&acc)[MT][NT][4], int pass, int t0, float* red) {
 #pragma unroll
         for (int m = 0; m < MT; m++)
 #pragma unroll
             for (int n = 0; n < NT; n++) {
-                float2* to = (float2*)(red + ((warp * MT + m) * NT + n) * 128 + group * 8 + quad * 2);
-                to[0] = make_float2(acc[m][n][0], acc[m][n][1]);
-                to[32] = make_float2(acc[m][n][2], acc[m][n][3]);
+                float* to = red + ((warp * MT + m) * NT + n) * 16 * COLS + group * COLS;
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (quad * 2 + i % 2 < COLS) to[i / 2 * 8 * COLS + quad * 2 + i % 2] = acc[m][n][i];
             }
-        if (Op::NORM != 0 && !PRE) {
+        __shared__ float row_sums[Op::NORM && !ROWS ? WARPS * NT * 8 : 1];
+        if (Op::NORM && !ROWS && pass == blockIdx.x) {
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 float s = squares[n];
                 s += __shfl_xor_sync(0xffffffffu, s, 1);
                 s += __shfl_xor_sync(0xffffffffu, s, 2);
-                if (quad == 0) squares_of[warp * NT * 8 + n * 8 + group] = s;
+                if (quad == 0) row_sums[warp * NT * 8 + n * 8 + group] = s;
             }
         }
         __syncthreads();
+        const int q0 = pass * MT * 8, tokens = min(TOKENS, op.tokens - t0);
         if constexpr (Op::HEAD != 0) {
-            for (int t = warp; t < NT * 8 && t0 + t < op.tokens; t += WARPS) {
-                constexpr int EACH = (MT * 8 + 31) / 32;
-                const float scale = row_scale(t);
+            constexpr int EACH = (MT * 8 + 31) / 32;
+            for (int t = warp; t < tokens; t += WARPS) {
+                const float scale = row_scale(row_sums, t);
                 float a[EACH], b[EACH], s = 0;
 #pragma unroll
                 for (int i = 0; i < EACH; i++) {
-                    const int pair = i * 32 + lane, q = pass * MT * 8 + pair;
+                    const int pair = i * 32 + lane;
                     if (pair >= MT * 8) continue;
-                    a[i] = total(pair, t, 0) * scale + op.added(q, 0);
-                    b[i] = total(pair, t, 1) * scale + op.added(q, 1);
+                    a[i] = total(red, pair, t, 0) * scale + op.added(q0 + pair, 0);
+                    b[i] = total(red, pair, t, 1) * scale + op.added(q0 + pair, 1);
                     s += a[i] * a[i] + b[i] * b[i];
                 }
-                s = op.head_scale(pass * MT * 8, warp_sum(s) / (MT * 16));
+                s = op.head_scale(q0, warp_sum(s) / (MT * 16));
 #pragma unroll
                 for (int i = 0; i < EACH; i++)
-                    if (i * 32 + lane < MT * 8) op.emit(pass * MT * 8 + i * 32 + lane, t0 + t, a[i], b[i], s);
+                    if (i * 32 + lane < MT * 8) op.emit(q0 + i * 32 + lane, t0 + t, a[i], b[i], s);
             }
         } else {
-            for (int i = threadIdx.x; i < MT * NT * 64; i += WARPS * 32) {
-                const int pair = i % (MT * 8), t = i / (MT * 8), q = pass * MT * 8 + pair;
-                if (q >= Op::PAIRS || t0 + t >= op.tokens) continue;
-                const float scale = row_scale(t);
-                op.emit(q, t0 + t, total(pair, t, 0) * scale, total(pair, t, 1) * scale, 1.0f);
+#pragma unroll 1
+            for (int i = threadIdx.x; i < tokens * MT * 8; i += WARPS * 32) {
+                const int pair = i % (MT * 8), t = i / (MT * 8);
+                if (q0 + pair >= Op::PAIRS) continue;
+                const float scale = row_scale(row_sums, t);
+                op.emit(q0 + pair, t0 + t, total(red, pair, t, 0) * scale, total(red, pair, t, 1) * scale, 1.0f);
             }
         }
-        __syncthreads();
     }
 
     __device__ __forceinline__ void run() {
         const int passes = blockIdx.x < PASSES ? (PASSES - 1 - blockIdx.x) / gridDim.x + 1 : 0;
-        flow_left = (op.tokens + NT * 8 - 1) / (NT * 8) * passes * MINE;
+        flow_left = (op.tokens + TOKENS - 1) / TOKENS * passes * MINE * MT;
         flow_pass = blockIdx.x;
-        for (int i = 0; i < STAGES; i++) flow();
+        for (int i = 0; i < STAGES; i += MT)
+#pragma unroll
+            for (int m = 0; m < MT; m++) flow(m);
         pdl_launch();
         pdl_wait();
-        int slot = 0;
-        const u32 here = ring + group * 128 + quad * 16;
-        for (int t0 = 0; t0 < op.tokens; t0 += NT * 8) {
-            if constexpr (PRE) pre_norm(t0);
-            if constexpr (KEEP) {
+        int slot = 0, parity = 0;
+#pragma unroll 1
+        for (int t0 = 0; t0 < op.tokens; t0 += TOKENS) {
+            Vec16 ahead[NT][2];
+            if constexpr (ROWS != 0) {
+                stage_x(t0);
+            } else {
+                if (Op::NORM && t0 > 0) __syncthreads();            // row_sums is free again
 #pragma unroll
                 for (int n = 0; n < NT; n++) squares[n] = 0;
-                load_x(0, t0);
+                if constexpr (AHEAD) load_x(ahead, warp, t0);
             }
+#pragma unroll 1
             for (int pass = blockIdx.x; pass < PASSES; pass += gridDim.x) {
                 float acc[MT][NT][4] = {};
-                if constexpr (!KEEP) {
+#pragma unroll 1
+                for (int i = 0; i < MINE; i++) {
+                    const int step = i * WARPS + warp;
+                    Vec16 x[NT][2];
+                    if constexpr (!AHEAD) {
+                        load_x(x, step, t0);
+                    } else {
 #pragma unroll
-                    for (int n = 0; n < NT; n++) squares[n] = 0;
-                }
-                for (int first = 0; first < MINE; first += BATCH) {
-                    if constexpr (!KEEP) load_x(first, t0);
+                        for (int n = 0; n < NT; n++) x[n][0] = ahead[n][0], x[n][1] = ahead[n][1];
+                        load_x(ahead, i + 1 < MINE ? step + WARPS : warp, t0);
+                    }
+                    if (Op::NORM && !ROWS && step < STEPS) norm_fragments(x, step, pass == blockIdx.x);
 #pragma unroll
-                    for (int j = 0; j < BATCH; j++) {
-                        if (first + j >= MINE) break;
+                    for (int m = 0; m < MT; m++) {
                         copy_wait<STAGES - 1>();
                         __syncwarp();
-                        if ((first + j) * WARPS + warp < STEPS) multiply(acc, x[j], here + slot * STAGE);
+                        if (step < STEPS) multiply(acc[m], x, ring + slot * 2048);
                         __syncwarp();
                         if (++slot == STAGES) slot = 0;
-                        flow();
+                        flow(m);
                     }
                 }
-                finish(acc, pass, t0);
+                finish(acc, pass, t0, red + parity * RED);
+                parity ^= 1;
             }
         }
-    }
-    __device__ __forceinline__ void multiply(float (&acc)[MT][NT][4], const Vec16 (&x)[NT][2], u32 from) {
-#pragma unroll
-        for (int m = 0; m < MT; m++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const u32 at = from + m * 2048 + (h ^ (group & 1)) * 64;
-                const Vec16 a = load16_shared(at), b = load16_shared(at + 1024);
-#pragma unroll
-                for (int n = 0; n < NT; n++) {
-                    const Vec16& v = x[n][h];
-                    mma(acc[m][n], a.w[0], b.w[0], a.w[1], b.w[1], v.w[0], v.w[1], E{});
-                    mma(acc[m][n], a.w[2], b.w[2], a.w[3], b.w[3], v.w[2], v.w[3], E{});
-                }
-            }
     }
 };

@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.blocks }}) {{ ker
     op.take({{ taken }});
 {% if p.stages > 0 %}
     extern __shared__ __align__(128) u8 shared[];
-    Skinny<Op, {{ p.warps }}, {{ p.stages }}, {{ p.mt }}, {{ p.nt }}, {{ p.batch }}>(op, shared).run();
+    Skinny<Op, {{ p.warps }}, {{ p.stages }}, {{ p.mt }}, {{ p.nt }}, {{ p.rows }}>(op, shared).run();
 {% else %}
     plain_linear(op);
 {% endif %}

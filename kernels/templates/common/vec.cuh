@@ -14,10 +14,15 @@ template <int N, class T> __device__ __forceinline__ void load(float (&v)[N], co
     for (int j = 0; j < N; j++) v[j] = to_f32(x.v[j]);
 }
 template <int N, class T> __device__ __forceinline__ void store(T* p, const float (&v)[N]) {
-    Pack<T, N> x;
+    if constexpr (sizeof(T) == 2 && N == 8) {  // the compiler may make several stores of one
+        asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(p), "r"(pack2<T>(v[0], v[1])),
+                     "r"(pack2<T>(v[2], v[3])), "r"(pack2<T>(v[4], v[5])), "r"(pack2<T>(v[6], v[7])) : "memory");
+    } else {
+        Pack<T, N> x;
 #pragma unroll
-    for (int j = 0; j < N; j++) x.v[j] = from_f32<T>(v[j]);
-    *(Pack<T, N>*)p = x;
+        for (int j = 0; j < N; j++) x.v[j] = from_f32<T>(v[j]);
+        *(Pack<T, N>*)p = x;
+    }
 }
 
 // Threads take elements in turn: whatever the grid, all are done.
@@ -34,17 +39,24 @@ template <int THREADS> __device__ __forceinline__ float group_max(float x, float
     else return block_max(x, scratch);
 }
 
-// The dot product of two rows of K values by a warp; all lanes get it.
-template <int K, class X, class W> __device__ __forceinline__ float warp_dot(const X* x, const W* w) {
+// The dot products of x and ROWS rows of K values by a warp; all lanes get them.
+// Rows read together hide each other's latency.
+template <int K, int ROWS, class X, class W>
+__device__ __forceinline__ void warp_dots(float (&sums)[ROWS], const X* x, const W* const (&rows)[ROWS]) {
     constexpr int N = wide<X>(K) < wide<W>(K) ? wide<X>(K) : wide<W>(K);
-    float sum = 0.0f;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) sums[r] = 0.0f;
 #pragma unroll 4
     for (int c = threadIdx.x % 32 * N; c < K; c += 32 * N) {
         float a[N], b[N];
         load(a, x + c);
-        load(b, w + c);
 #pragma unroll
-        for (int j = 0; j < N; j++) sum += a[j] * b[j];
+        for (int r = 0; r < ROWS; r++) {
+            load(b, rows[r] + c);
+#pragma unroll
+            for (int j = 0; j < N; j++) sums[r] += a[j] * b[j];
+        }
     }
-    return warp_sum(sum);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) sums[r] = warp_sum(sums[r]);
 }
