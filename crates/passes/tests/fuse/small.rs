@@ -119,7 +119,7 @@ fn a_measurement_overrides_the_model() {
     let measured = |keys: &str, us: f64| {
         format!("Measurements(calls: [(op: \"t_add_rmsnorm\", {keys}, us: {us:?})])")
     };
-    let here = "target: \"sm_80\"";
+    let here = "target: \"sm_90a\"";
     let chosen = |file: &str| calls(&fused_with(file).module).contains_key("t_add_rmsnorm");
     assert!(chosen("Measurements(calls: [])"), "the model prefers the fused op");
     assert!(!chosen(&measured(here, 1000.0)), "a slow measurement is believed");
@@ -127,17 +127,17 @@ fn a_measurement_overrides_the_model() {
     // Measurements of something else say nothing.
     for other in [
         "target: \"cpu\"",
-        "target: \"sm_80\", bucket: Some((min: 2, max: 16, decode: false))",
-        "target: \"sm_80\", dtype: Some(bf16)",
-        "target: \"sm_80\", operands: Some([\"f32[T, 8]\", \"f32[T, 8]\", \"_\"])",
+        "target: \"sm_90a\", bucket: Some((min: 2, max: 16, decode: false))",
+        "target: \"sm_90a\", dtype: Some(bf16)",
+        "target: \"sm_90a\", operands: Some([\"f32[T, 8]\", \"f32[T, 8]\", \"_\"])",
     ] {
         assert!(chosen(&measured(other, 1000.0)), "{other}");
     }
     // Of two that fit, the one with more keys counts.
     let both = "Measurements(calls: [
-        (target: \"sm_80\", op: \"t_add_rmsnorm\", us: 1.0, dtype: Some(f32)),
-        (target: \"sm_80\", op: \"t_add_rmsnorm\", us: 1000.0),
-        (target: \"sm_80\", op: \"silu\", us: 2.5),
+        (target: \"sm_90a\", op: \"t_add_rmsnorm\", us: 1.0, dtype: Some(f32)),
+        (target: \"sm_90a\", op: \"t_add_rmsnorm\", us: 1000.0),
+        (target: \"sm_90a\", op: \"silu\", us: 2.5),
     ])";
     let text = fused_with(both).report.to_string();
     assert!(text.contains("t_add_rmsnorm: 1.00 us, measured"), "{text}");
@@ -181,7 +181,7 @@ fn a_version_has_one_writer_whatever_is_cheapest() {
 
 #[test]
 fn a_condition_that_does_not_hold_is_named_with_its_values() {
-    let long = on("sm_80", Bucket { min: 65, max: 128, decode: false });
+    let long = on("sm_90a", Bucket { min: 65, max: 128, decode: false });
     let report = fused(&module(GATED), &kernels(RULES), &long).report;
     let refused = &report.refused[0];
     assert_eq!((refused.rule.as_str(), refused.site.value.as_str()), ("t-swiglu", "y"));

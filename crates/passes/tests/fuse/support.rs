@@ -91,7 +91,7 @@ pub(crate) fn kernels(rules: &str) -> Kernels {
 
 /// One decoded token on a GPU.
 pub(crate) fn options() -> FuseOptions {
-    on("sm_80", Bucket { min: 1, max: 1, decode: true })
+    on("sm_90a", Bucket { min: 1, max: 1, decode: true })
 }
 
 pub(crate) fn on(target: &str, bucket: Bucket) -> FuseOptions {
