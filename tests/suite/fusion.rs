@@ -1,27 +1,35 @@
 //! Fusion of the shipped families: what comes out, and that it means the same.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use infernum_codegen::Limits;
 use infernum_codegen::compile::{Compiled, Options, compile};
 use infernum_frontend_hf::LowerOptions;
 use infernum_ir::interp::{Interpreter, Rounding, States, Step, Tensor};
-use infernum_ir::{DType, Module, Sym, Type, WeightRef, text};
+use infernum_ir::{DType, Module, NodeKind, Sym, Type, WeightRef, text};
 use infernum_passes::Pipeline;
 use infernum_passes::check::check_rule;
 use infernum_passes::data::Kernels;
-use infernum_passes::fuse::CostTable;
+use infernum_passes::fuse::{Bucket, CostTable};
 
+use crate::ir_fixtures::{self, LAYERS};
 use crate::support::{Fixture, names, nmse, root};
 
 /// Compiles a fixture for a target; with steps of up to 64 tokens.
 fn compiled(fixture: &Fixture, target: &str, explain: bool) -> Compiled {
-    compiled_with(fixture, target, explain, None)
+    compiled_with(fixture, target, explain, "default", None)
 }
 
-/// As [`compiled`], with the data files of a folder of the user's.
-fn compiled_with(fixture: &Fixture, target: &str, explain: bool, data: Option<&Path>) -> Compiled {
-    let pipeline = Pipeline::named("default", None).expect("a built-in pipeline");
+/// As [`compiled`], with another pipeline and the data files of a folder of the user's.
+fn compiled_with(
+    fixture: &Fixture,
+    target: &str,
+    explain: bool,
+    pipeline: &str,
+    data: Option<&Path>,
+) -> Compiled {
+    let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
     let kernels = Kernels::load(data, &[]).unwrap_or_else(|e| panic!("{e}"));
     let costs = CostTable::named(target, None).expect("a built-in cost table");
     let options = Options {
@@ -44,6 +52,18 @@ fn compiled_with(fixture: &Fixture, target: &str, explain: bool, data: Option<&P
 
 /// A fixture of each family.
 const FAMILIES: [&str; 4] = ["llama/gqa3", "mistral/window", "qwen2/windows", "qwen3/gqa3_tied"];
+
+/// Fused ops that larger ones go on from wherever these stand, with a layer in which they do, and the
+/// larger ones.
+const STEPPING_STONES: [(&str, &str, &[&str]); 7] = [
+    ("attention", "gemma2", &["paged_attention"]),
+    ("geglu", "gemma2", &["pack-geglu"]),
+    ("geglu_packed", "gemma2", &["linear_geglu"]),
+    ("qk_rope_kv_write", "gemma2", &["pack-qkv"]),
+    ("rope_kv_write", "gemma2", &["qk_rope_kv_write", "pack-qkv"]),
+    ("swiglu", "moe_sigmoid", &["pack-swiglu"]),
+    ("swiglu_packed", "moe_sigmoid", &["linear_swiglu"]),
+];
 
 /// The logits that a module's reference semantics give, exactly.
 fn interpreted(fixture: &Fixture, module: &Module) -> Vec<f64> {
@@ -126,6 +146,72 @@ fn without_places(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
+/// The fused ops in a module.
+fn fused_ops(module: &Module) -> impl Iterator<Item = &'static str> {
+    let nodes = module.graphs.iter().flat_map(infernum_ir::Graph::nodes);
+    let ops = nodes.filter_map(|(_, n)| match &n.kind {
+        NodeKind::Op { op, .. } if op.fused.is_some() => Some(op.name),
+        _ => None,
+    });
+    ops.collect::<Vec<_>>().into_iter()
+}
+
+/// Under the pipeline `greedy` the head yields tokens, and with few tokens it is one launch.
+#[test]
+fn a_greedy_head_is_one_launch() {
+    for name in FAMILIES {
+        let fixture = Fixture::open(name);
+        let lowered = fixture
+            .model
+            .lower(LowerOptions { rows: Sym::B, ..fixture.options(DType::Bf16) })
+            .expect("a shipped family");
+        let logits = interpreted(&fixture, &lowered.module);
+        let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let token = logits.iter().position(|l| *l == most).expect("a largest") as f64;
+        for b in compiled_with(&fixture, "sm_80", false, "greedy", None).buckets {
+            assert_eq!(interpreted(&fixture, &b.module), [token], "{name}, {:?}", b.bucket);
+            let head = b.report.graphs.iter().find(|g| g.graph == "head").expect("a head");
+            let ops: Vec<&str> = head.calls.iter().map(|c| c.op.as_str()).collect();
+            if b.bucket.max <= 16 {
+                assert_eq!(ops, ["gather_norm_linear_argmax"], "{name}, {:?}", b.bucket);
+            } else {
+                assert!(ops.contains(&"linear_argmax") && ops.len() == 3, "{name}: {ops:?}");
+            }
+        }
+        // The CPU runs the head in its parts.
+        for b in compiled_with(&fixture, "cpu", false, "greedy", None).buckets {
+            assert_eq!(interpreted(&fixture, &b.module), [token], "{name}, {:?}", b.bucket);
+            assert!(fused_ops(&b.module).all(|op| !op.ends_with("argmax")), "{name}");
+        }
+    }
+}
+
+/// Every fused op that has a kernel somewhere is what some shipped family or layer comes to: a rule
+/// puts it there and its cost keeps it there.
+#[test]
+fn every_fused_op_is_chosen_somewhere() {
+    let mut chosen = BTreeSet::new();
+    for (name, target) in FAMILIES.iter().flat_map(|n| [(n, "sm_80"), (n, "cpu")]) {
+        for pipeline in ["default", "greedy"] {
+            let compiled = compiled_with(&Fixture::open(name), target, false, pipeline, None);
+            chosen.extend(compiled.buckets.iter().flat_map(|b| fused_ops(&b.module)));
+        }
+    }
+    for (name, max) in LAYERS.iter().flat_map(|n| [(n, 1), (n, 512)]) {
+        let module = ir_fixtures::fused(name, Bucket { min: max, max, decode: max == 1 }, &[]);
+        chosen.extend(fused_ops(&module));
+    }
+    let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
+    let all = kernels.ops.fused().filter(|op| op.cuda.is_some()).map(|op| op.name);
+    let never: Vec<&str> = all.filter(|op| !chosen.contains(op)).collect();
+    assert_eq!(never, STEPPING_STONES.map(|(op, ..)| op), "of {chosen:?}");
+    for (op, layer, larger) in STEPPING_STONES {
+        let bucket = Bucket { min: 64, max: 64, decode: false };
+        let module = ir_fixtures::fused(layer, bucket, larger);
+        assert!(fused_ops(&module).any(|o| o == op), "{op}: {}", text::print(&module));
+    }
+}
+
 #[test]
 fn compiling_is_deterministic() {
     let fixture = Fixture::open("qwen2/windows");
@@ -160,7 +246,7 @@ fn fusions_of_ones_own_are_files() {
 
         // Granite's weights serve both: sigmoid attention has Llama's.
         let fixture = Fixture::with_spec("granite/multipliers", Some(spec));
-        let compiled = compiled_with(&fixture, "cpu", true, Some(&data));
+        let compiled = compiled_with(&fixture, "cpu", true, "default", Some(&data));
         for b in &compiled.buckets {
             let fired = b.report.fired.iter().filter(|f| f.rule == rule).count();
             assert!(fired > 0, "{rule} did not fire: {}", b.report);

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use infernum_ir::interp::{Carried, Interpreter, Rounding, States, Step, Tensor};
 use infernum_ir::{Type, WeightRef};
+use infernum_passes::data::Kernels;
+use infernum_passes::fuse::{Bucket, CostTable, FuseOptions, fuse};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::ir_files;
@@ -185,5 +187,36 @@ fn mistakes_are_caught() {
         let error = nmse(&found[0], &fixture.tensor("y").unwrap());
         assert!(error > 1e-12, "{name}: {from} -> {to}: NMSE {error:.1e}");
         println!("{name}: {from} -> {to}: NMSE {error:.1e}");
+    }
+}
+
+/// What a GPU with kernels for every fused op would run, without those that are disabled.
+pub(crate) fn fused(name: &str, bucket: Bucket, disabled: &[&str]) -> infernum_ir::Module {
+    let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
+    let costs = CostTable::named("sm_80", None).expect("a built-in cost table");
+    let mut options = FuseOptions::new("sm_80", costs, bucket);
+    options.disabled = disabled.iter().map(|d| (*d).to_owned()).collect();
+    let fused = fuse(&Fixture::load(name).module, &kernels, &options);
+    fused.unwrap_or_else(|e| panic!("{name}: {e}")).module
+}
+
+pub(crate) const LAYERS: [&str; 7] =
+    ["gemma2", "mla", "mla_yarn", "moe_mixtral", "moe_qwen3", "moe_qwen3_unnormed", "moe_sigmoid"];
+
+/// These layers belong to no family that ships: what fusion makes of them is held against
+/// `transformers` here.
+#[test]
+fn fused_layers_match_too() {
+    let steps = |min, max, decode| Bucket { min, max, decode };
+    for name in LAYERS {
+        for bucket in [steps(1, 1, true), steps(1, 16, false), steps(17, 512, false)] {
+            let fixture = Fixture { module: fused(name, bucket, &[]), ..Fixture::load(name) };
+            let (n, expected) = (fixture.tokens(), fixture.tensor("y").unwrap());
+            let error = nmse(&fixture.run(&[n])[0], &expected);
+            assert!(error <= ROPE, "{name}, {bucket:?}: NMSE {error:.2e}");
+            if name.starts_with("moe") {
+                check_router(&fixture);
+            }
+        }
     }
 }

@@ -65,7 +65,7 @@ fn fused(rule: &Rule, file: &str, kernels: &Kernels) -> (Module, Module, Report)
 
 /// What is told of the rule, and what came out.
 fn shown(report: &Report, after: &Module) -> String {
-    format!("{report}\n{}", text::print_graph(&after.graphs[0]))
+    report.to_string() + &text::print_graph(&after.graphs[0])
 }
 
 fn noise(name: &str, n: usize) -> Vec<f64> {

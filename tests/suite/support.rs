@@ -76,23 +76,28 @@ impl Fixture {
         LowerOptions { dtype: Some(dtype), max_length: Some(self.max_length), rows: Sym::T }
     }
 
-    fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> Limits {
         Limits { chunk: self.tokens.len() as u64, sequences: 1, max_length: self.max_length }
     }
 
     /// The logits of every position, computed in steps of at most `chunk` tokens.
     pub(crate) fn run(&self, dtype: DType, pipeline: &str, chunk: usize) -> Vec<f64> {
+        let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
+        self.run_plan(self.plan(dtype, pipeline, &kernels), chunk)
+    }
+
+    /// A plan for [`machine`].
+    pub(crate) fn plan(&self, dtype: DType, pipeline: &str, kernels: &Kernels) -> Plan {
         let machine = machine();
         let pipeline = if pipeline == "default" { machine.pipeline } else { pipeline };
         let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
-        let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
         let costs = CostTable::named(&machine.costs, None).expect("a built-in cost table");
         let templates = infernum_codegen::cuda::Library::default();
         let options = Options {
             model: &self.model,
             lower: self.options(dtype),
             pipeline: &pipeline,
-            kernels: &kernels,
+            kernels,
             costs: (&machine.costs, &costs),
             rules: None,
             explain: false,
@@ -101,7 +106,7 @@ impl Fixture {
         };
         let compiled =
             compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name));
-        self.run_plan(compiled.plan, chunk)
+        compiled.plan
     }
 
     /// The logits that a module gives, in one step.
@@ -111,7 +116,7 @@ impl Fixture {
         self.run_plan(plan, usize::MAX)
     }
 
-    fn run_plan(&self, plan: Plan, chunk: usize) -> Vec<f64> {
+    pub(crate) fn run_plan(&self, plan: Plan, chunk: usize) -> Vec<f64> {
         let checkpoint = self.model.checkpoint.as_ref().expect("a fixture has weights");
         let blocks = self.tokens.len().div_ceil(StepInputs::BLOCK_SIZE);
         let mut executor = executor(plan, &CheckpointWeights::new(checkpoint), blocks)

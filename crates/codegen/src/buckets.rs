@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use infernum_ir::{Dim, Dims, Graph, Module, Param, StepInput, Sym, TensorType, Type, verify};
 use infernum_passes::Bucket;
 
+use crate::layout;
 use crate::lower::{Lowering, PlanError, tensor_results};
 use crate::plan::{Call, Plan, Program, Region, Schedule, StateSpec, TargetKind, VERSION, Weight};
 use crate::planner::aligned;
@@ -69,6 +70,7 @@ fn build(
     if plan.arena_bytes > MAX_ARENA {
         return Err(PlanError::TooLarge { bytes: plan.arena_bytes, limits });
     }
+    layout::share(&mut plan.weights);
     same_planes(&plan)?;
     covers(&plan)?;
     Ok(plan)

@@ -7,6 +7,7 @@ mod buckets;
 pub mod compile;
 pub mod cuda;
 mod expand;
+mod layout;
 mod lower;
 mod plan;
 mod planner;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use infernum_ir::{Attr, Dims, StateType, StepInput, Sym, TensorType, Type};
+use infernum_ir::{Attr, DType, Dims, StateType, StepInput, Sym, TensorType, Type};
 use infernum_passes::Bucket;
 use serde::{Deserialize, Serialize};
 
@@ -218,6 +218,16 @@ pub enum Recipe {
     Stack(Vec<Recipe>),
     /// Tensors joined along their first axis.
     Concat(Vec<Weight>),
+    /// Rows of another weight, which is stored: no bytes of its own. Only at the top of a
+    /// [`Weight`] of the plan, and never of one that is a view itself.
+    Rows {
+        /// Index into [`Plan::weights`].
+        weight: u32,
+        /// The first row; the weight's type says how many. On a target that stores the other
+        /// weight in one piece it begins at `start` times the bytes of a row, which for vectors
+        /// may be at any multiple of an element's size.
+        start: u64,
+    },
     /// Any other op over constants, evaluated once at load.
     Op {
         /// The op's name.
@@ -256,6 +266,7 @@ impl Recipe {
                 }
             }
             Recipe::Concat(parts) => parts.iter().for_each(|w| w.recipe.tensors(&w.ty, found)),
+            Recipe::Rows { .. } => {} // the other weight's
             Recipe::Op { operands, .. } => {
                 operands.iter().flatten().for_each(|w| w.recipe.tensors(&w.ty, found));
             }
@@ -283,12 +294,38 @@ impl Plan {
         last.and_then(|c| self.programs.get(c.program as usize)).map_or(&[], |p| &p.results)
     }
 
+    /// Whether steps yield tokens, u32, instead of logits.
+    pub fn yields_tokens(&self) -> bool {
+        self.outputs().first().is_some_and(|o| o.ty.dtype == DType::U32)
+    }
+
+    /// How many tokens there are: the columns of the logits; where the plan yields tokens, the rows
+    /// of the table that they pick from. 0 if it does neither.
+    pub fn vocabulary(&self) -> u64 {
+        let columns = || self.outputs().first().and_then(|o| o.ty.last_const());
+        if !self.yields_tokens() {
+            return columns().unwrap_or(0);
+        }
+        let launches = self.programs.iter().flat_map(|p| &p.launches);
+        let tables = launches.filter(|l| l.op == "embedding").filter_map(|l| {
+            let table = l.operands.get(1)?.as_ref()?.ty.tensor().ok()?;
+            table.shape.first()?.as_const()
+        });
+        tables.min().unwrap_or(0)
+    }
+
     /// The stored tensors that the weights are made of, with their types. Weights may share them:
     /// what one bucket reads packed, another may read apart.
     pub fn tensors(&self) -> BTreeMap<&str, TensorType> {
         let mut tensors = BTreeMap::new();
         self.weights.iter().for_each(|w| w.recipe.tensors(&w.ty, &mut tensors));
         tensors
+    }
+
+    /// Bytes of the weights that are stored: what a device must hold. Views of rows add none.
+    pub fn stored_bytes(&self) -> u64 {
+        let stored = self.weights.iter().filter(|w| !matches!(w.recipe, Recipe::Rows { .. }));
+        stored.map(|w| w.ty.bytes(&Dims::default())).fold(0, u64::saturating_add)
     }
 
     /// Bytes of KV cache for one token.

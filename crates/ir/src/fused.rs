@@ -72,6 +72,7 @@ impl OpSet {
         if OPS.iter().any(|d| d.name == def.name) {
             return Err(format!("`{}` is the name of a primitive", def.name));
         }
+        expanded(&def.fused.body, MAX_DEPTH)?;
         let leak = |s: String| -> &'static str { Box::leak(s.into_boxed_str()) };
         let operands: Vec<OperandDef> = def
             .operands
@@ -106,6 +107,34 @@ impl OpSet {
         self.0.insert(op.name, op);
         Ok(op)
     }
+}
+
+/// Calls that a fused op may come to when the fused ops in its body are written out, and so on, each
+/// counted itself too. Typing a call types all of them; without a bound it would take twice as long
+/// with each level at which an op is used twice. Those that ship come to a few tens.
+const MAX_CALLS: usize = 512;
+
+/// How deep fused ops may be nested.
+const MAX_DEPTH: usize = 32;
+
+/// How many calls a body comes to; an error when they are more than one may. Ops that are defined
+/// are within the bounds themselves, so that this ends soon.
+fn expanded(body: &[Stmt], depth: usize) -> Result<usize, String> {
+    if depth == 0 {
+        return Err(format!("fused ops are nested more than {MAX_DEPTH} deep"));
+    }
+    body.iter().try_fold(0, |calls: usize, stmt| {
+        let inner = match &stmt.op.fused {
+            Some(fused) => expanded(&fused.body, depth - 1)?,
+            None => 0,
+        };
+        match calls + 1 + inner {
+            calls @ 0..=MAX_CALLS => Ok(calls),
+            _ => Err(format!(
+                "the body comes to more than {MAX_CALLS} calls once the fused ops in it are written out"
+            )),
+        }
+    })
 }
 
 /// A fused op's body applied to operands of given types.

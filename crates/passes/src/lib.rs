@@ -9,6 +9,7 @@ mod canonicalise;
 pub mod check;
 pub mod data;
 pub mod fuse;
+mod greedy;
 mod pipeline;
 
 use infernum_ir::Module;
@@ -37,4 +38,4 @@ pub struct Pass {
 }
 
 /// Every pass there is.
-pub static PASSES: &[Pass] = &[canonicalise::PASS, fuse::PASS];
+pub static PASSES: &[Pass] = &[canonicalise::PASS, fuse::PASS, greedy::PASS];

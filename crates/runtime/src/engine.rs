@@ -57,6 +57,11 @@ pub enum EngineError {
     #[error(transparent)]
     Sampling(#[from] SamplingError),
     #[error(
+        "the plan yields the likeliest token instead of logits: expected temperature 0 and no \
+         penalties; compile with a pipeline without the pass `greedy` to sample"
+    )]
+    GreedyOnly,
+    #[error(
         "the KV cache is full: {wanted} tokens do not fit {free} free block(s) of {block_size}"
     )]
     CacheFull { wanted: usize, free: usize, block_size: usize },
@@ -112,7 +117,7 @@ pub struct Engine<E: Executor> {
 }
 
 impl<E: Executor> Engine<E> {
-    /// An engine over an executor whose plan gives a row of logits for each sequence.
+    /// An engine over an executor whose plan gives a row of logits, or a token, for each sequence.
     pub fn new(executor: E, limits: EngineLimits) -> Engine<E> {
         Engine {
             executor,
@@ -140,6 +145,9 @@ impl<E: Executor> Engine<E> {
             return Err(EngineError::Token { token, vocab });
         }
         request.sampling.check()?;
+        if self.executor.yields_tokens() && !request.sampling.is_greedy() {
+            return Err(EngineError::GreedyOnly);
+        }
         let id = RequestId(self.next_id);
         self.next_id += 1;
         self.running.push(Sequence {
@@ -190,9 +198,14 @@ impl<E: Executor> Engine<E> {
             if sequence.computed < sequence.tokens.len() {
                 continue; // the prompt goes on
             }
-            self.row.clear();
-            self.row.extend_from_slice(output.row(row));
-            let token = sequence.sampler.sample(&mut self.row, sequence.tokens.len() as u64);
+            let picked = output.tokens.get(row).filter(|_| sequence.request.sampling.is_greedy());
+            let token = if let Some(token) = picked {
+                *token
+            } else {
+                self.row.clear();
+                self.row.extend_from_slice(output.row(row));
+                sequence.sampler.sample(&mut self.row, sequence.tokens.len() as u64)
+            };
             sequence.tokens.push(token);
             if !sequence.request.stop.contains(&token) {
                 events.push(Event::Token(sequence.id, token));

@@ -54,6 +54,12 @@ pub struct SamplingError {
 }
 
 impl SamplingParams {
+    /// Whether the largest logit wins, as it is: no chance and no penalty.
+    pub fn is_greedy(&self) -> bool {
+        let penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty);
+        self.temperature == 0.0 && penalties == (1.0, 0.0, 0.0)
+    }
+
     /// Refuses parameters that mean nothing.
     pub fn check(&self) -> Result<(), SamplingError> {
         let within = |name, found: f32, low: f32, high: f32, expected| {

@@ -20,13 +20,14 @@ pub struct StepInputs {
 /// The result of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
-    /// `[rows, columns]`, row-major: the logits.
+    /// `[rows, columns]`, row-major: the logits. Empty where the plan yields tokens.
     pub logits: Vec<f32>,
     /// One for each sequence (its last token), or one for each token, as the plan says.
     pub rows: usize,
-    /// The size of the vocabulary.
+    /// The size of the vocabulary; 0 where the plan yields tokens.
     pub columns: usize,
-    /// The likeliest token of each row, from executors that pick it: those of GPUs.
+    /// The likeliest token of each row, from executors that pick it (those of GPUs) and from plans
+    /// that yield it (pass `greedy`); empty from others.
     pub tokens: Vec<u32>,
 }
 

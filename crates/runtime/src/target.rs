@@ -121,6 +121,11 @@ pub trait Executor {
     /// Starts a step. The inputs are copied: they may be changed as soon as this returns.
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError>;
 
+    /// Whether steps yield tokens, the greedy choice, instead of logits.
+    fn yields_tokens(&self) -> bool {
+        false
+    }
+
     /// Waits for the step of the last ticket.
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError>;
 }
@@ -157,6 +162,10 @@ pub trait OnTarget: PlanExecutor {
 impl<E: Executor + ?Sized> Executor for Box<E> {
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
         (**self).submit(inputs)
+    }
+
+    fn yields_tokens(&self) -> bool {
+        (**self).yields_tokens()
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {

@@ -130,6 +130,28 @@ impl Loaded {
         &[]
     }
 
+    /// Rows from `start` on, as many as `ty` has, in the same memory; `None` outside or where a row
+    /// is of another size.
+    fn rows(&self, start: u64, ty: &TensorType) -> Option<Loaded> {
+        let shape = sizes(ty);
+        if self.dtype != ty.dtype || self.shape.get(1..)? != shape.get(1..)? {
+            return None;
+        }
+        let row = self.shape.get(1..)?.iter().product::<usize>();
+        let row = usize::try_from(self.dtype.bytes(row as u64)?).ok()?;
+        let from = usize::try_from(start).ok()?.checked_mul(row)?;
+        let to = from.checked_add(shape.first()?.checked_mul(row)?)?;
+        let (mut at, mut segments) = (0, Vec::new());
+        for segment in &self.segments {
+            let (lo, hi) = (from.max(at), to.min(at + segment.len()));
+            if lo < hi {
+                segments.push(segment.slice(lo - at..hi - at)?);
+            }
+            at += segment.len();
+        }
+        (to <= at).then_some(Loaded { dtype: self.dtype, shape, segments, values: None })
+    }
+
     /// Copies into one piece.
     fn join(&mut self) {
         if self.segments.len() > 1 {
@@ -159,11 +181,29 @@ impl Loaded {
 /// Loads every weight of a plan; all problems are reported together.
 pub(crate) fn load(plan: &Plan, source: &dyn WeightSource) -> Result<Vec<Loaded>, LoadError> {
     let mut problems = Vec::new();
-    let loaded: Vec<Option<Loaded>> = plan
-        .weights
-        .iter()
-        .map(|w| resolve(w, source, &mut problems).map(Loaded::settle))
-        .collect();
+    let is_view = |w: &Weight| matches!(w.recipe, Recipe::Rows { .. });
+    let stored = |w: &Weight| {
+        if is_view(w) { None } else { resolve(w, source, &mut problems).map(Loaded::settle) }
+    };
+    let mut loaded: Vec<Option<Loaded>> = plan.weights.iter().map(stored).collect();
+    for (i, weight) in plan.weights.iter().enumerate() {
+        if let Recipe::Rows { weight: of, start } = weight.recipe {
+            // Of one that could not be loaded, that is told already.
+            let of = of as usize;
+            if plan.weights.get(of).is_none_or(is_view) {
+                let message = format!("expected rows of a stored weight, found weight {of}");
+                problems.push(TensorProblem::Constant { op: "rows".to_owned(), message });
+            } else if let Some(whole) = &loaded[of] {
+                match whole.rows(start, &weight.ty) {
+                    Some(view) => loaded[i] = Some(view),
+                    None => problems.push(TensorProblem::Constant {
+                        op: "rows".to_owned(),
+                        message: format!("{} from row {start} is outside weight {of}", weight.ty),
+                    }),
+                }
+            }
+        }
+    }
     if problems.is_empty() {
         Ok(loaded.into_iter().flatten().collect())
     } else {
@@ -199,6 +239,11 @@ fn resolve(
                 parts.iter().map(|p| resolve(p, source, problems)).collect();
             let parts = parts.into_iter().collect::<Option<Vec<_>>>()?;
             parts.into_iter().flat_map(|p| p.segments).collect()
+        }
+        Recipe::Rows { .. } => {
+            let message = "rows of a weight within a recipe".to_owned();
+            problems.push(TensorProblem::Constant { op: "rows".to_owned(), message });
+            return None;
         }
         Recipe::Op { op, attrs, operands, types, result } => {
             let operands: Vec<Option<Option<Loaded>>> = operands

@@ -8,7 +8,8 @@ use infernum_frontend_hf::spec::Library;
 use infernum_frontend_hf::{Model, ModelError, ModelFiles};
 use infernum_ir::DType;
 use infernum_passes::check::Cache;
-use infernum_passes::data::Kernels;
+use infernum_passes::data::{DataError, Kernels};
+use infernum_passes::fuse::{CostTable, Measurements};
 use infernum_passes::{Pipeline, PipelineError};
 
 /// Which model, and how it is compiled.
@@ -35,6 +36,9 @@ pub(crate) struct ModelArgs {
     /// Use rules of your own that have not been checked, or that failed.
     #[arg(long)]
     pub(crate) allow_unchecked: bool,
+    /// Measured microseconds of calls, which go before the target's cost model.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) costs: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
     /// Element type of activations and KV cache; the checkpoint's own when left out.
@@ -117,6 +121,15 @@ impl ModelArgs {
             refuse_wrong(&kernels, &self.cache.verdicts())?;
         }
         Ok(kernels)
+    }
+
+    /// What calls cost on `target`: its table, and what was measured.
+    pub(crate) fn cost_table(&self, target: &str) -> Result<CostTable, DataError> {
+        let mut table = CostTable::named(target, self.data.as_deref())?;
+        if let Some(path) = &self.costs {
+            table.measured = Measurements::open(path)?;
+        }
+        Ok(table)
     }
 
     /// The longest sequence to hold.

@@ -98,18 +98,15 @@ impl Machine {
     }
 
     /// The name of its cost table, and the table.
-    pub(crate) fn costs(
-        &self,
-        data: Option<&std::path::Path>,
-    ) -> Result<(String, CostTable), Box<dyn Error>> {
+    pub(crate) fn costs(&self, args: &ModelArgs) -> Result<(String, CostTable), Box<dyn Error>> {
         let Some(device) = self.device() else {
-            return Ok((CPU.to_owned(), CostTable::named(CPU, data)?));
+            return Ok((CPU.to_owned(), args.cost_table(CPU)?));
         };
         // A chip without a table of its own has that of the one before it.
         let known = Device::KNOWN.iter().rev().filter(|(_, sm, _)| *sm <= device.sm);
         for (name, ..) in known {
-            if let Ok(table) = CostTable::named(name, data) {
-                return Ok(((*name).to_owned(), table));
+            if CostTable::named(name, args.data.as_deref()).is_ok() {
+                return Ok(((*name).to_owned(), args.cost_table(name)?));
             }
         }
         Err(format!("there are no costs for {}: expected at least sm_75", device.arch).into())
@@ -153,7 +150,7 @@ pub(crate) fn plan(
     machine: &Machine,
 ) -> Result<Plan, Box<dyn Error>> {
     let (pipeline, kernels) = (args.pipeline(machine.pipeline())?, args.kernels()?);
-    let (target, costs) = machine.costs(args.data.as_deref())?;
+    let (target, costs) = machine.costs(args)?;
     let (device, templates) = (machine.device(), Library::new(args.data.as_deref()));
     let options = Options {
         model,
@@ -211,7 +208,7 @@ pub(crate) fn engine(
     machine: &Machine,
 ) -> Engine<Box<dyn PlanExecutor>> {
     let plan = executor.plan();
-    let vocab = plan.outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(0);
+    let vocab = plan.vocabulary();
     let limits = EngineLimits {
         step: plan.limits,
         max_length: size.max_length as usize,

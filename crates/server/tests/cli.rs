@@ -79,6 +79,20 @@ fn a_seed_fixes_the_text() {
     assert_ne!(tell("3"), tell("4"));
 }
 
+/// Under the pipeline `greedy` the plan chooses; the text is that of the likeliest tokens.
+#[test]
+fn a_plan_may_choose_greedily() {
+    let say = |args: &[&str]| stdout(&[&["generate", "Once", "--max-tokens", "12"], args].concat());
+    let greedy = say(&["--passes", "greedy", "--temperature", "0"]);
+    assert_eq!(greedy, say(&["--temperature", "0"]));
+    let error = failure(&["generate", "Once", "--passes", "greedy", "--temperature", "1"]);
+    assert!(error.contains("expected temperature 0 and no penalties"), "{error}");
+    let out = std::env::temp_dir().join("infernum-no-logits.safetensors");
+    let out = out.display().to_string();
+    let error = failure(&["logits", "--tokens", "1", "--out", &out, "--passes", "greedy"]);
+    assert!(error.contains("yields tokens instead of logits"), "{error}");
+}
+
 #[test]
 fn dumped_ir_reads_back() {
     let dir = fixture("qwen2/windows");
@@ -125,6 +139,24 @@ fn explanations_say_what_each_rule_did() {
     assert!(reports[0][1]["fired"].as_array().is_some_and(|f| f.len() > 5));
     let unknown = failure(&["compile", "--model", dir, "--disable", "linear-ad"]);
     assert!(unknown.contains("did you mean `linear-add`?"), "{unknown}");
+}
+
+#[test]
+fn measurements_go_before_the_model() {
+    let dir = fixture("llama/gqa3");
+    let dir = dir.to_str().expect("UTF-8");
+    let file = std::env::temp_dir().join("infernum-cli-costs.ron");
+    let text = "Measurements(calls: [(target: \"sm_90a\", op: \"linear_add\", us: 1.25)])";
+    std::fs::write(&file, text).expect("a temporary file");
+    let costs = file.to_str().expect("UTF-8");
+    let args = ["compile", "--model", dir, "--target", "sm_90a", "--explain"];
+    let said = stdout(&[&args[..], &["--costs", costs]].concat());
+    assert!(said.contains("linear_add: 1.25 us, measured"), "{said}");
+    assert!(said.contains("us, modelled"), "{said}");
+    assert!(!stdout(&args).contains("measured"));
+    std::fs::write(&file, text.replace("us:", "micros:")).expect("a temporary file");
+    let error = failure(&[&args[..], &["--costs", costs]].concat());
+    assert!(error.contains("infernum-cli-costs.ron:1:") && error.contains("micros"), "{error}");
 }
 
 #[test]
@@ -230,7 +262,7 @@ fn a_bench_of_random_weights_runs() {
     let config = config.to_str().expect("UTF-8");
     let args = ["bench", "--config", config, "--prompt", "8", "--generate", "4", "--runs", "1"];
     let figures = json(&[&args[..], &["--json"]].concat());
-    assert!(figures["decode_tokens_per_second"].as_f64().is_some_and(|x| x > 0.0));
+    assert!(figures["cases"][0]["decode_tokens_per_second"].as_f64().is_some_and(|x| x > 0.0));
 }
 
 #[test]

@@ -9,9 +9,8 @@ use super::geometry::{Scope, whole};
 use super::template::Kind;
 use super::text::{self, Site};
 use super::{Device, Geometry, Library, Template, TemplateError};
-use infernum_passes::Bucket;
-
 use crate::plan::{Arg, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, Value};
+use infernum_passes::Bucket;
 
 /// A launch has no kernel.
 #[derive(Debug, thiserror::Error)]

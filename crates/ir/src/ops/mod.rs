@@ -4,6 +4,7 @@ mod common;
 mod pointwise;
 
 mod add;
+mod argmax;
 mod cast;
 mod concat;
 mod dequantise;
@@ -48,6 +49,7 @@ use crate::{Dims, Type};
 /// Every primitive, in alphabetical order.
 pub static OPS: &[&OpDef] = &[
     &add::OP,
+    &argmax::OP,
     &cast::OP,
     &concat::OP,
     &dequantise::OP,

@@ -149,3 +149,28 @@ fn two_rules_of_a_file_have_two_names() {
     let error = Kernels::default().add_rules(&source).unwrap_err();
     insta::assert_snapshot!(error.to_string());
 }
+
+/// Fused ops that use the one before twice, and chains of them: typing one would take forever, or
+/// all of the stack.
+#[test]
+fn nesting_is_bounded() {
+    let define = |body: &dyn Fn(usize) -> String, levels: usize| {
+        let sources = (0..levels).map(|i| {
+            let text = format!(
+                "Fused(name: \"n{i}\", doc: \"d\", operands: [\"x\"], body: {{ {} }}, results: [\"y\"])",
+                body(i)
+            );
+            Source::new(&format!("n{i}.ron"), &text)
+        });
+        Kernels::default().define_all(sources.collect()).map_err(|e| e.to_string())
+    };
+    let op = |i: usize| if i == 0 { "silu".to_owned() } else { format!("n{}", i - 1) };
+    let twice = |i: usize| format!("\"a\": {0}(x: \"x\"), \"y\": {0}(x: \"a\")", op(i));
+    let once = |i: usize| format!("\"y\": {}(x: \"x\")", op(i));
+    define(&twice, 7).expect("254 calls are few");
+    define(&once, 32).expect("32 levels are few");
+    let error = define(&twice, 9).expect_err("1022 calls");
+    assert!(error.contains("n8.ron:1:14") && error.contains("more than 512 calls"), "{error}");
+    let error = define(&once, 33).expect_err("33 levels");
+    assert!(error.contains("n32.ron:1:14") && error.contains("more than 32 deep"), "{error}");
+}

@@ -5,11 +5,11 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use egg::Id;
 use infernum_ir::body::Emit;
-use infernum_ir::{Dims, Effect, Graph, Loc, Node, NodeKind, Param, Type, ValueId};
+use infernum_ir::{Effect, Graph, Loc, Node, NodeKind, Param, Type, ValueId};
 
-use super::cost::CostTable;
 use super::extract::{Choice, Picks, Problem};
 use super::language::{Data, EGraph, Head};
+use super::price::Prices;
 
 /// Where a class comes from: what to call it, and where to put it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,7 +98,7 @@ impl<'g> Imported<'g> {
     }
 
     /// The extraction problem of this e-graph.
-    pub(super) fn problem(&self, costs: &CostTable, dims: &Dims) -> Extraction {
+    pub(super) fn problem(&self, prices: &Prices<'_>) -> Extraction {
         let mut out = Extraction::default();
         let roots = self.source.results().iter().map(|v| self.values[v.node][v.result]);
         let roots: Vec<usize> = roots.map(|id| out.class(self.graph.find(id))).collect();
@@ -119,7 +119,7 @@ impl<'g> Imported<'g> {
                 choice.children.dedup();
                 if let Some((op, types, attrs)) = self.graph.signature(node) {
                     let results = self.graph.result_types(id);
-                    choice.cost = costs.cost(op, &types, &attrs, results, dims);
+                    choice.cost = prices.of(op, &types, &attrs, results).us;
                     if op.effect == Effect::Writes {
                         let states = node.children.iter().map(|c| self.graph.find(*c));
                         let states = states

@@ -5,9 +5,10 @@ use std::path::Path;
 
 use include_dir::{Dir, include_dir};
 use infernum_frontend_hf::spec::{Source, read_ron};
-use infernum_ir::{Attr, Call, DType, Dims, Effect, Instance, NodeKind, Op, Type, nearest};
+use infernum_ir::{Op, nearest};
 use serde::Deserialize;
 
+use super::measured::Measurements;
 use crate::data::DataError;
 
 static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels/costs");
@@ -37,6 +38,9 @@ pub struct CostTable {
     /// Ops that differ from the rest.
     #[serde(default)]
     pub ops: BTreeMap<String, OpCost>,
+    /// What was measured, which goes before what is modelled. Read from a file of its own.
+    #[serde(skip)]
+    pub measured: Measurements,
 }
 
 /// Operations a second by the type of the operands, in units of 10⁹.
@@ -113,69 +117,6 @@ impl CostTable {
                 Kernels::Templates => op.cuda.is_some(),
                 Kernels::Only(names) => names.iter().any(|n| n == op.name),
             }
-    }
-
-    /// Whether the target runs `op` as one call: by a kernel of its own, or as a `map`.
-    fn is_one_call(&self, op: Op) -> bool {
-        op.is_map() || self.has_kernel(op)
-    }
-
-    /// Microseconds of one call. Views cost nothing, and neither does what is constant: it is
-    /// computed when the weights are loaded.
-    pub fn cost(
-        &self,
-        op: Op,
-        operands: &[Option<&Type>],
-        attrs: &[Attr],
-        results: &[Type],
-        dims: &Dims,
-    ) -> f64 {
-        let constant = results.iter().all(|t| matches!(t, Type::Tensor(t) if t.constant));
-        if op.effect == Effect::View || constant {
-            return 0.0;
-        }
-        let call = Call { op, operands, attrs };
-        if !self.is_one_call(op)
-            && let Ok(instance) = Instance::new(&call)
-        {
-            return self.parts(&instance, dims);
-        }
-        let work = (op.work)(&call, results, dims);
-        let bytes = |t: &Type| t.tensor().map_or(0, |t| t.bytes(dims));
-        let written = results.iter().map(bytes).fold(0, u64::saturating_add).min(work.bytes);
-        let read = work.bytes - written;
-        let moving = read as f64 / self.read_gb_s + written as f64 / self.write_gb_s;
-        let computing = work.flops as f64 / self.rate(operands);
-        let special = self.ops.get(op.name);
-        let launch = special.and_then(|s| s.launch_us).unwrap_or(self.launch_us);
-        // 10⁹ a second is 10³ a microsecond.
-        launch + special.map_or(1.0, |s| s.factor) * moving.max(computing) / 1e3
-    }
-
-    fn parts(&self, instance: &Instance, dims: &Dims) -> f64 {
-        let graph = &instance.graph;
-        let cost = |(index, node): (usize, &infernum_ir::Node)| {
-            let NodeKind::Op { op, attrs } = &node.kind else { return 0.0 };
-            let operands = graph.operands(index);
-            let types: Vec<_> = operands.iter().map(|v| v.map(|v| graph.ty(v))).collect();
-            self.cost(*op, &types, attrs, &node.types, dims)
-        };
-        graph.nodes().map(cost).sum()
-    }
-
-    fn rate(&self, operands: &[Option<&Type>]) -> f64 {
-        let types = || {
-            let tensors = operands.iter().flatten().filter_map(|t| t.tensor().ok());
-            tensors.map(|t| t.dtype)
-        };
-        if types().any(DType::is_quantised) {
-            return self.gflop_s.quantised;
-        }
-        match types().find(|d| d.is_float()) {
-            Some(DType::F16 | DType::Bf16) => self.gflop_s.half,
-            Some(DType::F8e4m3 | DType::F8e5m2) => self.gflop_s.eight,
-            _ => self.gflop_s.f32,
-        }
     }
 }
 

@@ -101,6 +101,17 @@ pub struct NearMiss {
     pub found: String,
 }
 
+/// A call of the result that costs something.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PricedCall {
+    /// The op.
+    pub op: String,
+    /// Microseconds.
+    pub us: f64,
+    /// Whether they were measured; else they are what the target's speeds say.
+    pub measured: bool,
+}
+
 /// What happened to one graph.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GraphReport {
@@ -120,6 +131,8 @@ pub struct GraphReport {
     pub launches: (usize, usize),
     /// How far below `cost_us.1` the optimum may be: 0 unless the search was capped.
     pub gap_us: f64,
+    /// What the calls of the result cost, and whether that was measured.
+    pub calls: Vec<PricedCall>,
     /// Nodes of the extraction's search.
     pub searched: usize,
     /// Time to saturate and to extract. Not part of what is serialised: it differs from run to run.

@@ -11,7 +11,10 @@ mod cost;
 mod explain;
 mod extract;
 mod language;
+mod measured;
 mod outcome;
+mod price;
+mod problem;
 mod rule;
 mod run;
 
@@ -33,7 +36,12 @@ use run::{Firing, Saturation, saturate};
 pub use crate::Bucket;
 pub use compare::{Group, groups};
 pub use cost::{CostTable, Kernels, OpCost, Rates};
-pub use explain::{Fired, GraphReport, NearMiss, Outcome, Refused, Report, Site, SiteCall};
+pub use explain::{
+    Fired, GraphReport, NearMiss, Outcome, PricedCall, Refused, Report, Site, SiteCall,
+};
+pub use measured::{Measured, Measurements};
+pub use price::{Price, Prices};
+pub use problem::{Extracted, ExtractionNode, ExtractionProblem, extraction_problems};
 pub use run::{Limits, Stop};
 
 pub(crate) const PASS: Pass = Pass {
@@ -89,6 +97,11 @@ impl FuseOptions {
             limits: Limits::default(),
             explain: false,
         }
+    }
+
+    /// What calls cost in these steps on this target.
+    pub fn prices(&self) -> Prices<'_> {
+        Prices::new(&self.costs, &self.device, self.bucket, self.context)
     }
 }
 
@@ -190,8 +203,8 @@ fn fuse_graph(
     let before = imported.graph.egg.total_number_of_nodes();
     let saturation = saturate(&mut imported, patterns, &context(options), &options.limits);
     let saturated = Instant::now();
-    let dims = options.bucket.dims(options.context);
-    let extraction = imported.problem(&options.costs, &dims);
+    let prices = options.prices();
+    let extraction = imported.problem(&prices);
     let start = imported.unchanged(&extraction);
     let cost_before = extraction.problem.cost(&start);
     let launches_before = launches(&extraction, &start);
@@ -208,6 +221,7 @@ fn fuse_graph(
         cost_us: (cost_before.unwrap_or(f64::NAN), solution.cost),
         launches: (launches_before, launches(&extraction, &solution.picks)),
         gap_us: solution.gap,
+        calls: calls(&imported, &extraction, &solution.picks, &prices),
         searched: solution.searched,
         took,
     });
@@ -235,6 +249,25 @@ fn launches(extraction: &Extraction, picks: &extract::Picks) -> usize {
     let live = extraction.live(picks);
     let picked = picks.iter().zip(live).filter_map(|(n, live)| n.filter(|_| live));
     picked.filter(|n| extraction.problem.nodes[*n].cost > 0.0).count()
+}
+
+/// The calls that cost something, in no order that matters but always the same.
+fn calls(
+    imported: &Imported<'_>,
+    extraction: &Extraction,
+    picks: &extract::Picks,
+    prices: &Prices<'_>,
+) -> Vec<PricedCall> {
+    let live = extraction.live(picks);
+    let picked = picks.iter().zip(live).filter_map(|(n, live)| n.filter(|_| live));
+    let priced = picked.filter_map(|n| {
+        let (graph, class) = (&imported.graph, extraction.problem.nodes[n].class);
+        let (op, operands, attrs) = graph.signature(extraction.node(graph, n))?;
+        let results = graph.result_types(extraction.ids[class]);
+        let Price { us, measured } = prices.of(op, &operands, &attrs, results);
+        (us > 0.0).then(|| PricedCall { op: op.name.to_owned(), us, measured })
+    });
+    priced.collect()
 }
 
 /// The names that conditions may use besides a rule's own: `tokens` is the bucket's interval.

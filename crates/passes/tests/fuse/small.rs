@@ -1,8 +1,9 @@
 //! Single rules on graphs of a few nodes.
 
+use infernum_frontend_hf::spec::Source;
 use infernum_ir::text;
 use infernum_passes::data::Numerics;
-use infernum_passes::fuse::{Bucket, FuseError, Limits, Stop, fuse};
+use infernum_passes::fuse::{Bucket, FuseError, Limits, Measurements, Stop, fuse};
 
 use crate::support::{RULES, calls, fused, kernels, module, nmse, on, options, run};
 
@@ -104,6 +105,47 @@ fn packed_weights_are_one_product_and_cost_nothing_to_join() {
     assert!(nmse(&run(&after.module), &run(&before)) < 1e-20);
     let graph = &after.report.graphs[0];
     assert_eq!(graph.launches, (5, 3), "{graph:?}");
+}
+
+/// Measurements go before the model: a fused op that measures slow is not chosen.
+#[test]
+fn a_measurement_overrides_the_model() {
+    let fused_with = |file: &str| {
+        let mut options = options();
+        options.costs.measured =
+            Measurements::parse(&Source::new("m.ron", file)).unwrap_or_else(|e| panic!("{e}"));
+        fused(&module(NORMED), &kernels(RULES), &options)
+    };
+    let measured = |keys: &str, us: f64| {
+        format!("Measurements(calls: [(op: \"t_add_rmsnorm\", {keys}, us: {us:?})])")
+    };
+    let here = "target: \"sm_90a\"";
+    let chosen = |file: &str| calls(&fused_with(file).module).contains_key("t_add_rmsnorm");
+    assert!(chosen("Measurements(calls: [])"), "the model prefers the fused op");
+    assert!(!chosen(&measured(here, 1000.0)), "a slow measurement is believed");
+    assert!(chosen(&measured(here, 1.0)), "and so is a fast one");
+    // Measurements of something else say nothing.
+    for other in [
+        "target: \"cpu\"",
+        "target: \"sm_90a\", bucket: Some((min: 2, max: 16, decode: false))",
+        "target: \"sm_90a\", dtype: Some(bf16)",
+        "target: \"sm_90a\", operands: Some([\"f32[T, 8]\", \"f32[T, 8]\", \"_\"])",
+    ] {
+        assert!(chosen(&measured(other, 1000.0)), "{other}");
+    }
+    // Of two that fit, the one with more keys counts.
+    let both = "Measurements(calls: [
+        (target: \"sm_90a\", op: \"t_add_rmsnorm\", us: 1.0, dtype: Some(f32)),
+        (target: \"sm_90a\", op: \"t_add_rmsnorm\", us: 1000.0),
+        (target: \"sm_90a\", op: \"silu\", us: 2.5),
+    ])";
+    let text = fused_with(both).report.to_string();
+    assert!(text.contains("t_add_rmsnorm: 1.00 us, measured"), "{text}");
+    assert!(text.contains("silu: 2.50 us, measured"), "{text}");
+    assert!(text.contains("us, modelled"), "{text}");
+    let wrong = measured(here, f64::NAN);
+    let error = Measurements::parse(&Source::new("m.ron", &wrong)).expect_err("not a time");
+    assert!(error.to_string().contains("expected microseconds, found NaN"), "{error}");
 }
 
 #[test]

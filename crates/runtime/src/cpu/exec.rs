@@ -191,6 +191,10 @@ impl Executor for CpuExecutor {
         self.run(inputs, None)
     }
 
+    fn yields_tokens(&self) -> bool {
+        self.plan().yields_tokens()
+    }
+
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
         if ticket.0 == self.ticket { Ok(&self.output) } else { Err(ExecError::Ticket) }
     }
@@ -294,13 +298,20 @@ impl Core {
         results.map_err(|message| ExecError::Launch { launch: program.name.clone(), message })
     }
 
-    /// The first result of the last call; a plan without calls has none.
+    /// The first result of the last call: logits, or tokens; a plan without calls has none.
     fn read_output(&self, schedule: usize, output: &mut StepOutput) {
         output.logits.clear();
+        output.tokens.clear();
         (output.rows, output.columns) = (0, 0);
         let last = self.plan.schedules[schedule].calls.len().wrapping_sub(1);
         let found = self.program(schedule, last).and_then(|p| self.carried(p, 0));
         if let Some((ty, bytes)) = found
+            && ty.dtype == DType::U32
+        {
+            let ids = bytes.chunks_exact(4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
+            output.tokens.extend(ids);
+            output.rows = output.tokens.len();
+        } else if let Some((ty, bytes)) = found
             && let Some(dtype) = kernels::float(ty.dtype)
         {
             output.logits.resize(bytes.len() / dtype.size(), 0.0);

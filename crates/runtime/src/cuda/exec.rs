@@ -111,7 +111,7 @@ impl CudaExecutor {
         });
         let functions = functions.collect::<Result<Vec<_>, _>>()?;
         let loaded = load(&plan, source)?;
-        let weights = Weights::upload(gpu, &stream, &loaded)?;
+        let weights = Weights::upload(gpu, &stream, &plan.weights, &loaded)?;
         drop(loaded);
         let own = |bytes: u64| DeviceMemory::zeroed(gpu, "the kernels' own memory", bytes);
         let scratch =
@@ -199,6 +199,7 @@ impl CudaExecutor {
             core.pick(schedule, dims)?;
         }
         let (rows, columns, address) = core.output(schedule, dims);
+        let columns = if core.plan.yields_tokens() { 0 } else { columns };
         if self.want_logits && rows * columns > 0 {
             let bytes = 4 * rows * columns;
             if core.host_logits.bytes().len() < bytes {
@@ -280,6 +281,10 @@ impl Executor for CudaExecutor {
         }
         self.core.stream.replay(&self.graphs.0[&key])?;
         self.finish(schedule, &dims, true)
+    }
+
+    fn yields_tokens(&self) -> bool {
+        self.core.plan.yields_tokens()
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
@@ -393,6 +398,11 @@ impl Core {
     /// Picks the likeliest token of each row, and brings it to the host.
     fn pick(&mut self, schedule: usize, dims: &Dims) -> Result<(), ExecError> {
         let (rows, columns, logits) = self.output(schedule, dims);
+        if self.plan.yields_tokens() {
+            let host = &mut self.host_ids.bytes_mut()[..4 * rows];
+            self.stream.to_host(host, logits)?;
+            return Ok(());
+        }
         let Some(Run::Kernel(k)) = self.plan.pick.as_ref().and_then(|l| l.run.as_ref()) else {
             return Ok(());
         };

@@ -7,9 +7,13 @@ use rayon::prelude::*;
 
 use super::driver::{DeviceMemory, Event, Gpu, GpuError, Pinned, Result, Stream};
 use crate::weights::Loaded;
+use infernum_codegen::{Recipe, Weight};
 
 /// Where each tensor begins, as the widest loads and matrix units want it.
 const ALIGN: u64 = 256;
+
+/// Bytes that one thread loads at once, at most.
+const WIDEST_LOAD: u64 = 16;
 
 /// Bytes of one part of the ring; a few keep both the copying cores and the bus busy.
 const PART: usize = 16 << 20;
@@ -23,20 +27,21 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    pub(super) fn upload(gpu: &Arc<Gpu>, stream: &Stream, weights: &[Loaded]) -> Result<Weights> {
-        let mut end = 0u64;
-        let offsets: Vec<u64> = weights
-            .iter()
-            .map(|w| {
-                let at = end;
-                let bytes: usize = w.segments.iter().map(|s| s.len()).sum();
-                end += (bytes as u64).next_multiple_of(ALIGN);
-                at
-            })
-            .collect();
+    /// Copies what is stored; `plan` and `weights` are the same constants. Rows of another weight
+    /// are read where that one lies.
+    pub(super) fn upload(
+        gpu: &Arc<Gpu>,
+        stream: &Stream,
+        plan: &[Weight],
+        weights: &[Loaded],
+    ) -> Result<Weights> {
+        let bytes = |w: &Loaded| w.segments.iter().map(|s| s.len() as u64).sum::<u64>();
+        let views: Vec<Option<(usize, u64)>> = plan.iter().map(view).collect();
+        let (offsets, end) = place(&views, weights.iter().map(bytes));
         let memory = DeviceMemory::zeroed(gpu, "the weights", end)?;
         let mut ring = Ring::new(gpu)?;
-        for (weight, offset) in weights.iter().zip(&offsets) {
+        let stored = weights.iter().zip(&offsets).zip(&views).filter(|(_, view)| view.is_none());
+        for ((weight, offset), _) in stored {
             let mut to = memory.address() + offset;
             for segment in &weight.segments {
                 ring.send(stream, segment, to)?;
@@ -54,6 +59,33 @@ impl Weights {
     pub(super) fn bytes(&self) -> u64 {
         self.memory.bytes()
     }
+}
+
+/// The weight that a view is of, and its first byte there. Rows that begin where wide loads cannot
+/// (short vectors) are stored again.
+fn view(weight: &Weight) -> Option<(usize, u64)> {
+    let Recipe::Rows { weight: of, start } = weight.recipe else { return None };
+    let row: u64 =
+        weight.ty.shape.get(1..)?.iter().map(|d| d.as_const()).product::<Option<u64>>()?;
+    let from = weight.ty.dtype.bytes(row)?.checked_mul(start)?;
+    from.is_multiple_of(WIDEST_LOAD).then_some((of as usize, from))
+}
+
+/// Where each weight begins, and where all end: what is stored one after another, views within.
+fn place(views: &[Option<(usize, u64)>], bytes: impl Iterator<Item = u64>) -> (Vec<u64>, u64) {
+    let mut end = 0u64;
+    let stored = views.iter().zip(bytes).map(|(view, bytes)| {
+        let at = end;
+        end += if view.is_none() { bytes.next_multiple_of(ALIGN) } else { 0 };
+        at
+    });
+    let mut offsets: Vec<u64> = stored.collect();
+    for (i, view) in views.iter().enumerate() {
+        if let Some((of, from)) = view {
+            offsets[i] = offsets[*of] + from;
+        }
+    }
+    (offsets, end)
 }
 
 /// Pinned parts that are filled in turn, each once the GPU has taken what was in it.
@@ -94,5 +126,33 @@ impl Ring {
 impl From<GpuError> for crate::LoadError {
     fn from(e: GpuError) -> Self {
         crate::LoadError::Gpu(e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use infernum_ir::{DType, TensorType};
+
+    use super::*;
+
+    #[test]
+    fn views_take_no_memory_of_their_own() {
+        let weight =
+            |shape: &[u64], recipe| Weight { ty: TensorType::weight(DType::Bf16, shape), recipe };
+        let stored = || Recipe::Tensor("w".to_owned());
+        let rows = |weight, start| Recipe::Rows { weight, start };
+        let plan = [
+            weight(&[4, 64], rows(1, 12)), // before the one that it is of
+            weight(&[16, 64], stored()),
+            weight(&[40], stored()),
+            weight(&[8], rows(2, 16)),
+            weight(&[8], rows(2, 20)), // at 40 bytes: no wide load could read it
+            weight(&[16, 64], rows(1, 0)),
+        ];
+        let views: Vec<_> = plan.iter().map(view).collect();
+        let bytes = plan.iter().map(|w| w.ty.bytes(&infernum_ir::Dims::default()));
+        let (offsets, end) = place(&views, bytes);
+        assert_eq!(offsets, [12 * 128, 0, 2048, 2048 + 32, 2048 + 256, 0]);
+        assert_eq!(end, 2048 + 256 + 256);
     }
 }

@@ -94,6 +94,8 @@ const CASES: &[(&str, &str)] = &[
         "%r, %i",
     ),
     ("%o = step output_rows : u32[B]\n  %r = gather_rows(%q, %o) : DT[B, 6, 7]", "%r"),
+    ("%r = argmax(%x) : u32[T]", "%r"),
+    ("%z = scale(%q) {by: 0} : DT[T, 6, 7]\n  %r = argmax(%z) : u32[T, 6]", "%r"),
     ("%r = gelu(%x) : DT[T, 42]", "%r"),
     ("%r = gelu_tanh(%x) : DT[T, 42]", "%r"),
     ("%r = silu(%x) : DT[T, 42]", "%r"),

@@ -68,7 +68,7 @@ struct Ablation<'a> {
 pub(crate) fn run(args: &Args) -> Outcome {
     let model = bench::model(args.config.as_deref(), &args.model)?;
     let (kernels, pipeline) = (args.model.kernels()?, args.model.pipeline("default")?);
-    let costs = CostTable::named(CPU, args.model.data.as_deref())?;
+    let costs = args.model.cost_table(CPU)?;
     let ablation = Ablation { args, model: &model, kernels: &kernels, costs: &costs, pipeline };
     let rows = ablation.rows()?;
     if args.json {

@@ -285,7 +285,7 @@ pub(super) fn once(
 }
 
 pub(super) fn vocab(plan: &Plan) -> u64 {
-    plan.outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(1)
+    plan.vocabulary().max(1)
 }
 
 /// Weights that a decode step reads whole: all but the tables from which rows are picked.

@@ -9,7 +9,7 @@ use infernum_codegen::cuda::{Cache, Compiler, Device, Library};
 use infernum_codegen::{Limits, Plan};
 use infernum_frontend_hf::{LowerOptions, Model};
 use infernum_ir::{Attr, Module, NodeKind, Sym, Type, nearest, text};
-use infernum_passes::fuse::{Bucket, CostTable};
+use infernum_passes::fuse::{Bucket, Prices};
 
 use crate::args::ModelArgs;
 use crate::page;
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         args.model.open()?
     };
     let max_length = args.model.length(&model)?;
-    let costs = CostTable::named(&args.target, args.model.data.as_deref())?;
+    let costs = args.model.cost_table(&args.target)?;
     let templates = Library::new(args.model.data.as_deref());
     let device = match (&args.out, Device::named(&args.target)) {
         (Some(_), None) => {
@@ -149,9 +149,9 @@ fn write_page(
     let context = options.pipeline.context;
     let prices: Vec<_> = (compiled.buckets.iter())
         .map(|b| {
-            let dims = b.bucket.dims(context);
+            let prices = Prices::new(costs, target, b.bucket, context);
             move |op, operands: &[Option<&Type>], attrs: &[Attr], results: &[Type]| {
-                costs.cost(op, operands, attrs, results, &dims)
+                prices.of(op, operands, attrs, results).us
             }
         })
         .collect();

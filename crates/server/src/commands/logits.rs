@@ -71,7 +71,13 @@ fn compute(
     args: &Args,
     chunk: usize,
 ) -> Result<Vec<Rows>, Box<dyn Error>> {
-    let vocab = executor.plan().outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(0);
+    if executor.plan().yields_tokens() {
+        return Err(
+            "--passes: the plan yields tokens instead of logits; leave out the pass `greedy`"
+                .into(),
+        );
+    }
+    let vocab = executor.plan().vocabulary();
     if let Some(token) = args.tokens.iter().find(|t| u64::from(**t) >= vocab) {
         return Err(format!("--tokens: {token} is outside the vocabulary of {vocab}").into());
     }

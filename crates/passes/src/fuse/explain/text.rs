@@ -91,7 +91,16 @@ impl Printer<'_, '_> {
         let (title, (before, after), (from, to)) = (self.theme.title, g.launches, g.cost_us);
         let launches = if before == 1 { "launch" } else { "launches" };
         write!(self.f, "{title}{}{title:#}: {before} {launches}, {from:.1} us -> ", g.graph)?;
-        writeln!(self.f, "{after}, {to:.1} us (as costs are estimated)")
+        let measured = g.calls.iter().filter(|c| c.measured).count();
+        if measured == 0 {
+            return writeln!(self.f, "{after}, {to:.1} us (as costs are estimated)");
+        }
+        let modelled = g.calls.len() - measured;
+        writeln!(self.f, "{after}, {to:.1} us ({measured} measured, {modelled} modelled)")?;
+        g.calls.iter().try_for_each(|c| {
+            let how = if c.measured { "measured" } else { "modelled" };
+            writeln!(self.f, "  {}: {:.2} us, {how}", c.op, c.us)
+        })
     }
 
     /// The line that a record begins with.

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unnecessary_wraps, reason = "the table's functions have one type")]
 
+mod argmax;
 mod attention;
 mod chains;
 mod experts;
@@ -53,6 +54,7 @@ type Prepare = fn(&Site<'_>) -> Result<Option<Box<dyn Kernel>>, String>;
 static CPU_KERNELS: &[(&str, Prepare)] = &[
     (Launch::COPY, moves::copy),
     ("add_rmsnorm", norm::add_rmsnorm),
+    ("argmax", argmax::argmax),
     ("attention", paged::attention),
     ("cast", moves::cast),
     ("concat", moves::concat),

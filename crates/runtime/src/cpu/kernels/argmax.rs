@@ -1,0 +1,29 @@
+//! The greedy choice.
+
+use super::super::simd;
+use super::{Args, Float, Kernel, Site, parallel};
+use crate::sampler;
+
+struct Argmax {
+    dtype: Float,
+    n: usize,
+}
+
+pub(super) fn argmax(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    let Some(dtype) = site.activation(0) else { return Ok(None) };
+    Ok(Some(Box::new(Argmax { dtype, n: site.dim(0, 0)? })))
+}
+
+impl Kernel for Argmax {
+    fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
+        let (x, out, isa) = (args.view(0)?.bytes, args.take(0)?, args.isa);
+        let row = self.n * self.dtype.size();
+        parallel::rows(out, size_of::<u32>(), self.n, |i, out| {
+            parallel::scratch(0, self.n, |values| {
+                simd::widen_bytes(isa, self.dtype, &x[i * row..][..row], values);
+                out.copy_from_slice(&sampler::argmax(values).to_ne_bytes());
+            });
+        });
+        Ok(())
+    }
+}
