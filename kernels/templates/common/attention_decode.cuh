@@ -1,12 +1,15 @@
-// One token a sequence. The cache is read once, so bytes are the floor: the work is split evenly
-// over a grid that is fixed at launch, from the contexts as they are when it runs.
+// One token a sequence. The cache is read once, so bytes are the floor. Contexts are read when it
+// runs, as graphs are replayed while they grow, and may be wildly unequal.
 //
-// A unit of work is TILE rows of a sequence for HEADS neighbouring KV heads. Units are numbered by
-// (sequence, head group, tile); block i takes units [i * share, (i + 1) * share), which cut into
-// pieces of one (sequence, head group) each. A piece's tiles go round-robin to SPLIT warps a head,
-// each with a pipeline of its own through shared memory that runs on across pieces. Pieces that
-// are not a whole go to scratch, and the last block to arrive puts them together, in order.
-constexpr int TILE = 16, WARPS = {{ p.warps }}, HEADS = {{ p.heads }}, STAGES = {{ p.stages }};
+// An item is a sequence and HEADS neighbouring KV heads. Items of more than `limit` tiles of TILE
+// rows are cut evenly into pieces; a block takes one piece, its warps the tiles of it in turn (SPLIT
+// to a head), each with a pipeline of its own through shared memory. Pieces of cut items go to
+// scratch, and the last block of an item to arrive puts them together, always in the same order.
+//
+// Every warp plans for itself, so that nothing waits: `limit` is such that about as many blocks have
+// work as fit the device at once, and that items of equal length are not cut if they fill it.
+constexpr int TILE = 16, WARPS = {{ p.warps }}, HEADS = {{ p.heads }}, STAGES = {{ p.stages }}, THREADS = WARPS * 32;
+constexpr int RESIDENT = {{ p.resident }};         // blocks on a multiprocessor
 constexpr int SPLIT = WARPS / HEADS, HEAD_GROUPS = HKV / HEADS, QHEADS = HEADS * GROUP;
 constexpr int NT = (GROUP + 7) / 8;                // tiles of 8 query heads
 constexpr int K_ROW = D + 8, V_ROW = DV + 8;       // padded: the 8 rows of a matrix load differ in banks
@@ -17,112 +20,68 @@ constexpr int MAX_SEQUENCES = 1024;
 static_assert(PAGE % TILE == 0 && WARPS % HEADS == 0 && HKV % HEADS == 0, "");
 static_assert(D % 16 == 0 && DV % 16 == 0, "");
 
-__shared__ int tiles_before[MAX_SEQUENCES + 1];    // tiles of the sequences before each
 __shared__ float2 warp_ml[WARPS][NT * 8];
-__shared__ int scan[WARPS], arrived;
+__shared__ int arrived;
 
-struct Piece { int b, group, tile, end, left; };   // left: units after it
+// Tiles [tile, end) of what sequence b sees, the k-th of `pieces`, for a group of heads.
+struct Piece { int b, context, group, k, pieces, tile, end; };
 
-__device__ __forceinline__ int tiles_of(int b) { return tiles_before[b + 1] - tiles_before[b]; }
 __device__ __forceinline__ int first_tile(int context) { return first_seen(context - 1) / TILE; }
-
-__device__ __forceinline__ void plan(const Step* step) {
-    const int B = step->B, each = (B + WARPS * 32 - 1) / (WARPS * 32), from = threadIdx.x * each;
-    const int* context = step->context;
-    int sum = 0;
-    for (int b = from; b < min(from + each, B); b++) {
-        const int rows = context[b], n = rows > 0 ? (rows + TILE - 1) / TILE - first_tile(rows) : 0;
-        tiles_before[b + 1] = sum += n;
+__device__ __forceinline__ int tiles_of(int context) {
+    return context > 0 ? (context + TILE - 1) / TILE - first_tile(context) : 0;
+}
+__device__ __forceinline__ Piece plan(const Step* step) {
+    const int lane = threadIdx.x % 32, B = step->B, each = (B + 31) / 32, from = lane * each, to = min(from + each, B);
+    const int* const context = step->context;
+    int longest = 0, total = 0;
+    for (int b = from; b < to; b++) {
+        const int n = tiles_of(context[b]);
+        longest = max(longest, n);
+        total += n;
     }
-    const int lane = threadIdx.x % 32;
+    longest = __reduce_max_sync(0xffffffffu, longest);
+    total = __reduce_add_sync(0xffffffffu, total) * HEAD_GROUPS;
+    // limit >= total / slots, so that pieces are fewer than slots + items, which the grid has.
+    const int slots = RESIDENT * {{ device.sms }};
+    const int cuts = max((int)((float)slots * (float)longest / (float)max(total, 1)), 1), limit = max((longest + cuts - 1) / cuts, SPLIT);
+    const auto pieces_of = [&](int b) { return (tiles_of(context[b]) + limit - 1) / limit; };
+    int sum = 0;
+    for (int b = from; b < to; b++) sum += pieces_of(b);
     int before = sum;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
         const int x = __shfl_up_sync(0xffffffffu, before, d);
         if (lane >= d) before += x;
     }
-    if (lane == 31) scan[threadIdx.x / 32] = before;
+    const int wanted = blockIdx.x / HEAD_GROUPS;   // groups of heads next to each other: so is what they read
+    const u32 after = __ballot_sync(0xffffffffu, before > wanted);
+    if (after == 0) return Piece{0, 0, 0, 0, 1, 0, 0};
     before -= sum;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) before += w < threadIdx.x / 32 ? scan[w] : 0;
-    for (int b = from; b < min(from + each, B); b++) tiles_before[b + 1] += before;
-    if (threadIdx.x == 0) tiles_before[0] = 0;
-    __syncthreads();
-}
-__device__ __forceinline__ Piece first_piece(int B, int unit, int units) {
-    int lo = 0, hi = B;                             // tiles_before[lo] * HEAD_GROUPS <= unit
-    while (hi - lo > 1) {
-        const int mid = (lo + hi) / 2;
-        if (tiles_before[mid] * HEAD_GROUPS <= unit) lo = mid; else hi = mid;
-    }
-    const int n = tiles_of(lo), in = unit - tiles_before[lo] * HEAD_GROUPS;
-    Piece p{lo, in / n, in % n, 0, 0};
-    p.end = min(n, p.tile + units);
-    p.left = units - (p.end - p.tile);
-    return p;
-}
-__device__ __forceinline__ bool next_piece(Piece& p) {
-    if (p.left <= 0) return false;
-    if (++p.group == HEAD_GROUPS) {
-        p.group = 0;
-        do p.b++; while (tiles_of(p.b) == 0);
-    }
-    p.tile = 0;
-    p.end = min(tiles_of(p.b), p.left);
-    p.left -= p.end;
-    return true;
+    int b = from;
+    if (lane == __ffs(after) - 1)
+        while (before + pieces_of(b) <= wanted) before += pieces_of(b++);
+    b = __shfl_sync(0xffffffffu, b, __ffs(after) - 1);
+    const int k = wanted - __shfl_sync(0xffffffffu, before, __ffs(after) - 1);
+    const int rows = context[b], n = tiles_of(rows), pieces = pieces_of(b), least = n / pieces, more = n % pieces;
+    const int tile = k * least + min(k, more);
+    return Piece{b, rows, (int)blockIdx.x % HEAD_GROUPS, k, pieces, tile, tile + least + (k < more)};
 }
 
-// The tiles of a warp in order, across pieces.
-struct Tiles {
-    Piece piece;
-    int tile, context, first;
-    bool more;
-    __device__ __forceinline__ void enter(const Step* step, int slot) {
-        tile = piece.tile + slot;
-        context = step->context[piece.b];
-        first = first_tile(context);
-    }
-    __device__ __forceinline__ void settle(const Step* step, int slot) {
-        while (more && tile >= piece.end) {
-            more = next_piece(piece);
-            if (more) enter(step, slot);
-        }
-    }
-};
-struct Fetch { i64 row; int rows, head; };          // first row in the planes, valid rows, KV head
-
-__device__ __forceinline__ Fetch next_fetch(Tiles& c, const Step* step, int slot, int head_in_group) {
-    if (!c.more) return Fetch{0, 0, 0};
-    const int i = (c.first + c.tile) * TILE;
-    const Fetch f{cache_row(step, c.piece.b, i), c.context - i, c.piece.group * HEADS + head_in_group};
-    c.tile += SPLIT;
-    c.settle(step, slot);
-    return f;
-}
-// DIM elements of each of a tile's rows, from a plane to shared memory.
-template <int DIM> __device__ __forceinline__ void copy_tile(u32 to, const V* plane, const Fetch& f, int lane) {
+// DIM elements of each of a tile's rows, from a plane to shared memory; zeros from `rows` on.
+template <int DIM> __device__ __forceinline__ void copy_tile(u32 to, const V* plane, int row, int rows, int head, int lane) {
     constexpr int CHUNKS = DIM / 8;
-    const V* from = plane + (f.row * HKV + f.head) * DIM;
+    const V* from = plane + ((i64)row * HKV + head) * DIM;
 #pragma unroll
     for (int j = 0; j < (TILE * CHUNKS + 31) / 32; j++) {
         const int i = lane + 32 * j, r = i / CHUNKS, c = i % CHUNKS;
         if (TILE * CHUNKS % 32 == 0 || i < TILE * CHUNKS)
-            copy16_async(to + (r * (DIM + 8) + c * 8) * 2, from + (i64)r * HKV * DIM + c * 8, r < f.rows);
+            copy16_async(to + (r * (DIM + 8) + c * 8) * 2, from + (i64)r * HKV * DIM + c * 8, r < rows);
     }
 }
-__device__ __forceinline__ void copy_tiles(u32 to, const V* k, const V* v, const Fetch& f, int lane) {
-    if (f.rows > 0) {
-        copy_tile<D>(to, k, f, lane);
-        copy_tile<DV>(to + K_TILE * 2, v, f, lane);
-    }
-    copies_commit();
-}
-template <int DIM> __device__ __forceinline__ void prefetch_tile(const V* plane, const Fetch& f, int lane) {
+template <int DIM> __device__ __forceinline__ void prefetch_tile(const V* plane, int row, int rows, int head, int lane) {
     constexpr int LINES = (DIM * 2 + 127) / 128;
     for (int i = lane; i < TILE * LINES; i += 32)
-        if (i / LINES < f.rows) prefetch_l2(plane + ((f.row + i / LINES) * HKV + f.head) * DIM + i % LINES * 64);
+        if (i / LINES < rows) prefetch_l2(plane + ((i64)(row + i / LINES) * HKV + head) * DIM + i % LINES * 64);
 }
 
 // A warp's softmax over the rows it has seen. Query heads are columns: lane 4r + i has heads 2i and
@@ -176,8 +135,8 @@ struct State {
                 s[0][n][j] = ex2(s[0][n][j] - m[n][j % 2]);
                 l[n][j % 2] += s[0][n][j];
             }
-            p[n][0] = transpose8x8(pack2<Q>(s[0][n][0], s[0][n][1]));
-            p[n][1] = transpose8x8(pack2<Q>(s[0][n][2], s[0][n][3]));
+            p[n][0] = transpose8x8(pack_pair(s[0][n][0], s[0][n][1]));
+            p[n][1] = transpose8x8(pack_pair(s[0][n][2], s[0][n][3]));
         }
 #pragma unroll
         for (int d = 0; d < DV / 16; d++) {
@@ -237,134 +196,137 @@ __device__ __forceinline__ void load_query(u32 (&query)[NT][D / 16][2], const Q*
     }
 }
 
-extern "C" __global__ void __launch_bounds__({{ block }}, 1) {{ kernel }}({{ params }}) {
+// Parts [0, pieces) of an item, `stride` floats apart, as one: sums x and y of columns d and d + 1.
+struct Sums { float m, l, x, y; };
+__device__ __forceinline__ Sums join(const float* parts, i64 stride, int pieces, int head, int d) {
+    Sums s{minus_infinity(), 0.0f, 0.0f, 0.0f};
+    for (int from = 0; from < pieces; from += 8) {  // 8 at a time: their latencies overlap
+        float2 ml[8], v[8];
+        float top = s.m;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const bool there = from + k < pieces;
+            const float* part = parts + (from + k) * stride;
+            ml[k] = there ? __ldcg((const float2*)part + head) : make_float2(minus_infinity(), 0.0f);
+            v[k] = there ? __ldcg((const float2*)(part + QHEADS * 2 + head * DV + d)) : make_float2(0.0f, 0.0f);
+        }
+#pragma unroll
+        for (int k = 0; k < 8; k++) top = fmaxf(top, ml[k].x);
+        const float old = ex2(s.m - top);
+        s = Sums{top, s.l * old, s.x * old, s.y * old};
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const float f = ex2(ml[k].x - top);
+            s.l += f * ml[k].y;
+            s.x += f * v[k].x;
+            s.y += f * v[k].y;
+        }
+    }
+    return s;
+}
+
+extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}({{ params }}) {
     extern __shared__ __align__(128) u8 shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slot = warp / HEADS, in_group = warp % HEADS;
     float* const outs = (float*)(shared + WARPS * STAGES * STAGE * 2);
     const u32 stages = shared_address(shared) + warp * STAGES * STAGE * 2;
-    float* const parts = (float*)scratch;
-    u32* const counters = (u32*)(parts + (i64)gridDim.x * 2 * PART);
+    u32* const counters = (u32*)scratch;            // first, as launches with other grids share them
+    float* const parts = (float*)(counters + MAX_SEQUENCES * HEAD_GROUPS);
 
-    plan(step);
-    const int B = step->B, units = tiles_before[B] * HEAD_GROUPS;
-    // Less than a tile a warp would only add pieces to put together.
-    const int share = max((units + (int)gridDim.x - 1) / (int)gridDim.x, SPLIT);
-    const int begin = min((int)blockIdx.x * share, units), count = min(share, units - begin);
-    if (count <= 0) {
+    const Piece piece = plan(step);
+    if (piece.tile >= piece.end) {
         pdl_wait();
         pdl_launch();
         return;
     }
-    Tiles ahead{first_piece(B, begin, count), 0, 0, 0, true};
-    Piece piece = ahead.piece;
-    ahead.enter(step, slot);
-    ahead.settle(step, slot);
-    Fetch fetch[STAGES];
+    const int t = step->first[piece.b], context = piece.context, head = piece.group * HEADS + in_group;
+    const int* const table = step->blocks + (i64)piece.b * step->block_stride;
+    // The warp's tiles: rows of the context from row0 on, every SPLIT-th tile. Lanes know where in
+    // the cache 32 of them lie, and the 32 after those.
+    const int row0 = (first_tile(context) + piece.tile + slot) * TILE, tiles = (piece.end - piece.tile - slot + SPLIT - 1) / SPLIT;
+    const auto context_row = [&](int i) { return row0 + i * (SPLIT * TILE); };
+    const auto where = [&](int i) { return i < tiles ? table[context_row(i) / PAGE] * PAGE + context_row(i) % PAGE : 0; };
+    int rows = where(lane), later = where(lane + 32);
 #pragma unroll
-    for (int s = 0; s < STAGES; s++) fetch[s] = next_fetch(ahead, step, slot, in_group);
-#pragma unroll
-    for (int s = 0; s < STAGES; s++) {
-        prefetch_tile<D>(k_state, fetch[s], lane);
-        prefetch_tile<DV>(v_state, fetch[s], lane);
-    }
+    for (int i = 0; i < STAGES; i++)
+        if (i < tiles) {
+            const int row = __shfl_sync(0xffffffffu, rows, i);
+            prefetch_tile<D>(k_state, row, context - context_row(i), head, lane);
+            prefetch_tile<DV>(v_state, row, context - context_row(i), head, lane);
+        }
     pdl_wait();
     pdl_launch();
-#pragma unroll
-    for (int s = 0; s < STAGES; s++) copy_tiles(stages + s * STAGE * 2, k_state, v_state, fetch[s], lane);
-    Fetch next = next_fetch(ahead, step, slot, in_group);
-
-    int stage = 0;
-    bool more = true;
-    while (more) {
-        const int t = step->first[piece.b], context = step->context[piece.b], tiles = tiles_of(piece.b);
-        const int head0 = piece.group * QHEADS, seen = first_seen(context - 1), first = first_tile(context);
-        u32 query[NT][D / 16][2];
-        load_query(query, q + ((i64)t * H + head0 + in_group * GROUP) * D, lane);
-        State state;
-        state.clear();
-        for (int tile = piece.tile + slot; tile < piece.end; tile += SPLIT) {
-            const u32 at = stages + stage * STAGE * 2;
-            const int base = (first + tile) * TILE;
-            copies_wait<STAGES - 1>();
-            __syncwarp();
-            state.add(at, query, seen - base, context - base, lane);
-            __syncwarp();
-            copy_tiles(at, k_state, v_state, next, lane);
-            next = next_fetch(ahead, step, slot, in_group);
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-        }
-        state.publish(outs + warp * NT * 8 * OUT_ROW, warp, lane);
-        __syncthreads();
-        const bool whole = piece.end - piece.tile == tiles;
-        float* const part = parts + ((i64)blockIdx.x * 2 + (piece.tile == 0)) * PART;
-        for (int i = threadIdx.x; i < QHEADS * DV / 2; i += WARPS * 32) {
-            const int head = i / (DV / 2), d = i % (DV / 2) * 2, w0 = head / GROUP, h = head % GROUP;
-            float m = minus_infinity(), l = 0.0f, x = 0.0f, y = 0.0f;
-#pragma unroll
-            for (int s = 0; s < SPLIT; s++) m = fmaxf(m, warp_ml[w0 + s * HEADS][h].x);
-#pragma unroll
-            for (int s = 0; s < SPLIT; s++) {
-                const int w = w0 + s * HEADS;
-                const float2 ml = warp_ml[w][h], v = *(const float2*)(outs + (w * NT * 8 + h) * OUT_ROW + d);
-                const float f = ex2(ml.x - m);
-                l += f * ml.y;
-                x += f * v.x;
-                y += f * v.y;
+    const auto copy = [&](int i, u32 to) {
+        if (i < tiles) {
+            if (i > 0 && i % 32 == 0) {
+                rows = later;
+                later = where(i + 32 + lane);
             }
-            if (whole) {
-                const float f = row_factor(m, l SINKS_ARG(head0 + head));
-                *(u32*)(mixed + ((i64)t * H + head0 + head) * DV + d) = pack2<V>(x * f, y * f);
-            } else {
-                if (d == 0) ((float2*)part)[head] = make_float2(m, l);
-                *(float2*)(part + QHEADS * 2 + head * DV + d) = make_float2(x, y);
-            }
+            const int row = __shfl_sync(0xffffffffu, rows, i % 32);
+            copy_tile<D>(to, k_state, row, context - context_row(i), head, lane);
+            copy_tile<DV>(to + K_TILE * 2, v_state, row, context - context_row(i), head, lane);
         }
-        if (!whole) {
-            const int unit = tiles_before[piece.b] * HEAD_GROUPS + piece.group * tiles;
-            const int from = unit / share, to = (unit + tiles - 1) / share;
-            u32* const counter = counters + piece.b * HEAD_GROUPS + piece.group;
-            __threadfence();
-            __syncthreads();
-            if (threadIdx.x == 0) arrived = (int)atomicAdd(counter, 1);
-            __syncthreads();
-            if (arrived == to - from) {
-                __threadfence();
-                if (threadIdx.x == 0) *counter = 0;
-                for (int i = threadIdx.x; i < QHEADS * DV / 2; i += WARPS * 32) {
-                    const int head = i / (DV / 2), d = i % (DV / 2) * 2;
-                    float m = minus_infinity(), l = 0.0f, x = 0.0f, y = 0.0f;
-                    for (int k0 = from; k0 <= to; k0 += 8) {   // 8 at a time: their latencies overlap
-                        float2 ml[8], v[8];
-                        float top = m;
+        copies_commit();
+    };
 #pragma unroll
-                        for (int k = 0; k < 8; k++) {
-                            const bool there = k0 + k <= to;   // the first begins at tile 0: a second part
-                            const float* part = parts + ((i64)(k0 + k) * 2 + (k0 + k == from)) * PART;
-                            ml[k] = there ? __ldcg((const float2*)part + head) : make_float2(minus_infinity(), 0.0f);
-                            v[k] = there ? __ldcg((const float2*)(part + QHEADS * 2 + head * DV + d)) : make_float2(0.0f, 0.0f);
-                        }
-#pragma unroll
-                        for (int k = 0; k < 8; k++) top = fmaxf(top, ml[k].x);
-                        const float old = ex2(m - top);
-                        m = top;
-                        l *= old;
-                        x *= old;
-                        y *= old;
-#pragma unroll
-                        for (int k = 0; k < 8; k++) {
-                            const float f = ex2(ml[k].x - m);
-                            l += f * ml[k].y;
-                            x += f * v[k].x;
-                            y += f * v[k].y;
-                        }
-                    }
-                    const float f = row_factor(m, l SINKS_ARG(head0 + head));
-                    *(u32*)(mixed + ((i64)t * H + head0 + head) * DV + d) = pack2<V>(x * f, y * f);
-                }
-            }
-        }
-        more = next_piece(piece);
-        if (more) __syncthreads();                  // `outs` is free again
+    for (int i = 0; i < STAGES; i++) copy(i, stages + i * STAGE * 2);
+    u32 query[NT][D / 16][2];
+    load_query(query, q + ((i64)t * H + head * GROUP) * D, lane);
+    State state;
+    state.clear();
+    const int seen = first_seen(context - 1);
+    for (int i = 0, stage = 0; i < tiles; i++, stage = stage + 1 == STAGES ? 0 : stage + 1) {
+        const u32 at = stages + stage * STAGE * 2;
+        copies_wait<STAGES - 1>();
+        __syncwarp();
+        state.add(at, query, seen - context_row(i), context - context_row(i), lane);
+        __syncwarp();
+        copy(i + STAGES, at);
     }
     copies_wait<0>();
+    state.publish(outs + warp * NT * 8 * OUT_ROW, warp, lane);
+    __syncthreads();
+
+    const int head0 = piece.group * QHEADS;
+    float* const part = parts + (i64)blockIdx.x * PART;
+    for (int i = threadIdx.x; i < QHEADS * DV / 2; i += THREADS) {
+        const int h = i / (DV / 2), d = i % (DV / 2) * 2;
+        Sums s{minus_infinity(), 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (int k = 0; k < SPLIT; k++) s.m = fmaxf(s.m, warp_ml[k * HEADS + h / GROUP][h % GROUP].x);
+#pragma unroll
+        for (int k = 0; k < SPLIT; k++) {
+            const int w = k * HEADS + h / GROUP;
+            const float2 ml = warp_ml[w][h % GROUP], v = *(const float2*)(outs + (w * NT * 8 + h % GROUP) * OUT_ROW + d);
+            const float f = ex2(ml.x - s.m);
+            s.l += f * ml.y;
+            s.x += f * v.x;
+            s.y += f * v.y;
+        }
+        if (piece.pieces == 1) {
+            const float f = row_factor(s.m, s.l SINKS_ARG(head0 + h));
+            *(u32*)(mixed + ((i64)t * H + head0 + h) * DV + d) = pack_pair(s.x * f, s.y * f);
+        } else {
+            if (d == 0) ((float2*)part)[h] = make_float2(s.m, s.l);
+            *(float2*)(part + QHEADS * 2 + h * DV + d) = make_float2(s.x, s.y);
+        }
+    }
+    if (piece.pieces == 1) return;
+    u32* const counter = counters + piece.b * HEAD_GROUPS + piece.group;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        arrived = (int)atomicAdd(counter, 1);
+        __threadfence();
+    }
+    __syncthreads();
+    if (arrived != piece.pieces - 1) return;
+    if (threadIdx.x == 0) *counter = 0;
+    const float* const first = parts + ((i64)blockIdx.x - piece.k * HEAD_GROUPS) * PART;
+    for (int i = threadIdx.x; i < QHEADS * DV / 2; i += THREADS) {
+        const int h = i / (DV / 2), d = i % (DV / 2) * 2;
+        const Sums s = join(first, (i64)HEAD_GROUPS * PART, piece.pieces, h, d);
+        const float f = row_factor(s.m, s.l SINKS_ARG(head0 + h));
+        *(u32*)(mixed + ((i64)t * H + head0 + h) * DV + d) = pack_pair(s.x * f, s.y * f);
+    }
 }

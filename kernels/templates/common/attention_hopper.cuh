@@ -27,15 +27,16 @@ template <int DIM> __device__ __forceinline__ void copy_rows(u32 to, const V* pl
 }
 // The warpgroup's scores against the tile at `k`.
 __device__ __forceinline__ void start_scores(float (&s)[COLS / 8][4], u32 q, u32 k) {
+    const u64 qs = descriptor(q, 16, 1024), ks = descriptor(k, 16, 1024);
 #pragma unroll
-    for (int i = 0; i < D / 16; i++)
-        score_product(s, descriptor(q + i / 4 * (64 * 128) + i % 4 * 32, 16, 1024),
-                      descriptor(k + i / 4 * (COLS * 128) + i % 4 * 32, 16, 1024), i > 0);
+    for (int i = 0; i < D / 16; i++)                // in 16 bytes: 64 columns are a block of rows, 16 of them 32 bytes
+        score_product(s, qs + (i / 4 * (64 * 128) + i % 4 * 32) / 16, ks + (i / 4 * (COLS * 128) + i % 4 * 32) / 16, i > 0);
     wgmma_commit();
 }
 __device__ __forceinline__ void start_values(float (&acc)[DV / 8][4], const u32 (&p)[COLS / 16][4], u32 v) {
+    const u64 vs = descriptor(v, COLS * 128, 1024);
 #pragma unroll
-    for (int i = 0; i < COLS / 16; i++) value_product(acc, p[i], descriptor(v + i * 16 * 128, COLS * 128, 1024));
+    for (int i = 0; i < COLS / 16; i++) value_product(acc, p[i], vs + i * 16 * 128 / 16);
     wgmma_commit();
 }
 
@@ -134,7 +135,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
         const float f = row_factor(m[j] * LOGIT, sum SINKS_ARG(kv * GROUP + r % GROUP));
 #pragma unroll
         for (int d = 0; d < DV / 8; d++)
-            *(u32*)(out + (r * OUT_ROW + d * 8 + lane % 4 * 2) * 2) = pack2<V>(acc[d][j * 2] * f, acc[d][j * 2 + 1] * f);
+            *(u32*)(out + (r * OUT_ROW + d * 8 + lane % 4 * 2) * 2) = pack_pair(acc[d][j * 2] * f, acc[d][j * 2 + 1] * f);
     }
     __syncwarp();
     for (int i = lane; i < 16 * (DV / 8); i += 32) {

@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
             const float f = row_factor(m[t][j] * LOGIT, sum SINKS_ARG(kv * GROUP + r % GROUP));
 #pragma unroll
             for (int d = 0; d < DV / 8; d++)
-                *(u32*)(shared + (r * V_ROW + d * 8 + lane % 4 * 2) * 2) = pack2<V>(acc[t][d][j * 2] * f, acc[t][d][j * 2 + 1] * f);
+                *(u32*)(shared + (r * V_ROW + d * 8 + lane % 4 * 2) * 2) = pack_pair(acc[t][d][j * 2] * f, acc[t][d][j * 2 + 1] * f);
         }
     __syncwarp();
     for (int i = lane; i < RT * 16 * (DV / 8); i += 32) {

@@ -45,6 +45,7 @@ __device__ __forceinline__ void softmax_step(float (&s)[N][4], float (&m)[2], fl
 }
 // What was summed against the old maximum.
 template <int N> __device__ __forceinline__ void rescale(float (&acc)[N][4], const float (&shrink)[2]) {
+    if (!__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;   // maxima seldom grow
 #pragma unroll
     for (int d = 0; d < N; d++)
 #pragma unroll
@@ -55,5 +56,5 @@ template <int N> __device__ __forceinline__ void to_operand(u32 (&p)[N / 2][4], 
 #pragma unroll
     for (int n = 0; n < N / 2; n++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) p[n][j] = pack2<Q>(s[n * 2 + j / 2][j % 2 * 2], s[n * 2 + j / 2][j % 2 * 2 + 1]);
+        for (int j = 0; j < 4; j++) p[n][j] = pack_pair(s[n * 2 + j / 2][j % 2 * 2], s[n * 2 + j / 2][j % 2 * 2 + 1]);
 }
