@@ -71,10 +71,9 @@ impl RunArgs {
     /// What was asked for, or the first GPU if there is one.
     pub(crate) fn machine(&self) -> Result<Machine, Box<dyn Error>> {
         Ok(match self.device {
-            Some(DeviceChoice::Cpu) => Machine::Cpu,
             Some(DeviceChoice::Cuda(n)) => Machine::Gpu(Gpu::open(n)?),
             None if Gpu::count().is_ok_and(|n| n > 0) => Machine::Gpu(Gpu::open(0)?),
-            None => Machine::Cpu,
+            Some(DeviceChoice::Cpu) | None => Machine::Cpu,
         })
     }
 

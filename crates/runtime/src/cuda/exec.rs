@@ -23,6 +23,7 @@ use crate::{
 
 /// How to set an executor up.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each turns one thing on or off")]
 pub struct CudaOptions {
     /// Blocks of the KV cache.
     pub kv_blocks: usize,

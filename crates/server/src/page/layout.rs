@@ -138,7 +138,7 @@ fn place(items: &mut [Item], layers: &[Vec<usize>]) {
 fn pack(items: &mut [Item], layer: &[usize], wishes: &[f64]) {
     let apart = |a: usize, b: usize| {
         let lanes = items[a].size.1 == 0.0 && items[b].size.1 == 0.0;
-        (items[a].size.0 + items[b].size.0) / 2.0 + if lanes { 0.0 } else { GAP.0 }
+        f64::midpoint(items[a].size.0, items[b].size.0) + if lanes { 0.0 } else { GAP.0 }
     };
     let (mut left, mut right) = (wishes.to_vec(), wishes.to_vec());
     for k in 1..layer.len() {
