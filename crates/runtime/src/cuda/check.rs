@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use infernum_codegen::cuda::{
-    Cache, CacheError, Compiler, Cubin, CudaError, Device, Library, admitted, attach_preferring,
+    Cache, Compiler, Cubin, CudaError, Device, Library, admitted, attach_preferring,
 };
 use infernum_codegen::{Kernel, Plan, TargetKind, plan_buckets};
 use infernum_ir::{DType, Module, Op, OpSet};
@@ -38,15 +38,52 @@ const PRODUCTS: [&str; 9] = [
     "norm_qkv_rope_kv_write",
 ];
 
-/// Products by what admits their variants: input channels; `[H, G, D]`, which say the output channels
-/// (see [`Sizes::product`]); the steps; and whether every call and both 16-bit types are tried.
-const SHAPES: [(usize, [usize; 3], &[&Batch], bool); 6] = [
-    (2048, [16, 4, 64], &[&SINGLE, &FEW, &SIXTEEN, &LARGE], true),
-    (8192, [2, 1, 64], &[&SINGLE, &FEW, &SIXTEEN, &LARGE], false), // long rows, few of them
-    (2048, [64, 32, 64], &[&FEW, &SIXTEEN], false),                // 16M elements
-    (128, [80, 10, 128], &[&MIDDLE, &LARGE], false),               // rows for every multiprocessor
-    (512, [28, 4, 64], &[&SINGLE, &MIDDLE], false),                // tall
-    (4096, [3, 1, 128], &[&SINGLE, &SIXTEEN], false),
+/// Products by what admits their variants.
+struct Shape {
+    inputs: usize,
+    /// `[H, G, D]`, which say the output channels: see [`Sizes::product`].
+    heads: [usize; 3],
+    batches: &'static [&'static Batch],
+    /// The variants that are tried; all where none is named.
+    variants: &'static [&'static str],
+}
+
+const SHAPES: [Shape; 6] = [
+    Shape {
+        inputs: 2048,
+        heads: [16, 4, 64],
+        batches: &[&SINGLE, &FEW, &SIXTEEN, &LARGE],
+        variants: &[],
+    },
+    // Long rows, few of them.
+    Shape {
+        inputs: 8192,
+        heads: [2, 1, 64],
+        batches: &[&SINGLE, &FEW, &SIXTEEN, &LARGE],
+        variants: &[],
+    },
+    // 16M elements.
+    Shape {
+        inputs: 2048,
+        heads: [64, 32, 64],
+        batches: &[&FEW, &SIXTEEN],
+        variants: &["t8", "t16"],
+    },
+    // Rows for every multiprocessor.
+    Shape {
+        inputs: 128,
+        heads: [80, 10, 128],
+        batches: &[&MIDDLE, &LARGE],
+        variants: &["t32", "t32_split4", "t64", "t64_split4", "head128"],
+    },
+    // More rows than columns.
+    Shape { inputs: 512, heads: [28, 4, 64], batches: &[&SINGLE], variants: &["t1_tall"] },
+    Shape {
+        inputs: 4096,
+        heads: [3, 1, 128],
+        batches: &[&SINGLE, &FEW],
+        variants: &["t1_small", "t1_deep", "t4", "direct8", "direct16", "head128"],
+    },
 ];
 
 /// Rows that a warp, a block and a large block take.
@@ -64,6 +101,8 @@ struct Setup {
     sizes: Sizes,
     dtype: DType,
     batch: &'static Batch,
+    /// The variants that are tried; all that are admitted where none is named.
+    variants: &'static [&'static str],
 }
 
 /// Everything that is tried.
@@ -75,20 +114,27 @@ fn setups(ops: &OpSet, library: &Library) -> Vec<Setup> {
         if op.cuda.is_none_or(|template| library.template(template).is_err()) {
             continue;
         }
-        let mut push = |sizes, dtype, batch| all.push(Setup { op, case, sizes, dtype, batch });
-        for sizes in HEADS.map(Sizes::heads) {
-            FLOATS.iter().for_each(|dtype| push(sizes, *dtype, &RAGGED));
-        }
-        let first = CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).find(|c| c.op() == op.name);
-        let first = first.is_some_and(|c| std::ptr::eq(c, case));
-        if PRODUCTS.contains(&op.name) {
-            for (inputs, heads, batches, all_calls) in SHAPES {
-                let dtypes = if all_calls { &FLOATS[1..] } else { &FLOATS[1..2] };
-                for batch in batches.iter().filter(|_| first || all_calls) {
-                    let sizes = Sizes::product(case, inputs, heads);
-                    dtypes.iter().for_each(|dtype| push(sizes, *dtype, batch));
+        let all_of = CASES.iter().chain(ON_GPUS).chain(PRIMITIVES);
+        let calls: Vec<&Case> = all_of.filter(|c| c.op() == op.name).collect();
+        let (first, only) = (std::ptr::eq(calls[0], case), calls.len() == 1);
+        let mut of = |sizes, dtype, batch, variants| {
+            all.push(Setup { op, case, sizes, dtype, batch, variants });
+        };
+        for shape in SHAPES.iter().filter(|_| PRODUCTS.contains(&op.name)) {
+            let sizes = Sizes::product(case, shape.inputs, shape.heads);
+            for batch in shape.batches {
+                if first {
+                    of(sizes, DType::Bf16, batch, shape.variants);
+                }
+                if shape.inputs == SHAPES[0].inputs && shape.variants.is_empty() && (only || !first)
+                {
+                    of(sizes, DType::F16, batch, shape.variants);
                 }
             }
+        }
+        let mut push = |sizes, dtype, batch| of(sizes, dtype, batch, &[]);
+        for sizes in HEADS.map(Sizes::heads) {
+            FLOATS.iter().for_each(|dtype| push(sizes, *dtype, &RAGGED));
         }
         if ["rmsnorm", "add_rmsnorm", "layernorm"].contains(&op.name) && first {
             for sizes in ROWS.map(Sizes::rows) {
@@ -154,7 +200,9 @@ impl Setup {
         let made = || -> Result<_, CudaError> {
             let template = self.op.cuda.unwrap_or_default();
             let variants = admitted(&plan, self.op.name, ops, library, device)?;
-            let plans = variants.into_iter().map(|variant| {
+            let wanted =
+                |v: &String| self.variants.is_empty() || self.variants.contains(&v.as_str());
+            let plans = variants.into_iter().filter(wanted).map(|variant| {
                 let mut plan = plan.clone();
                 attach_preferring(&mut plan, ops, library, device, Some((template, &variant)))?;
                 Ok((variant, plan, Vec::new()))
@@ -192,7 +240,7 @@ pub fn check(
     cache: &Cache,
     (seed, only): (u64, &str),
     report: &mut dyn FnMut(KernelVerdict),
-) -> Result<(), CacheError> {
+) {
     let device = Device::of(gpu.sm, gpu.sms);
     let mut setups = setups(ops, library);
     setups.retain(|s| s.op.name.contains(only));
@@ -210,7 +258,12 @@ pub fn check(
             }
         }
     }
-    let (cubins, _) = cache.cubins(&kernels.all, &device.arch, &mut Compiler::find)?;
+    // Each on its own: that one does not compile says nothing of the others.
+    let one = |kernel: &Kernel| {
+        let cubin = cache.cubins(std::slice::from_ref(kernel), &device.arch, &mut Compiler::find);
+        cubin.map(|(cubins, _)| cubins).map_err(|e| e.to_string())
+    };
+    let cubins: Vec<Result<Vec<Cubin>, String>> = kernels.all.par_iter().map(one).collect();
     // References are computed on all cores while the GPU runs; few wait, since some are large.
     let (sender, receiver) = sync_channel(4);
     let next = AtomicUsize::new(0);
@@ -224,14 +277,15 @@ pub fn check(
         drop(sender);
         for (job, trial) in &receiver {
             for (variant, plan, at) in &job.plans {
-                let cubins: Vec<Cubin> = at.iter().map(|i| cubins[*i].clone()).collect();
-                let outcome = trial.as_ref().map_err(Clone::clone);
-                let outcome = outcome.and_then(|t| worst(plan, &cubins, t, job.setup.batch, gpu));
+                let outcome = trial.as_ref().map_err(Clone::clone).and_then(|trial| {
+                    let cubins = at.iter().map(|i| cubins[*i].clone());
+                    let cubins = cubins.collect::<Result<Vec<_>, _>>()?.concat();
+                    worst(plan, &cubins, trial, job.setup.batch, gpu)
+                });
                 report(job.setup.verdict(variant, outcome));
             }
         }
     });
-    Ok(())
 }
 
 fn references<'a>(

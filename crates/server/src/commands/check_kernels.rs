@@ -78,7 +78,7 @@ fn on_gpu(
         verdicts.push(verdict);
     };
     let options = (args.seed, args.only.as_str());
-    cuda::check(&kernels.ops, &library, gpu, &cache, options, &mut take)?;
+    cuda::check(&kernels.ops, &library, gpu, &cache, options, &mut take);
     printed?;
     summary(&verdicts)?;
     Ok(verdicts)
