@@ -50,7 +50,7 @@ pub(crate) enum DeviceChoice {
     Cuda(i32),
 }
 
-fn device_choice(text: &str) -> Result<DeviceChoice, String> {
+pub(crate) fn device_choice(text: &str) -> Result<DeviceChoice, String> {
     match text.split_once(':').map_or((text, "0"), |parts| parts) {
         ("cpu", "0") => Ok(DeviceChoice::Cpu),
         ("cuda", number) if number.parse::<i32>().is_ok_and(|n| n >= 0) => {
