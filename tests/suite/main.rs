@@ -1,5 +1,6 @@
 //! End-to-end tests: fixtures, filetests, mutations.
 
+mod batch;
 mod fused_numbers;
 mod fusion;
 mod ir_files;

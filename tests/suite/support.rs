@@ -28,9 +28,10 @@ pub(crate) struct Fixture {
     pub(crate) max_length: u64,
 }
 
-/// Folder of the fixtures.
+/// Folder of the fixtures: `INFERNUM_FIXTURES`, for a suite that runs elsewhere than it was built.
 pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
+    let given = std::env::var_os("INFERNUM_FIXTURES").map(PathBuf::from);
+    given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures"))
 }
 
 /// The names of all parity fixtures, `family/variant`.
@@ -88,6 +89,17 @@ impl Fixture {
 
     /// A plan for [`machine`].
     pub(crate) fn plan(&self, dtype: DType, pipeline: &str, kernels: &Kernels) -> Plan {
+        self.plan_within(dtype, pipeline, kernels, self.limits())
+    }
+
+    /// A plan for [`machine`] that holds steps of `limits`.
+    pub(crate) fn plan_within(
+        &self,
+        dtype: DType,
+        pipeline: &str,
+        kernels: &Kernels,
+        limits: Limits,
+    ) -> Plan {
         let machine = machine();
         let pipeline = if pipeline == "default" { machine.pipeline } else { pipeline };
         let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
@@ -102,7 +114,7 @@ impl Fixture {
             costs: (&machine.costs, &costs),
             rules: None,
             explain: false,
-            limits: self.limits(),
+            limits,
             device: machine.device.as_ref().map(|d| (d, &templates, &choices)),
         };
         let compiled =
@@ -117,11 +129,25 @@ impl Fixture {
         self.run_plan(plan, usize::MAX)
     }
 
-    pub(crate) fn run_plan(&self, plan: Plan, chunk: usize) -> Vec<f64> {
+    /// A plan ready to run on [`machine`], with so many blocks of cache.
+    pub(crate) fn executor(
+        &self,
+        plan: Plan,
+        blocks: usize,
+        launches: Launches,
+    ) -> Box<dyn PlanExecutor> {
         let checkpoint = self.model.checkpoint.as_ref().expect("a fixture has weights");
+        executor(plan, &CheckpointWeights::new(checkpoint), blocks, launches)
+            .unwrap_or_else(|e| panic!("{}: {e}", self.name))
+    }
+
+    pub(crate) fn run_plan(&self, plan: Plan, chunk: usize) -> Vec<f64> {
+        self.run_launched(plan, chunk, Launches::wanted())
+    }
+
+    pub(crate) fn run_launched(&self, plan: Plan, chunk: usize, launches: Launches) -> Vec<f64> {
         let blocks = self.tokens.len().div_ceil(StepInputs::BLOCK_SIZE);
-        let mut executor = executor(plan, &CheckpointWeights::new(checkpoint), blocks)
-            .unwrap_or_else(|e| panic!("{}: {e}", self.name));
+        let mut executor = self.executor(plan, blocks, launches);
         // Not in order, as in a cache that has been in use.
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
@@ -157,11 +183,29 @@ pub(crate) fn machine() -> Machine {
     Machine { pipeline: "default", costs: "cpu".to_owned(), device: None, gpu: None }
 }
 
-/// Loads a plan on [`machine`], activations poisoned.
+/// How a GPU runs decode steps; the CPU always poisons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Launches {
+    /// One by one, activations poisoned.
+    Poisoned,
+    /// As recorded graphs, which exclude poisoning.
+    Graphs,
+}
+
+impl Launches {
+    /// Graphs if `INFERNUM_TEST_GRAPHS` is set.
+    pub(crate) fn wanted() -> Launches {
+        let graphs = std::env::var_os("INFERNUM_TEST_GRAPHS").is_some();
+        if graphs { Launches::Graphs } else { Launches::Poisoned }
+    }
+}
+
+/// Loads a plan on [`machine`].
 fn executor(
     plan: Plan,
     weights: &dyn WeightSource,
     kv_blocks: usize,
+    launches: Launches,
 ) -> Result<Box<dyn PlanExecutor>, LoadError> {
     let Some(gpu) = machine().gpu else {
         let options = CpuOptions { kv_blocks, poison: true, ..CpuOptions::default() };
@@ -170,8 +214,7 @@ fn executor(
     let arch = plan.device.as_ref().map_or("", |d| &d.arch);
     let cubins = Cache::user().cubins(&plan.kernels, arch, &mut Compiler::find);
     let (cubins, _) = cubins.unwrap_or_else(|e| panic!("{e}"));
-    // Graphs and poisoning exclude each other: which is on depends on the test's own wish.
-    let poison = std::env::var("INFERNUM_TEST_GRAPHS").is_err();
+    let poison = launches == Launches::Poisoned;
     let options = CudaOptions { kv_blocks, poison, ..CudaOptions::default() };
     Ok(Box::new(CudaExecutor::new(plan, &cubins, weights, &gpu, options)?))
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::cuda::{Device, Geometry};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -258,7 +258,11 @@ impl<'a> Attach<'a> {
                         Known::Num(n) if n >= 0.0 => n as u64,
                         other => return Err(fail(format!("`scratch`: {other} bytes"))),
                     };
+                    // Only then: launches that differ in nothing else are one program.
+                    let named =
+                        grid.iter().chain([shared]).any(|e| e.to_string().contains("tokens."));
                     let geometry = Geometry {
+                        tokens: named.then_some(bucket),
                         grid: grid.clone(),
                         block,
                         shared: shared.clone(),

@@ -21,6 +21,8 @@ pub struct Geometry {
     pub shared: Expr,
     /// The variant's parameters, which the expressions may name.
     pub params: BTreeMap<String, f64>,
+    /// The steps that the kernel was chosen for, if the expressions name `tokens`.
+    pub tokens: Option<Bucket>,
 }
 
 impl Geometry {
@@ -31,7 +33,8 @@ impl Geometry {
         dims: &Dims,
         device: &Device,
     ) -> Result<([u32; 3], u32), String> {
-        let scope = Scope { launch, params: &self.params, device, dims: Some(dims), bucket: None };
+        let (params, bucket) = (&self.params, self.tokens);
+        let scope = Scope { launch, params, device, dims: Some(dims), bucket };
         let mut grid = [1; 3];
         for (size, expr) in grid.iter_mut().zip(&self.grid) {
             *size = whole(scope.number(expr)?, expr)?;

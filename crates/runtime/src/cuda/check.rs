@@ -60,7 +60,18 @@ const SHAPES: [Shape; 6] = [
         inputs: 8192,
         heads: [2, 1, 64],
         batches: &[&SINGLE, &FEW, &SIXTEEN, &LARGE],
-        variants: &[],
+        variants: &[
+            "t1_deep",
+            "t1_long",
+            "few8",
+            "few16",
+            "direct8",
+            "direct16",
+            "t32_split8",
+            "t64_split8",
+            "t8_long",
+            "library",
+        ],
     },
     // 16M elements.
     Shape {
@@ -142,9 +153,12 @@ fn setups(ops: &OpSet, library: &Library) -> Vec<Setup> {
             }
         }
         if op.name == "paged_attention" {
-            for sizes in ATTENTION.map(Sizes::heads) {
-                FLOATS[1..].iter().for_each(|dtype| push(sizes, *dtype, &DECODES));
-            }
+            let dtype = if calls.iter().position(|c| std::ptr::eq(*c, case)) == Some(1) {
+                DType::F16
+            } else {
+                DType::Bf16
+            };
+            ATTENTION.iter().for_each(|heads| push(Sizes::heads(*heads), dtype, &DECODES));
         }
         if ["expert_ffn", "router_topk"].contains(&op.name) {
             FLOATS.iter().for_each(|dtype| push(Sizes::heads(HEADS[3]), *dtype, &FEW));
@@ -269,13 +283,14 @@ pub fn check(
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
+        let receiver = receiver; // dropped if this thread panics, so that the others end
         for _ in 0..threads {
             let sender = sender.clone();
             let (jobs, next) = (&jobs, &next);
             scope.spawn(move || references(jobs, seed, next, &sender));
         }
         drop(sender);
-        for (job, trial) in &receiver {
+        for (job, trial) in receiver {
             for (variant, plan, at) in &job.plans {
                 let outcome = trial.as_ref().map_err(Clone::clone).and_then(|trial| {
                     let cubins = at.iter().map(|i| cubins[*i].clone());

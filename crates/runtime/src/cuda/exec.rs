@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use infernum_codegen::cuda::{Cubin, Device, launch_arguments};
-use infernum_codegen::{Arg, Call, Launch, Matmul, Plan, Run, TargetKind, Value};
-use infernum_ir::{Dim, Dims, StepInput, Type};
+use infernum_codegen::cuda::{Cubin, Device};
+use infernum_codegen::{Arg, Plan, Run, TargetKind};
+use infernum_ir::{DType, Dims, StepInput, TensorType, Type};
 
-use super::blas::{Blas, Places, Shape};
+use super::blas::Blas;
 use super::driver::{DeviceMemory, Event, Function, Gpu, GpuError, Pinned, Stream, capture};
+use super::frame::{Frame, shape};
 use super::graphs::{self, Graphs, Key};
 use super::guards::{self, Watched};
 use super::inputs::Layout;
@@ -75,7 +76,8 @@ struct Core {
     functions: Vec<Function>,
     /// Each kernel's own memory.
     scratch: Vec<Option<DeviceMemory>>,
-    blas: Blas,
+    /// If any launch is a library's.
+    blas: Option<Blas>,
     weights: Weights,
     arena: DeviceMemory,
     states: Vec<DeviceMemory>,
@@ -132,7 +134,7 @@ impl CudaExecutor {
         let host_ids = Pinned::new(gpu, 4 * most_rows as usize)?;
         let host_logits = Pinned::new(gpu, 0)?;
         let core = Core {
-            blas: Blas::new(gpu)?,
+            blas: uses_library(&plan).then(|| Blas::new(gpu)).transpose()?,
             device,
             stream,
             functions,
@@ -420,8 +422,8 @@ impl Core {
                 }
                 Some(Run::Matmul(m)) => {
                     let (shape, at) = places.matmul(launch, m, dims).map_err(fail)?;
-                    self.blas
-                        .run(&self.stream, shape, at)
+                    let blas = self.blas.as_mut().ok_or_else(|| fail("no library".to_owned()))?;
+                    blas.run(&self.stream, shape, at)
                         .map_err(|e| fail(format!("{e} ({shape:?})")))?;
                 }
             }
@@ -446,7 +448,8 @@ impl Core {
         for call in &self.plan.schedules[schedule].calls {
             for launch in &self.plan.programs[call.program as usize].launches {
                 if let Some(Run::Matmul(m)) = &launch.run {
-                    self.blas.prepare(shape(launch, m, dims).map_err(ExecError::Inputs)?)?;
+                    let shape = shape(launch, m, dims).map_err(ExecError::Inputs)?;
+                    self.blas.as_mut().map_or(Ok(()), |blas| blas.prepare(shape))?;
                 }
             }
         }
@@ -456,6 +459,9 @@ impl Core {
     /// Picks the likeliest token of each row, and brings it to the host.
     fn pick(&mut self, schedule: usize, dims: &Dims) -> Result<(), ExecError> {
         let (rows, columns, logits) = self.output(schedule, dims);
+        if rows == 0 {
+            return Ok(());
+        }
         if self.plan.yields_tokens() {
             let host = &mut self.host_ids.bytes_mut()[..4 * rows];
             self.stream.to_host(host, logits)?;
@@ -479,11 +485,18 @@ impl Core {
         Ok(())
     }
 
-    /// Rows, columns and address of what the last call leaves first.
+    /// Rows, columns and address of what the last call leaves first, if that is logits, f32, or
+    /// tokens: nothing else goes to the host.
     fn output(&self, schedule: usize, dims: &Dims) -> (usize, usize, u64) {
         let last = self.plan.schedules[schedule].calls.last();
         let program = last.and_then(|c| self.plan.programs.get(c.program as usize));
         let carried = program.and_then(|p| Some((p, p.results.first()?)));
+        let shown = |ty: &TensorType| match ty.dtype {
+            DType::F32 => ty.rank() == 2 && !ty.is_ragged(),
+            DType::U32 => ty.rank() == 1,
+            _ => false,
+        };
+        let carried = carried.filter(|(_, carried)| shown(&carried.ty));
         let Some((program, carried)) = carried else { return (0, 0, 0) };
         let columns = carried.ty.last_const().unwrap_or(1);
         let rows = carried.ty.elements(dims).checked_div(columns).unwrap_or(0);
@@ -549,77 +562,10 @@ impl Code {
     }
 }
 
-/// What a launch's places are resolved against.
-pub(super) struct Frame<'a> {
-    program: &'a infernum_codegen::Program,
-    call: &'a Call,
-    arena: u64,
-    margin: u64,
-    weights: &'a Weights,
-    states: &'a [DeviceMemory],
-    layout: &'a Layout,
-}
-
-impl Frame<'_> {
-    /// A buffer's address and size.
-    pub(super) fn buffer(&self, buffer: u32) -> Option<(u64, u64)> {
-        let region = self.program.buffers.get(buffer as usize)?;
-        Some((self.arena + region.offset, region.bytes))
-    }
-
-    /// The plane of the cache that a call's state is.
-    pub(super) fn state(&self, slot: u32) -> Option<usize> {
-        self.call.states.get(slot as usize).map(|i| *i as usize)
-    }
-
-    pub(super) fn address(&self, value: &Value) -> Result<u64, String> {
-        let missing = || format!("{:?} is not bound", value.arg);
-        match value.arg {
-            Arg::Buffer(b) => self.buffer(b).map(|(at, _)| at).ok_or_else(missing),
-            Arg::Weight(slot) => {
-                let index = self.call.weights.get(slot as usize);
-                index.and_then(|i| self.weights.address(*i)).ok_or_else(missing)
-            }
-            Arg::State(slot) => {
-                let state = self.state(slot).and_then(|i| self.states.get(i));
-                state.map(|s| s.address() + self.margin).ok_or_else(missing)
-            }
-            Arg::Step(input) => Ok(self.layout.input(input)),
-        }
-    }
-
-    fn arguments(&self, launch: &Launch) -> Result<Vec<u64>, String> {
-        launch_arguments(launch).map(|(_, value)| self.address(value)).collect()
-    }
-
-    fn matmul(&self, launch: &Launch, m: &Matmul, dims: &Dims) -> Result<(Shape, Places), String> {
-        let optional = |v: &Option<Value>| v.as_ref().map_or(Ok(0), |v| self.address(v));
-        let y = launch.results.first().ok_or("it has no result")?;
-        let places = Places {
-            x: self.address(&m.x)?,
-            w: self.address(&m.w)?,
-            bias: optional(&m.bias)?,
-            add: optional(&m.add)?,
-            y: self.address(y)?,
-        };
-        Ok((shape(launch, m, dims)?, places))
-    }
-}
-
-fn shape(launch: &Launch, m: &Matmul, dims: &Dims) -> Result<Shape, String> {
-    let (x, w) = (m.x.ty.tensor()?, m.w.ty.tensor()?);
-    let y = launch.results.first().ok_or("it has no result")?.ty.tensor()?;
-    let rows = Dim::product_of(&x.shape[..x.rank().saturating_sub(1)]);
-    let [n, k] = w.shape[..] else { return Err(format!("expected a matrix, found {w}")) };
-    Ok(Shape {
-        m: rows.ok_or("too many rows")?.eval(dims),
-        n: n.eval(dims),
-        k: k.eval(dims),
-        input: x.dtype,
-        output: y.dtype,
-        bias: m.bias.as_ref().map(|b| b.ty.tensor().map(|t| t.dtype)).transpose()?,
-        add: m.add.is_some(),
-    })
+/// Whether any launch is a library's.
+fn uses_library(plan: &Plan) -> bool {
+    let mut launches = plan.programs.iter().flat_map(|p| &p.launches);
+    launches.any(|l| matches!(l.run, Some(Run::Matmul(_))))
 }
 
 /// Whether any launch reads the positions of context rows.

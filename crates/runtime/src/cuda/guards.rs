@@ -6,7 +6,7 @@ use infernum_codegen::{Arg, Launch};
 use infernum_ir::{Dims, Type};
 
 use super::driver::{DeviceMemory, Stream};
-use super::exec::Frame;
+use super::frame::Frame;
 use crate::cpu::convert;
 
 /// Bytes of each margin around activations and around planes of the cache.

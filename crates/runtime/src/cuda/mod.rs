@@ -6,6 +6,7 @@ mod ceiling;
 mod check;
 mod driver;
 mod exec;
+mod frame;
 mod graphs;
 mod guards;
 mod inputs;

@@ -1,0 +1,91 @@
+//! Where the operands and results of a launch lie.
+
+use infernum_codegen::cuda::launch_arguments;
+use infernum_codegen::{Arg, Call, Launch, Matmul, Program, Value};
+use infernum_ir::{Dim, Dims};
+
+use super::blas::{Places, Shape};
+use super::driver::DeviceMemory;
+use super::inputs::Layout;
+use super::upload::Weights;
+
+/// What a launch's places are resolved against.
+pub(super) struct Frame<'a> {
+    pub(super) program: &'a Program,
+    pub(super) call: &'a Call,
+    /// Where activations begin.
+    pub(super) arena: u64,
+    /// Bytes before each plane of the cache.
+    pub(super) margin: u64,
+    pub(super) weights: &'a Weights,
+    pub(super) states: &'a [DeviceMemory],
+    pub(super) layout: &'a Layout,
+}
+
+impl Frame<'_> {
+    /// A buffer's address and size.
+    pub(super) fn buffer(&self, buffer: u32) -> Option<(u64, u64)> {
+        let region = self.program.buffers.get(buffer as usize)?;
+        Some((self.arena + region.offset, region.bytes))
+    }
+
+    /// The plane of the cache that a call's state is.
+    pub(super) fn state(&self, slot: u32) -> Option<usize> {
+        self.call.states.get(slot as usize).map(|i| *i as usize)
+    }
+
+    pub(super) fn address(&self, value: &Value) -> Result<u64, String> {
+        let missing = || format!("{:?} is not bound", value.arg);
+        match value.arg {
+            Arg::Buffer(b) => self.buffer(b).map(|(at, _)| at).ok_or_else(missing),
+            Arg::Weight(slot) => {
+                let index = self.call.weights.get(slot as usize);
+                index.and_then(|i| self.weights.address(*i)).ok_or_else(missing)
+            }
+            Arg::State(slot) => {
+                let state = self.state(slot).and_then(|i| self.states.get(i));
+                state.map(|s| s.address() + self.margin).ok_or_else(missing)
+            }
+            Arg::Step(input) => Ok(self.layout.input(input)),
+        }
+    }
+
+    pub(super) fn arguments(&self, launch: &Launch) -> Result<Vec<u64>, String> {
+        launch_arguments(launch).map(|(_, value)| self.address(value)).collect()
+    }
+
+    pub(super) fn matmul(
+        &self,
+        launch: &Launch,
+        m: &Matmul,
+        dims: &Dims,
+    ) -> Result<(Shape, Places), String> {
+        let optional = |v: &Option<Value>| v.as_ref().map_or(Ok(0), |v| self.address(v));
+        let y = launch.results.first().ok_or("it has no result")?;
+        let places = Places {
+            x: self.address(&m.x)?,
+            w: self.address(&m.w)?,
+            bias: optional(&m.bias)?,
+            add: optional(&m.add)?,
+            y: self.address(y)?,
+        };
+        Ok((shape(launch, m, dims)?, places))
+    }
+}
+
+/// The sizes of a library's product.
+pub(super) fn shape(launch: &Launch, m: &Matmul, dims: &Dims) -> Result<Shape, String> {
+    let (x, w) = (m.x.ty.tensor()?, m.w.ty.tensor()?);
+    let y = launch.results.first().ok_or("it has no result")?.ty.tensor()?;
+    let rows = Dim::product_of(&x.shape[..x.rank().saturating_sub(1)]);
+    let [n, k] = w.shape[..] else { return Err(format!("expected a matrix, found {w}")) };
+    Ok(Shape {
+        m: rows.ok_or("too many rows")?.eval(dims),
+        n: n.eval(dims),
+        k: k.eval(dims),
+        input: x.dtype,
+        output: y.dtype,
+        bias: m.bias.as_ref().map(|b| b.ty.tensor().map(|t| t.dtype)).transpose()?,
+        add: m.add.is_some(),
+    })
+}

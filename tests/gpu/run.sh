@@ -1,0 +1,61 @@
+#!/bin/bash
+# Runs the GPU tests of the folder that it lies in (tests/gpu/pack.sh) and writes what was found to
+# $OUT (the working folder when unset): summary.json, check.json, and a log of each part.
+# run.sh [PART..] runs some of: kernels parity graphs batch sanitizer fast.
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+OUT=${OUT:-$PWD}
+export INFERNUM_FIXTURES=$here/tests/fixtures INFERNUM_TEST_DEVICE=cuda INSTA_UPDATE=no
+export PATH=$PATH:/usr/local/cuda/bin
+parts=${*:-kernels parity graphs batch sanitizer fast}
+results=()
+
+# NAME COMMAND..: its output goes to a log; its last lines, time and verdict are shown.
+part() {
+    local name=$1 start=$SECONDS status
+    shift
+    "$@" >"$OUT/$name.log" 2>&1
+    status=$?
+    grep -E "^test |FAIL|failed|ERROR SUMMARY|RACECHECK SUMMARY|NMSE|kernel\(s\) of" "$OUT/$name.log" |
+        tail -n 24 | cut -c1-240
+    echo "== $name: exit status $status, $((SECONDS - start)) s"
+    results+=("{\"part\": \"$name\", \"status\": $status, \"seconds\": $((SECONDS - start))}")
+}
+
+# TOOL FIXTURE: a prompt and then single tokens, launched one by one under a tool of
+# compute-sanitizer.
+sanitize() {
+    local tool=$1 fixture=$2 tokens=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20 chunk
+    for chunk in 18 1; do
+        part "$tool-${fixture//\//-}-$chunk" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            "$here/infernum" logits --model "$INFERNUM_FIXTURES/$fixture" --device cuda --no-graphs \
+            --chunk $chunk --tokens $tokens --out "$OUT/logits.safetensors"
+    done
+}
+
+for wanted in $parts; do
+    case $wanted in
+    kernels) part kernels "$here/infernum" check-kernels --device cuda --json "$OUT/check.json" ;;
+    parity) part parity "$here/suite" parity --test-threads 8 ;;
+    graphs) INFERNUM_TEST_GRAPHS=1 part graphs "$here/suite" parity --test-threads 8 ;;
+    batch) part batch "$here/suite" batch --nocapture --test-threads 4 ;;
+    fast) # kernels for the sizes of real models, which the fixtures do not reach
+        for op in paged_attention norm_qkv; do
+            part "memcheck-$op" compute-sanitizer --tool memcheck --error-exitcode 9 \
+                "$here/infernum" check-kernels --device cuda --only $op
+        done
+        ;;
+    sanitizer)
+        for tool in memcheck racecheck; do
+            sanitize $tool llama/gqa3
+            sanitize $tool qwen3/gqa3_tied
+        done
+        ;;
+    *) echo "run.sh: expected kernels, parity, graphs, batch, sanitizer or fast, found $wanted" && exit 2 ;;
+    esac
+done
+(
+    IFS=,
+    echo "[${results[*]}]" >"$OUT/summary.json"
+)
+case "${results[*]}" in *'"status": '[1-9]*) echo "FAILED" && exit 1 ;; *) echo "all passed" ;; esac
