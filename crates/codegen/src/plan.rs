@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::cuda::{Device, Geometry};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -51,6 +51,9 @@ pub struct Plan {
     pub kernels: Vec<Kernel>,
     /// On a GPU, picks the likeliest token of each row of the first output.
     pub pick: Option<Launch>,
+    /// On a GPU, where the output has a row for each sequence: picks a token of each as the sequence
+    /// asks.
+    pub sample: Option<Launch>,
 }
 
 /// How the steps of one bucket run.
