@@ -157,7 +157,7 @@ pub(crate) fn machine() -> Machine {
 }
 
 /// Loads a plan on [`machine`], activations poisoned.
-fn executor(
+pub(crate) fn executor(
     plan: Plan,
     weights: &dyn WeightSource,
     kv_blocks: usize,

@@ -204,10 +204,8 @@ impl<E: Executor> Engine<E> {
             if sequence.computed < sequence.tokens.len() {
                 continue; // the prompt goes on
             }
-            let picked = output
-                .tokens
-                .get(row)
-                .filter(|_| samples || sequence.request.sampling.is_greedy());
+            let picked =
+                output.tokens.get(row).filter(|_| samples || sequence.request.sampling.is_greedy());
             let token = if let Some(&token) = picked {
                 sequence.sampler.note(token);
                 token

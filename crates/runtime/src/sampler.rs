@@ -234,7 +234,8 @@ impl Sampler {
         if params.min_p > 0.0 {
             all.retain(|c| weight(c) >= f64::from(params.min_p));
         }
-        let best = all.iter().fold(None, |best, c| Some(noise.challenge(best, log2_weight(c), c.token)));
+        let best =
+            all.iter().fold(None, |best, c| Some(noise.challenge(best, log2_weight(c), c.token)));
         // No candidate at all means no finite logit.
         best.map_or_else(|| argmax(logits), |(_, token)| token)
     }

@@ -63,12 +63,13 @@ __device__ __forceinline__ u64 block_largest(u64 x) {
     return x;
 }
 
-// Whether this block is the last of its row; leaves the counter as it was found.
+// Whether this block is the last of its row, which then sees what all of them wrote; leaves the counter
+// as it was found.
 __device__ __forceinline__ bool last_part(u32* counter) {
-    if (PARTS == 1) return true;
     __shared__ bool last;
     __threadfence();
     __syncthreads();
+    if (PARTS == 1) return true;
     if (threadIdx.x == 0) {
         last = atomicAdd(counter, 1) == PARTS - 1;
         if (last) *counter = 0;

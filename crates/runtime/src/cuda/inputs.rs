@@ -195,7 +195,9 @@ impl Writer<'_> {
             let p = choice.params;
             self.push(Field::Choices, p.scale().to_bits());
             self.push(Field::Choices, p.top_k);
-            for x in [p.top_p, p.min_p, p.repetition_penalty, p.frequency_penalty, p.presence_penalty] {
+            for x in
+                [p.top_p, p.min_p, p.repetition_penalty, p.frequency_penalty, p.presence_penalty]
+            {
                 self.push(Field::Choices, x.to_bits());
             }
             for word in Noise::new(p.seed, choice.position).key {
@@ -236,7 +238,8 @@ mod tests {
         let seen = [Seen { token: 5, generated: 1 }; 3];
         inputs.choose(&Choice { params, position: 1, seen: &seen });
         let mut bytes = vec![7; layout.bytes()];
-        let (dims, used) = layout.write(&inputs, 9, Some(Sym::B), 4096, &mut bytes).expect("a step");
+        let (dims, used) =
+            layout.write(&inputs, 9, Some(Sym::B), 4096, &mut bytes).expect("a step");
         assert_eq!((dims.t, dims.b, dims.s), (3, 2, 19));
         assert!(used <= layout.bytes());
         let word =
@@ -263,9 +266,10 @@ mod tests {
         assert_eq!(choices[..12], [0; 12], "greedy");
         assert_eq!(f32::from_bits(choices[12]), std::f32::consts::LOG2_E / 2.0);
         assert_eq!(choices[13], 40);
-        assert_eq!(choices[14..19].iter().map(|x| f32::from_bits(*x)).collect::<Vec<_>>(), [
-            1.0, 0.0, 1.0, 0.0, 0.0
-        ]);
+        assert_eq!(
+            choices[14..19].iter().map(|x| f32::from_bits(*x)).collect::<Vec<_>>(),
+            [1.0, 0.0, 1.0, 0.0, 0.0]
+        );
         assert_eq!(choices[19..21], Noise::new(0, 1).key);
         assert_eq!(choices[21..], [3, 4096, 0]);
     }
