@@ -1,7 +1,8 @@
 //! Picking tokens from given logits: what an executor draws is what the host would. With
 //! `INFERNUM_TEST_DEVICE=cuda` the GPU picks; on the CPU the host does.
 
-use infernum_codegen::{TargetKind, cuda};
+use infernum_codegen::cuda::{self, Compiler, Device};
+use infernum_codegen::{Plan, TargetKind};
 use infernum_ir::{DType, Dims, OpSet, text};
 use infernum_runtime::{
     Choice, PlanExecutor, SamplingParams, Seen, StepInputs, TensorBytes, WeightSource,
@@ -29,6 +30,11 @@ impl WeightSource for Table {
 
 impl Table {
     fn executor(&self) -> Box<dyn PlanExecutor> {
+        executor(self.plan(machine().device.as_ref()), self, SEQUENCES)
+            .unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn plan(&self, device: Option<&Device>) -> Plan {
         let (rows, vocab) = (self.rows.len(), self.vocab);
         let module = text::parse(
             &format!(
@@ -50,15 +56,14 @@ schedule g
         let module = module.unwrap_or_else(|e| panic!("{e}"));
         let n = SEQUENCES as u64;
         let limits = Dims { t: n, b: n, s: n * n, pairs: n * n * n };
-        let device = machine().device;
         let target = if device.is_some() { TargetKind::Cuda } else { TargetKind::Cpu };
         let mut plan = infernum_codegen::plan(&module, target, limits).expect("a plan");
         if let Some(device) = device {
             let templates = cuda::Library::default();
-            cuda::attach(&mut plan, &OpSet::default(), &templates, &device)
+            cuda::attach(&mut plan, &OpSet::default(), &templates, device)
                 .unwrap_or_else(|e| panic!("{e}"));
         }
-        executor(plan, self, SEQUENCES).unwrap_or_else(|e| panic!("{e}"))
+        plan
     }
 }
 
@@ -217,6 +222,27 @@ fn draws_have_the_right_frequencies() {
             .sum();
         // The quantile for 9 degrees of freedom; for fewer it is smaller.
         assert!(chi2 < 33.7, "{params:?}: {chi2} for {counts:?}");
+    }
+}
+
+/// Needs NVRTC, but no GPU; without it, that the templates have a variant and can be read is left.
+#[test]
+fn kernels_compile_for_every_architecture() {
+    let compiler = Compiler::find().ok();
+    for (arch, ..) in Device::KNOWN {
+        let device = Device::named(arch).expect("a known device");
+        for vocab in [40, 20_001, 128_256] {
+            let plan = Table { vocab, rows: vec![Vec::new()] }.plan(Some(&device));
+            assert!(plan.pick.is_some() && plan.sample.is_some());
+            let picks =
+                plan.kernels.iter().filter(|k| ["argmax", "sample"].contains(&&*k.template));
+            assert_eq!(picks.clone().count(), 2);
+            for kernel in picks {
+                let Some(compiler) = &compiler else { continue };
+                let compiled = compiler.compile(&kernel.name, &kernel.text, arch, false);
+                compiled.unwrap_or_else(|e| panic!("{} for {arch}: {e}", kernel.name));
+            }
+        }
     }
 }
 

@@ -215,7 +215,8 @@ fn run_passes(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
 /// Fused ops for which the target has no kernel become their bodies.
 fn expand_rest(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let (_, costs) = s.options.costs;
-    s.module = expand(&s.module, &|op| costs.has_kernel(op))?;
+    let bucket = s.bucket.unwrap_or(Bucket::ALL);
+    s.module = expand(&s.module, &|op| costs.has_kernel(op, bucket))?;
     check(&s.module, "expand")
 }
 

@@ -1,5 +1,6 @@
 //! Executes plans.
 
+mod check;
 pub mod cpu;
 pub mod cuda;
 mod engine;
@@ -14,6 +15,7 @@ mod step;
 mod target;
 mod weights;
 
+pub use check::KernelVerdict;
 pub use engine::{Engine, EngineError, EngineLimits, Event, FinishReason, Request, RequestId};
 pub use error::{ExecError, LoadError, TensorProblem};
 pub use kv::BlockPool;

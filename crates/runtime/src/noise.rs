@@ -109,7 +109,7 @@ mod tests {
         let far = |a: u32, b: u32| f64::from((a ^ b).count_ones());
         let n = 10_000;
         let mean = |pair: &dyn Fn(u32) -> (u32, u32)| {
-            (0..n).map(|i| pair(i)).map(|(a, b)| far(a, b)).sum::<f64>() / f64::from(n)
+            (0..n).map(pair).map(|(a, b)| far(a, b)).sum::<f64>() / f64::from(n)
         };
         let at = |seed, position, token| Noise::new(seed, position).bits(token);
         let means = [

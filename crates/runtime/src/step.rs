@@ -164,6 +164,17 @@ impl StepInputs {
         &self.blocks[self.tables[seq]..end]
     }
 
+    /// The cache's row of each token.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> + '_ {
+        self.step.seqs.iter().enumerate().flat_map(move |(b, seq)| {
+            let table = self.blocks(b);
+            let slot = move |p: usize| {
+                table[p / self.block_size] as usize * self.block_size + p % self.block_size
+            };
+            (seq.context - seq.new..seq.context).map(slot)
+        })
+    }
+
     /// All blocks that the step uses.
     pub fn all_blocks(&self) -> &[u32] {
         &self.blocks

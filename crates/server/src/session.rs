@@ -50,7 +50,7 @@ pub(crate) enum DeviceChoice {
     Cuda(i32),
 }
 
-fn device_choice(text: &str) -> Result<DeviceChoice, String> {
+pub(crate) fn device_choice(text: &str) -> Result<DeviceChoice, String> {
     match text.split_once(':').map_or((text, "0"), |parts| parts) {
         ("cpu", "0") => Ok(DeviceChoice::Cpu),
         ("cuda", number) if number.parse::<i32>().is_ok_and(|n| n >= 0) => {
@@ -71,10 +71,9 @@ impl RunArgs {
     /// What was asked for, or the first GPU if there is one.
     pub(crate) fn machine(&self) -> Result<Machine, Box<dyn Error>> {
         Ok(match self.device {
-            Some(DeviceChoice::Cpu) => Machine::Cpu,
             Some(DeviceChoice::Cuda(n)) => Machine::Gpu(Gpu::open(n)?),
             None if Gpu::count().is_ok_and(|n| n > 0) => Machine::Gpu(Gpu::open(0)?),
-            None => Machine::Cpu,
+            Some(DeviceChoice::Cpu) | None => Machine::Cpu,
         })
     }
 

@@ -45,7 +45,6 @@ __device__ __forceinline__ void softmax_step(float (&s)[N][4], float (&m)[2], fl
 }
 // What was summed against the old maximum.
 template <int N> __device__ __forceinline__ void rescale(float (&acc)[N][4], const float (&shrink)[2]) {
-    if (!__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;   // maxima seldom grow
 #pragma unroll
     for (int d = 0; d < N; d++)
 #pragma unroll

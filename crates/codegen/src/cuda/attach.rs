@@ -1,6 +1,6 @@
 //! Gives each launch of a plan its kernel.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use infernum_ir::expr::Value as Known;
 use infernum_ir::{DType, Dims, OpSet, Sym, TensorType};
@@ -8,7 +8,7 @@ use infernum_ir::{DType, Dims, OpSet, Sym, TensorType};
 use super::geometry::{Scope, whole};
 use super::template::Kind;
 use super::text::{self, Site};
-use super::{Device, Geometry, Library, Template, TemplateError};
+use super::{Device, Geometry, Library, Template, TemplateError, Variant};
 use crate::plan::{Arg, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, Value};
 use infernum_passes::Bucket;
 
@@ -37,14 +37,25 @@ pub fn attach(
     library: &Library,
     device: &Device,
 ) -> Result<(), CudaError> {
+    attach_preferring(plan, ops, library, device, None)
+}
+
+/// As [`attach`], but launches of a template run the named variant of it wherever that is admitted:
+/// `prefer` is a template and its variant.
+pub fn attach_preferring(
+    plan: &mut Plan,
+    ops: &OpSet,
+    library: &Library,
+    device: &Device,
+    prefer: Option<(&str, &str)>,
+) -> Result<(), CudaError> {
     let mut attach = Attach::new(ops, library, device, plan.limits);
+    attach.prefer = prefer;
     let programs = std::mem::take(&mut plan.programs);
     for schedule in &mut plan.schedules {
         // What is the same in two buckets may run on different kernels.
         let mut chosen: HashMap<u32, u32> = HashMap::new();
-        let Dims { t, b, .. } = plan.limits;
-        let most = if schedule.bucket.decode { t.min(b) } else { t };
-        let bucket = Bucket { max: schedule.bucket.max.min(most), ..schedule.bucket };
+        let bucket = within(schedule.bucket, &plan.limits);
         for call in &mut schedule.calls {
             if let Some(&known) = chosen.get(&call.program) {
                 call.program = known;
@@ -73,6 +84,39 @@ pub fn attach(
     plan.kernels = attach.kernels;
     plan.device = Some(device.clone());
     Ok(())
+}
+
+/// The bucket's steps that a plan holds.
+fn within(bucket: Bucket, limits: &Dims) -> Bucket {
+    let most = if bucket.decode { limits.t.min(limits.b) } else { limits.t };
+    Bucket { max: bucket.max.min(most), ..bucket }
+}
+
+/// The variants that launches of `op` in a plan could run, in their template's order; `plan` has no
+/// kernels yet.
+pub fn admitted(
+    plan: &Plan,
+    op: &str,
+    ops: &OpSet,
+    library: &Library,
+    device: &Device,
+) -> Result<Vec<String>, CudaError> {
+    let mut attach = Attach::new(ops, library, device, plan.limits);
+    let (mut found, mut order) = (HashSet::new(), Vec::new());
+    for schedule in &plan.schedules {
+        let bucket = within(schedule.bucket, &plan.limits);
+        let programs = schedule.calls.iter().map(|c| &plan.programs[c.program as usize]);
+        for launch in programs.flat_map(|p| &p.launches).filter(|l| l.op == op) {
+            let template = attach.template(launch, &launch.name)?;
+            for variant in &template.variants {
+                if attach.refusal(launch, bucket, &template, variant, &launch.name)?.is_none() {
+                    found.insert(variant.name.clone());
+                }
+            }
+            order = template.variants;
+        }
+    }
+    Ok(order.into_iter().map(|v| v.name).filter(|v| found.contains(v)).collect())
 }
 
 /// The kernel that measures how fast memory is read: a launch of it, and its kernel.
@@ -140,6 +184,8 @@ struct Attach<'a> {
     known: HashMap<String, u32>,
     kernels: Vec<Kernel>,
     limits: Dims,
+    /// A template and the variant that goes before its others.
+    prefer: Option<(&'a str, &'a str)>,
 }
 
 impl<'a> Attach<'a> {
@@ -153,15 +199,48 @@ impl<'a> Attach<'a> {
             known: HashMap::new(),
             kernels: Vec::new(),
             limits,
+            prefer: None,
         }
     }
 
-    fn launch(&mut self, launch: &Launch, bucket: Bucket, shown: &str) -> Result<Run, CudaError> {
+    fn template(&mut self, launch: &Launch, shown: &str) -> Result<Template, CudaError> {
         let name = self.template_of(launch, shown)?;
         if !self.templates.contains_key(&name) {
             self.templates.insert(name.clone(), self.library.template(&name)?);
         }
-        let template = self.templates[&name].clone();
+        Ok(self.templates[&name].clone())
+    }
+
+    /// Why a variant is not for a launch; `None` if it is.
+    fn refusal(
+        &self,
+        launch: &Launch,
+        bucket: Bucket,
+        template: &Template,
+        variant: &Variant,
+        shown: &str,
+    ) -> Result<Option<String>, CudaError> {
+        let params = &variant.params;
+        let scope = Scope { launch, params, device: self.device, dims: None, bucket: Some(bucket) };
+        for expr in &variant.when {
+            let holds = scope.holds(expr).map_err(|message| CudaError::Variant {
+                launch: shown.to_owned(),
+                path: template.path.clone(),
+                variant: variant.name.clone(),
+                message,
+            })?;
+            if !holds {
+                return Ok(Some(format!("`{}` wants {expr}", variant.name)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn launch(&mut self, launch: &Launch, bucket: Bucket, shown: &str) -> Result<Run, CudaError> {
+        let mut template = self.template(launch, shown)?;
+        if let Some((_, name)) = self.prefer.filter(|(of, _)| *of == template.name) {
+            template.variants.sort_by_key(|v| v.name != name);
+        }
         let mut reasons = Vec::new();
         for variant in &template.variants {
             let fail = |message| CudaError::Variant {
@@ -177,14 +256,7 @@ impl<'a> Attach<'a> {
                 dims: None,
                 bucket: Some(bucket),
             };
-            let mut refused = None;
-            for expr in &variant.when {
-                if !scope.holds(expr).map_err(fail)? {
-                    refused = Some(format!("`{}` wants {expr}", variant.name));
-                    break;
-                }
-            }
-            if let Some(reason) = refused {
+            if let Some(reason) = self.refusal(launch, bucket, &template, variant, shown)? {
                 reasons.push(reason);
                 continue;
             }

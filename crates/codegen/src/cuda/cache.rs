@@ -95,8 +95,7 @@ fn key(text: &str, arch: &str) -> String {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    let hex: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
-    hex + ".cubin"
+    format!("{:x}.cubin", hash.finalize())
 }
 
 /// Compiles the kernels of these indices on all cores.

@@ -8,7 +8,7 @@ mod nvrtc;
 mod template;
 mod text;
 
-pub use attach::{CudaError, attach, ceiling};
+pub use attach::{CudaError, admitted, attach, attach_preferring, ceiling};
 pub use cache::{Cache, CacheError, Cubin};
 pub use geometry::Geometry;
 pub use nvrtc::{Compiler, NvrtcError};

@@ -88,7 +88,7 @@ impl Compiler {
         };
         let mut libraries = Vec::new();
         // NVRTC loads its builtins by name: they must be known to the loader by then.
-        if let Some(builtins) = path.parent().and_then(|folder| builtins(folder)) {
+        if let Some(builtins) = path.parent().and_then(builtins) {
             // SAFETY: NVIDIA's libraries run no code of consequence when loaded.
             libraries.extend(unsafe { Library::open(Some(builtins), RTLD_NOW | RTLD_GLOBAL) });
         }

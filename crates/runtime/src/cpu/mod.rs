@@ -10,6 +10,6 @@ pub mod simd;
 mod state;
 
 pub use crate::observe::{Observed, Observer};
-pub use check::{KernelVerdict, check, unchecked};
+pub use check::{check, unchecked};
 pub use exec::{CpuExecutor, CpuOptions};
 pub use kernels::has_kernel;

@@ -416,10 +416,11 @@ impl Function {
         // SAFETY: the module is loaded, and unloaded when the function is dropped.
         let raw = unsafe { result::module::get_function(module, symbol) };
         let raw = raw.of("cuModuleGetFunction")?;
-        Ok(Function { gpu: Arc::clone(gpu), module, raw, allowed: (48 << 10).into() })
+        Ok(Function { gpu: Arc::clone(gpu), module, raw, allowed: 0.into() })
     }
 
-    /// More than 48 KiB of shared memory must be asked for, once.
+    /// More than 48 KiB of shared memory, what the kernel declares itself counted, must be asked for,
+    /// once.
     pub(super) fn allow(&self, shared: u32) -> Result<()> {
         use std::sync::atomic::Ordering::Relaxed;
         if shared <= self.allowed.load(Relaxed) {

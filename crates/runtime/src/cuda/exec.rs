@@ -11,7 +11,9 @@ use infernum_ir::{Dim, Dims, StepInput, Type};
 use super::blas::{Blas, Places, Shape};
 use super::driver::{DeviceMemory, Event, Function, Gpu, GpuError, Pinned, Stream, capture};
 use super::graphs::{self, Graphs, Key};
+use super::guards::{self, Watched};
 use super::inputs::Layout;
+use super::penalised::Penalised;
 use super::upload::Weights;
 use crate::cpu::convert;
 use crate::plan_check;
@@ -23,6 +25,7 @@ use crate::{
 
 /// How to set an executor up.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each turns one thing on or off")]
 pub struct CudaOptions {
     /// Blocks of the KV cache.
     pub kv_blocks: usize,
@@ -32,13 +35,23 @@ pub struct CudaOptions {
     pub overlap: bool,
     /// Fills activations with NaN before they are written. Slow; no graphs.
     pub poison: bool,
+    /// Compares all memory before and after each launch: one that writes anything but its results, or
+    /// less than all of them, fails. Very slow; no graphs.
+    pub guards: bool,
     /// Measures the time that each op takes: see [`PlanExecutor::profile`]. Slow; no graphs.
     pub profile: bool,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        CudaOptions { kv_blocks: 64, graphs: true, overlap: true, poison: false, profile: false }
+        CudaOptions {
+            kv_blocks: 64,
+            graphs: true,
+            overlap: true,
+            poison: false,
+            guards: false,
+            profile: false,
+        }
     }
 }
 
@@ -67,13 +80,16 @@ struct Core {
     weights: Weights,
     arena: DeviceMemory,
     states: Vec<DeviceMemory>,
+    /// Bytes before and after activations and each plane of the cache.
+    margin: u64,
+    /// Rows of the cache that the step's tokens have, and the weights as they were, for guards.
+    slots: Vec<usize>,
+    intact: Vec<u8>,
     /// The step's inputs on the host and on the GPU.
     staged: Pinned,
     inputs: DeviceMemory,
     layout: Layout,
-    /// Tokens with penalties, on the host and on the GPU; they grow as needed.
-    staged_seen: Pinned,
-    seen: DeviceMemory,
+    penalised: Penalised,
     /// Tokens picked: on the GPU and on the host.
     ids: DeviceMemory,
     host_ids: Pinned,
@@ -120,14 +136,15 @@ impl CudaExecutor {
         let scratch =
             plan.kernels.iter().map(|k| (k.scratch > 0).then(|| own(k.scratch)).transpose());
         let scratch = scratch.collect::<Result<Vec<_>, _>>()?;
+        let margin = if options.guards { guards::MARGIN } else { 0 };
         let rows = (options.kv_blocks * StepInputs::BLOCK_SIZE) as u64;
         let state = |s: &infernum_codegen::StateSpec| {
             let elements = s.ty.heads.saturating_mul(s.ty.dim).saturating_mul(rows);
-            let bytes = s.ty.dtype.bytes(elements).unwrap_or(u64::MAX);
+            let bytes = s.ty.dtype.bytes(elements).unwrap_or(u64::MAX).saturating_add(2 * margin);
             DeviceMemory::zeroed(gpu, "the KV cache", bytes)
         };
         let states = plan.states.iter().map(state).collect::<Result<Vec<_>, _>>()?;
-        let arena = DeviceMemory::zeroed(gpu, "activations", plan.arena_bytes)?;
+        let arena = DeviceMemory::zeroed(gpu, "activations", plan.arena_bytes + 2 * margin)?;
         let layout = Layout::new(&plan.limits, options.kv_blocks, reads_contexts(&plan));
         let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
         let staged = Pinned::new(gpu, layout.bytes())?;
@@ -137,8 +154,6 @@ impl CudaExecutor {
         let ids = DeviceMemory::zeroed(gpu, "tokens", 4 * most_rows)?;
         let host_ids = Pinned::new(gpu, 4 * most_rows as usize)?;
         let host_logits = Pinned::new(gpu, 0)?;
-        let staged_seen = Pinned::new(gpu, 0)?;
-        let seen = DeviceMemory::zeroed(gpu, "tokens with penalties", 0)?;
         let core = Core {
             blas: Blas::new(gpu)?,
             device,
@@ -148,11 +163,13 @@ impl CudaExecutor {
             weights,
             arena,
             states,
+            margin,
+            slots: Vec::new(),
+            intact: Vec::new(),
             staged,
             inputs,
             layout,
-            staged_seen,
-            seen,
+            penalised: Penalised::new(gpu)?,
             ids,
             host_ids,
             host_logits,
@@ -161,6 +178,13 @@ impl CudaExecutor {
             gpu: Arc::clone(gpu),
             plan,
         };
+        let mut core = core;
+        if options.guards {
+            core.intact = core.weights.read(&core.stream).map_err(LoadError::Plan)?;
+            for memory in core.states.iter().chain([&core.arena]) {
+                core.stream.fill(memory.address(), guards::POISON, memory.bytes() as usize)?;
+            }
+        }
         Ok(CudaExecutor {
             graphs: Graphs::default(),
             core,
@@ -176,6 +200,18 @@ impl CudaExecutor {
         self.core.weights.bytes()
     }
 
+    /// Turns guards off, or on again.
+    pub(super) fn set_guards(&mut self, on: bool) {
+        self.core.options.guards = on;
+    }
+
+    /// Fails if anything has written to the weights since they were loaded behind guards.
+    pub(super) fn weights_unchanged(&self) -> Result<(), String> {
+        let now = self.core.weights.read(&self.core.stream)?;
+        let changed = now.iter().zip(&self.core.intact).position(|(a, b)| a != b);
+        changed.map_or(Ok(()), |at| Err(format!("writes to byte {at} of the weights")))
+    }
+
     /// Checks and copies the inputs; which schedule to run.
     fn begin(&mut self, inputs: &StepInputs) -> Result<(usize, Dims), ExecError> {
         let core = &mut self.core;
@@ -183,15 +219,19 @@ impl CudaExecutor {
         // The staging memory is free once the step before has read it.
         core.stream.synchronize()?;
         let (blocks, rows) = (core.options.kv_blocks, core.plan.output_rows);
-        core.stage_seen(inputs)?;
-        let (seen, staged) = (core.seen.address(), core.staged.bytes_mut());
-        let (dims, used) = core.layout.write(inputs, blocks, rows, seen, staged)?;
+        let seen = core.penalised.stage(inputs, &core.gpu, &core.stream)?;
+        let (dims, used) =
+            core.layout.write(inputs, blocks, rows, seen, core.staged.bytes_mut())?;
         let (tokens, decode_only) = (dims.t, inputs.is_decode_only());
         let schedule = core.plan.schedule(tokens, decode_only);
         let schedule = schedule.ok_or(ExecError::Bucket { tokens, decode_only })?;
         core.stream.to_device(core.inputs.address(), &core.staged.bytes()[..used])?;
         if core.options.poison {
-            core.stream.fill(core.arena.address(), 0xff, core.plan.arena_bytes as usize)?;
+            let bytes = core.plan.arena_bytes as usize;
+            core.stream.fill(core.arena_start(), guards::POISON, bytes)?;
+        }
+        if core.options.guards {
+            core.slots = inputs.slots().collect();
         }
         Ok((schedule, dims))
     }
@@ -254,11 +294,11 @@ impl OnTarget for CudaExecutor {
 impl Executor for CudaExecutor {
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
         let (schedule, dims) = self.begin(inputs)?;
-        let CudaOptions { graphs, poison, profile, .. } = self.core.options;
+        let CudaOptions { graphs, poison, guards, profile, .. } = self.core.options;
         let most = self.core.plan.schedules[schedule].bucket.max;
         let most = most.min(self.core.plan.limits.t).min(self.core.plan.limits.b);
         let sampled = inputs.is_sampled();
-        let recorded = (graphs && !poison && !profile && inputs.is_decode_only())
+        let recorded = (graphs && !poison && !guards && !profile && inputs.is_decode_only())
             .then(|| graphs::rounded(dims.b, most))
             .flatten();
         let Some(sequences) = recorded else {
@@ -339,12 +379,22 @@ impl Core {
             let places = Frame {
                 program,
                 call,
-                arena: self.arena.address(),
+                arena: self.arena_start(),
+                margin: self.margin,
                 weights: &self.weights,
                 states: &self.states,
                 layout: &self.layout,
             };
             let first = index == 0 && at == 0;
+            let watched = self.options.guards.then_some(Watched {
+                stream: &self.stream,
+                arena: &self.arena,
+                states: &self.states,
+                inputs: &self.inputs,
+                slots: &self.slots,
+            });
+            let before = watched.as_ref().map(|w| w.before(launch, &places, dims));
+            let before = before.transpose().map_err(fail)?;
             match &launch.run {
                 None => return Err(fail("it has no kernel".to_owned())),
                 Some(Run::Kernel(k)) => {
@@ -384,12 +434,20 @@ impl Core {
                         .map_err(|e| fail(format!("{e} ({shape:?})")))?;
                 }
             }
+            if let (Some(watched), Some(before)) = (watched, before) {
+                watched.after(&before, launch, &places).map_err(fail)?;
+            }
             if let Some(timer) = timer {
                 let time = timer?.stop(&self.gpu, &self.stream)?;
                 *self.times.entry(launch.op.clone()).or_default() += time;
             }
         }
         Ok(())
+    }
+
+    /// Where activations begin.
+    fn arena_start(&self) -> u64 {
+        self.arena.address() + self.margin
     }
 
     /// Has libraries choose what they do for every product of a step.
@@ -401,22 +459,6 @@ impl Core {
                 }
             }
         }
-        Ok(())
-    }
-
-    /// Copies tokens with penalties to the GPU.
-    fn stage_seen(&mut self, inputs: &StepInputs) -> Result<(), ExecError> {
-        let bytes: &[u8] = bytemuck::cast_slice(inputs.seen());
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        if self.staged_seen.bytes().len() < bytes.len() {
-            let room = bytes.len().next_power_of_two();
-            self.staged_seen = Pinned::new(&self.gpu, room)?;
-            self.seen = DeviceMemory::zeroed(&self.gpu, "tokens with penalties", room as u64)?;
-        }
-        self.staged_seen.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-        self.stream.to_device(self.seen.address(), &self.staged_seen.bytes()[..bytes.len()])?;
         Ok(())
     }
 
@@ -461,7 +503,7 @@ impl Core {
         let Some((program, carried)) = carried else { return (0, 0, 0) };
         let columns = carried.ty.last_const().unwrap_or(1);
         let rows = carried.ty.elements(dims).checked_div(columns).unwrap_or(0);
-        let at = self.arena.address() + program.buffers[carried.buffer as usize].offset;
+        let at = self.arena_start() + program.buffers[carried.buffer as usize].offset;
         (rows as usize, columns as usize, at)
     }
 
@@ -476,7 +518,7 @@ impl Core {
         let mut all = Vec::new();
         for carried in &program.results {
             let mut bytes = vec![0; carried.ty.bytes(dims) as usize];
-            let at = self.arena.address() + program.buffers[carried.buffer as usize].offset;
+            let at = self.arena_start() + program.buffers[carried.buffer as usize].offset;
             self.stream.to_host(&mut bytes, at)?;
             self.stream.synchronize()?;
             let mut data = Vec::new();
@@ -491,33 +533,39 @@ impl Core {
 }
 
 /// What a launch's places are resolved against.
-struct Frame<'a> {
+pub(super) struct Frame<'a> {
     program: &'a infernum_codegen::Program,
     call: &'a Call,
     arena: u64,
+    margin: u64,
     weights: &'a Weights,
     states: &'a [DeviceMemory],
     layout: &'a Layout,
 }
 
 impl Frame<'_> {
-    fn address(&self, value: &Value) -> Result<u64, String> {
+    /// A buffer's address and size.
+    pub(super) fn buffer(&self, buffer: u32) -> Option<(u64, u64)> {
+        let region = self.program.buffers.get(buffer as usize)?;
+        Some((self.arena + region.offset, region.bytes))
+    }
+
+    /// The plane of the cache that a call's state is.
+    pub(super) fn state(&self, slot: u32) -> Option<usize> {
+        self.call.states.get(slot as usize).map(|i| *i as usize)
+    }
+
+    pub(super) fn address(&self, value: &Value) -> Result<u64, String> {
         let missing = || format!("{:?} is not bound", value.arg);
         match value.arg {
-            Arg::Buffer(b) => self
-                .program
-                .buffers
-                .get(b as usize)
-                .map(|r| self.arena + r.offset)
-                .ok_or_else(missing),
+            Arg::Buffer(b) => self.buffer(b).map(|(at, _)| at).ok_or_else(missing),
             Arg::Weight(slot) => {
                 let index = self.call.weights.get(slot as usize);
                 index.and_then(|i| self.weights.address(*i)).ok_or_else(missing)
             }
             Arg::State(slot) => {
-                let index = self.call.states.get(slot as usize);
-                let state = index.and_then(|i| self.states.get(*i as usize));
-                state.map(DeviceMemory::address).ok_or_else(missing)
+                let state = self.state(slot).and_then(|i| self.states.get(i));
+                state.map(|s| s.address() + self.margin).ok_or_else(missing)
             }
             Arg::Step(input) => Ok(self.layout.input(input)),
         }

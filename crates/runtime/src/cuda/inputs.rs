@@ -152,7 +152,9 @@ impl Layout {
             }
             row += seq.context as u32;
             w.at[Field::Blocks as usize] = 4 * b * self.stride;
-            table.iter().for_each(|block| w.push(Field::Blocks, *block));
+            for block in table {
+                w.push(Field::Blocks, *block);
+            }
         }
         w.push(Field::First, token);
         w.push(Field::ContextStart, row);

@@ -3,12 +3,16 @@
 
 mod blas;
 mod ceiling;
+mod check;
 mod driver;
 mod exec;
 mod graphs;
+mod guards;
 mod inputs;
+mod penalised;
 mod upload;
 
 pub use ceiling::{CEILING_BYTES, read_ceiling};
+pub use check::{check, unchecked};
 pub use driver::{DeviceMemory, Gpu, GpuError};
 pub use exec::{CudaExecutor, CudaOptions};

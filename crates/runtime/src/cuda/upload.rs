@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::driver::{DeviceMemory, Event, Gpu, GpuError, Pinned, Result, Stream};
+use super::guards;
 use crate::weights::Loaded;
 use infernum_codegen::{Recipe, Weight};
 
@@ -39,7 +40,8 @@ impl Weights {
         let views: Vec<Option<(usize, u64)>> = plan.iter().map(view).collect();
         let (offsets, end) = place(&views, weights.iter().map(bytes));
         let memory = DeviceMemory::zeroed(gpu, "the weights", end)?;
-        let mut ring = Ring::new(gpu)?;
+        let largest = weights.iter().flat_map(|w| &w.segments).map(|s| s.len()).max();
+        let mut ring = Ring::new(gpu, largest.unwrap_or(0).min(PART))?;
         let stored = weights.iter().zip(&offsets).zip(&views).filter(|(_, view)| view.is_none());
         for ((weight, offset), _) in stored {
             let mut to = memory.address() + offset;
@@ -58,6 +60,11 @@ impl Weights {
 
     pub(super) fn bytes(&self) -> u64 {
         self.memory.bytes()
+    }
+
+    /// A copy of all of them.
+    pub(super) fn read(&self, stream: &Stream) -> std::result::Result<Vec<u8>, String> {
+        guards::read(stream, &self.memory)
     }
 }
 
@@ -96,14 +103,15 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(gpu: &Arc<Gpu>) -> Result<Ring> {
-        let part = |_| Ok((Pinned::new(gpu, PART)?, Event::new(gpu)?));
+    /// Of parts of so many bytes.
+    fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Ring> {
+        let part = |_| Ok((Pinned::new(gpu, bytes)?, Event::new(gpu)?));
         let parts = (0..PARTS).map(part).collect::<Result<_>>()?;
         Ok(Ring { parts, next: 0, sent: 0 })
     }
 
     fn send(&mut self, stream: &Stream, bytes: &[u8], mut to: u64) -> Result<()> {
-        for chunk in bytes.chunks(PART) {
+        for chunk in bytes.chunks(self.parts[0].0.bytes().len().max(1)) {
             let (pinned, taken) = &mut self.parts[self.next];
             if self.sent >= PARTS {
                 taken.synchronize()?;

@@ -1,0 +1,442 @@
+//! Calls of every op, the sizes that they are tried at, and the steps.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use infernum_codegen::Bucket;
+use infernum_ir::{DType, Dims, Module, OpSet, text};
+
+use super::Batch;
+
+/// What calls are made of; of it a module has what its call needs. `H` query heads and `G` key heads
+/// of `D` and `E` elements; `N` and `K` channels; `P` of queries, keys and values side by side.
+const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
+  %pos = step positions : i32[T]
+  %cpos = step context_positions : i32[S]
+  %rows = step output_rows : u32[B]
+  %freqs = table() {expr: "100 ** (-2 * i / $D)", len: $R} : const f32[$R]
+  %wx = weight "x" : const DT[31, $N]
+  %wy = weight "y" : const DT[31, $N]
+  %wk = weight "k" : const DT[31, $K]
+  %wv = weight "v" : const DT[31, $V]
+  %wp = weight "p" : const DT[31, $P]
+  %wc = weight "c" : const DT[31, 1]
+  %wz = weight "z" : const DT[31, $N3]
+  %wf = weight "f" : const f32[31, $N]
+  %wq = weight "eighths.q" : const DT[31, $M]
+  %we = weight "eighths.k" : const DT[31, $K]
+  %ws = weight "s" : const f32[31, 12]
+  %norm = weight "norm" : const DT[$N]
+  %head = weight "head" : const DT[$D]
+  %sinks = weight "sinks" : const DT[$H]
+  %w = weight "w" : const DT[$N, $K]
+  %bias = weight "bias" : const f32[$N]
+  %nb = weight "nb" : const DT[$N]
+  %wr = weight "wr" : const DT[$K, $N]
+  %kb = weight "kb" : const DT[$K]
+  %w2 = weight "w2" : const DT[$N2, $K]
+  %b2 = weight "b2" : const f32[$N2]
+  %wqkv = weight "wqkv" : const DT[$P, $K]
+  %pb = weight "pb" : const f32[$P]
+  %wt = weight "wt" : const DT[$N, 5]
+  %router = weight "router" : const DT[12, $N]
+  %choice = weight "choice" : const f32[12]
+  %gate = weight "gate" : const DT[12, $K, $N]
+  %up = weight "up" : const DT[12, $K, $N]
+  %down = weight "down" : const DT[12, $N, $K]
+  %x = embedding(%ids, %wx) : DT[T, $N]
+  %y = embedding(%ids, %wy) : DT[T, $N]
+  %k = embedding(%ids, %wk) : DT[T, $K]
+  %v = embedding(%ids, %wv) : DT[T, $V]
+  %packed = embedding(%ids, %wp) : DT[T, $P]
+  %z = embedding(%ids, %wz) : DT[T, $N3]
+  %each = reshape(%z) {shape: [T, 3, $N]} : DT[T, 3, $N]
+  %column = embedding(%ids, %wc) : DT[T, 1]
+  %f = embedding(%ids, %wf) : f32[T, $N]
+  %q = embedding(%ids, %wq) : DT[T, $M]
+  %e = embedding(%ids, %we) : DT[T, $K]
+  %sf = embedding(%ids, %ws) : f32[T, 12]
+  %sd = cast(%sf) {dtype: DT} : DT[T, 12]
+  %best, %picked = topk(%sd, _) {k: 3, groups: 1, keep: 1} : DT[T, 3], u32[T, 3]
+  %qh = reshape(%x) {shape: [T, $H, $D]} : DT[T, $H, $D]
+  %kh = reshape(%k) {shape: [T, $G, $D]} : DT[T, $G, $D]
+  %vh = reshape(%v) {shape: [T, $G, $E]} : DT[T, $G, $E]
+  %eq = reshape(%q) {shape: [T, $H, $D]} : DT[T, $H, $D]
+  %ek = reshape(%e) {shape: [T, $G, $D]} : DT[T, $G, $D]
+  %k0 = state k : state DT[$G, $D]
+  %v0 = state v : state DT[$G, $E]
+"#;
+
+/// The cache as attention finds it, and scores that are exact.
+const WRITTEN: &str = "  %k1 = kv_write(%k0, %kh) : state DT[$G, $D]
+  %v1 = kv_write(%v0, %vh) : state DT[$G, $E]
+  %kc = kv_read(%k1) : DT[S, $G, $D]
+  %vc = kv_read(%v1) : DT[S, $G, $E]
+  %k2 = kv_write(%k0, %ek) : state DT[$G, $D]
+  %ec = kv_read(%k2) : DT[S, $G, $D]
+  %dots = scores(%eq, %ec) : f32[$H, T, S]
+";
+
+/// A call, and the results that are compared; those that write the cache leave it as `ks`, `vs`.
+pub(crate) struct Case(&'static str, &'static str);
+
+impl Case {
+    /// The op that is called.
+    pub(crate) fn op(&self) -> &'static str {
+        let call = self.0.split_once(" = ").map_or("", |(_, call)| call);
+        call.split_once('(').map_or("", |(op, _)| op)
+    }
+
+    /// The attributes of the call.
+    pub(crate) fn attributes(&self) -> &'static str {
+        let rest = self.0.split_once(") ").map_or("", |(_, rest)| rest);
+        rest.split_once(" :").map_or("", |(attrs, _)| attrs)
+    }
+
+    /// A module that makes the call.
+    pub(crate) fn module(&self, sizes: Sizes, dtype: DType, ops: &OpSet) -> Result<Module, String> {
+        text::parse_with(&self.text(sizes, dtype), "check", ops).map_err(|e| e.to_string())
+    }
+
+    fn text(&self, sizes: Sizes, dtype: DType) -> String {
+        let Case(call, results) = self;
+        let writes = call.contains("%ks");
+        let (before, after) = if writes {
+            // What the call wrote is read where its sequences find it.
+            let read =
+                "  %kc = kv_read(%ks) : DT[S, $G, $D]\n  %vc = kv_read(%vs) : DT[S, $G, $E]\n";
+            (PRELUDE.to_owned(), read)
+        } else {
+            (format!("{PRELUDE}{WRITTEN}"), "")
+        };
+        let mut returned: Vec<&str> = results.split(", ").filter(|r| !r.is_empty()).collect();
+        if writes {
+            returned.extend(["%kc", "%vc", "%ks", "%vs"]);
+        }
+        let mut needed: HashSet<&str> = names(call).chain(returned.iter().copied()).collect();
+        let mut kept = Vec::new();
+        for line in before.lines().rev() {
+            let (defined, from) = line.split_once(" = ").unwrap_or((line, ""));
+            if names(defined).any(|name| needed.contains(name)) {
+                needed.extend(names(from));
+                kept.push(line);
+            }
+        }
+        kept.reverse();
+        // The last version of a plane is returned.
+        let planes = ["%k1", "%k2", "%v1"].into_iter().filter(|p| needed.contains(p));
+        let returned: Vec<&str> = returned.into_iter().chain(planes).collect();
+        let text = format!(
+            "module check\ngraph g {{\n{}\n  {call}\n{after}  return {}\n}}\nschedule g 0..1\n",
+            kept.join("\n"),
+            returned.join(", "),
+        );
+        let packed = if call.contains("_packed(") { 2 } else { 1 };
+        sizes.fill(&text.replace("DT", dtype.name()), packed)
+    }
+}
+
+/// The values that a text names.
+fn names(text: &str) -> impl Iterator<Item = &str> {
+    text.match_indices('%').map(|(at, _)| {
+        let rest = &text[at + 1..];
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
+        &text[at..=at + end]
+    })
+}
+
+/// The sizes of a case: see [`PRELUDE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Sizes {
+    pub(crate) heads: [usize; 4],
+    /// `N` and `K`.
+    pub(crate) channels: [usize; 2],
+}
+
+impl Sizes {
+    /// Of `[H, G, D, E]`: as many channels as the queries and the keys have.
+    pub(crate) const fn heads(heads: [usize; 4]) -> Sizes {
+        let [h, g, d, _] = heads;
+        Sizes { heads, channels: [h * d, g * d] }
+    }
+
+    /// Rows of `n` elements.
+    pub(crate) const fn rows(n: usize) -> Sizes {
+        Sizes { heads: [6, 3, 6, 5], channels: [n, 18] }
+    }
+
+    /// A product from `inputs` channels to those of queries, keys and values of `H`, `G` heads of `D`.
+    pub(crate) fn product(case: &Case, inputs: usize, [h, g, d]: [usize; 3]) -> Sizes {
+        let outputs = (h + 2 * g) * d;
+        let call = case.0;
+        let channels = if call.contains("%wr,") {
+            [inputs, outputs]
+        } else if call.contains("%w2,") {
+            [outputs / 2, inputs]
+        } else {
+            [outputs, inputs]
+        };
+        Sizes { heads: [h, g, d, d], channels }
+    }
+
+    fn fill(self, text: &str, packed: usize) -> String {
+        let ([h, g, d, e], [n, k]) = (self.heads, self.channels);
+        let p = (h * d + g * d + g * e).next_multiple_of(packed);
+        let values = [
+            ("$N2", 2 * n),
+            ("$N3", 3 * n),
+            ("$NK", n + k),
+            ("$HG", h + g),
+            ("$N", n),
+            ("$K", k),
+            ("$M", h * d),
+            ("$V", g * e),
+            ("$P", p),
+            ("$F", p / 2),
+            ("$R", d / 2),
+            ("$H", h),
+            ("$G", g),
+            ("$D", d),
+            ("$E", e),
+        ];
+        values.iter().fold(text.to_owned(), |t, (name, n)| t.replace(name, &n.to_string()))
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "H, G, D, E = {:?}", self.heads)?;
+        if *self == Sizes::heads(self.heads) {
+            Ok(())
+        } else {
+            write!(f, ", N, K = {:?}", self.channels)
+        }
+    }
+}
+
+/// Calls of fused ops.
+pub(crate) const CASES: &[Case] = &[
+    Case(
+        "%r, %s = add_rmsnorm(%x, %y, %norm) {eps: 0.01, offset: 1} : DT[T, $N], DT[T, $N]",
+        "%r, %s",
+    ),
+    // In place of its second operand, and without a weight.
+    Case(
+        "%t, %u = add_rmsnorm(%x, %y, _) {eps: 0.01, offset: 0} : DT[T, $N], DT[T, $N]",
+        "%t, %u, %x",
+    ),
+    Case("%r = swiglu(%x, %y) : DT[T, $N]", "%r, %y"),
+    Case("%r = swiglu(%x, %y) : DT[T, $N]", "%r, %x"),
+    Case("%r = geglu(%x, %y) : DT[T, $N]", "%r"),
+    Case("%r = swiglu_packed(%packed) : DT[T, $F]", "%r"),
+    Case("%r = geglu_packed(%packed) : DT[T, $F]", "%r"),
+    Case("%r = linear_add(%x, %k, %w, _) : DT[T, $N]", "%r, %x"),
+    Case("%r = linear_add(%x, %k, %w, %bias) : DT[T, $N]", "%r"),
+    Case("%r = linear_add(%y, %k, %w, _) : DT[T, $N]", "%r"),
+    Case(
+        "%r = norm_linear(%x, %norm, %wr, _) {eps: 0.01, offset: 0, dtype: none} : DT[T, $K]",
+        "%r",
+    ),
+    Case("%r = norm_linear(%x, _, %wr, %kb) {eps: 0.01, offset: 0, dtype: f32} : f32[T, $K]", "%r"),
+    Case(
+        "%r = gather_norm_linear(%x, %rows, %norm, %wr, _) {eps: 0.01, offset: 1, dtype: f32} : f32[B, $K]",
+        "%r",
+    ),
+    Case("%r = linear_swiglu(%k, %w2, _) : DT[T, $N]", "%r"),
+    Case("%r = linear_geglu(%k, %w2, %b2) : DT[T, $N]", "%r"),
+    Case("%r = norm_linear_swiglu(%k, _, %w2, %b2) {eps: 0.1, offset: 0} : DT[T, $N]", "%r"),
+    Case("%r = norm_linear_geglu(%k, %kb, %w2, _) {eps: 0.1, offset: 1} : DT[T, $N]", "%r"),
+    Case(
+        "%ks, %vs = rope_kv_write(%kh, %vh, %pos, %freqs, %k0, %v0) {style: neox, scale: 1.2} : state DT[$G, $D], state DT[$G, $E]",
+        "",
+    ),
+    Case(
+        "%r, %ks, %vs = qk_rope_kv_write(%qh, %kh, %vh, %pos, %freqs, %k0, %v0, _, _) {eps: none, offset: none, style: interleaved, scale: 1} : DT[T, $H, $D], state DT[$G, $D], state DT[$G, $E]",
+        "%r",
+    ),
+    Case(
+        "%r, %ks, %vs = qk_rope_kv_write(%qh, %kh, %vh, %pos, %freqs, %k0, %v0, %head, %head) {eps: 0.1, offset: 1, style: neox, scale: 1} : DT[T, $H, $D], state DT[$G, $D], state DT[$G, $E]",
+        "%r, %x",
+    ),
+    Case(
+        "%r, %ks, %vs = qkv_rope_kv_write(%packed, %pos, %freqs, %k0, %v0, %head, %head) {eps: 0.1, offset: 0, style: neox, scale: 1} : DT[T, $H, $D], state DT[$G, $D], state DT[$G, $E]",
+        "%r",
+    ),
+    Case(
+        "%r = paged_attention(%qh, %k1, %v1, _) {scale: 0.7, cap: none, window: none} : DT[T, $H, $E]",
+        "%r",
+    ),
+    Case(
+        "%r = paged_attention(%qh, %k1, %v1, _) {scale: 0.9, cap: 1.5, window: 5} : DT[T, $H, $E]",
+        "%r",
+    ),
+    Case(
+        "%r = paged_attention(%qh, %k1, %v1, %sinks) {scale: 0.5, cap: none, window: 30} : DT[T, $H, $E]",
+        "%r",
+    ),
+    Case(
+        "%r = attention(%qh, %kc, %vc, %sinks) {scale: 0.7, cap: none, window: 9} : DT[T, $H, $E]",
+        "%r",
+    ),
+    Case(
+        "%r = attention(%qh, %kc, %vc, _) {scale: 0.7, cap: 2, window: none} : DT[T, $H, $E]",
+        "%r, %x",
+    ),
+];
+
+/// Calls of fused ops that run on GPUs only.
+pub(crate) const ON_GPUS: &[Case] = &[
+    Case(
+        "%r, %ks, %vs = norm_qkv_rope_kv_write(%k, %kb, %wqkv, _, %pos, %freqs, %k0, %v0, _, _) {eps: 0.1, offset: 0, head_eps: none, head_offset: none, style: neox, scale: 1} : DT[T, $H, $D], state DT[$G, $D], state DT[$G, $E]",
+        "%r",
+    ),
+    Case(
+        "%r, %ks, %vs = norm_qkv_rope_kv_write(%k, _, %wqkv, %pb, %pos, %freqs, %k0, %v0, %head, %head) {eps: 0.1, offset: 1, head_eps: 0.1, head_offset: 0, style: neox, scale: 1.2} : DT[T, $H, $D], state DT[$G, $D], state DT[$G, $E]",
+        "%r, %k",
+    ),
+    Case(
+        "%r, %ks, %vs = norm_qkv_rope_kv_write(%k, %kb, %wqkv, %pb, %pos, %freqs, %k0, %v0, _, _) {eps: 0.1, offset: 1, head_eps: none, head_offset: none, style: interleaved, scale: 1} : DT[T, $H, $D], state DT[$G, $D], state DT[$G, $E]",
+        "%r",
+    ),
+    Case("%r = expert_ffn(%x, %best, %picked, %gate, %up, %down) : DT[T, $N]", "%r, %x"),
+    Case(
+        "%r, %i = router_topk(%x, %router, _, _) {sigmoid: false, k: 3, groups: 1, keep: 1, renormalise: true, dtype: f32} : f32[T, 3], u32[T, 3]",
+        "%r, %i",
+    ),
+    Case(
+        "%r, %i = router_topk(%x, %router, %choice, %choice) {sigmoid: true, k: 4, groups: 4, keep: 2, renormalise: false, dtype: f32} : f32[T, 4], u32[T, 4]",
+        "%r, %i",
+    ),
+];
+
+/// Calls of primitives.
+pub(crate) const PRIMITIVES: &[Case] = &[
+    Case("%r = add(%x, %y) : DT[T, $N]", "%r, %x"),
+    Case("%r = add(%x, %bias) : DT[T, $N]", "%r"),
+    Case("%r = add(%x, %column) : DT[T, $N]", "%r"),
+    Case("%r = mul(%x, %y) : DT[T, $N]", "%r"),
+    Case("%r = mul(%x, %bias) : DT[T, $N]", "%r"),
+    Case("%r = scale(%x) {by: -0.125} : DT[T, $N]", "%r"),
+    Case("%r = silu(%x) : DT[T, $N]", "%r"),
+    Case("%r = gelu(%x) : DT[T, $N]", "%r"),
+    Case("%r = gelu_tanh(%x) : DT[T, $N]", "%r"),
+    Case("%r = softcap(%x) {cap: 0.7} : DT[T, $N]", "%r"),
+    Case("%r = softcap(%dots) {cap: 5} : f32[$H, T, S]", "%r"),
+    Case(r#"%r = map(%x, _, _) {expr: "a > 0 ? a ** 2 : -a"} : DT[T, $N]"#, "%r"),
+    Case(r#"%r = map(%x, %y, _) {expr: "max(a, b) / (1 + exp(-b))"} : DT[T, $N]"#, "%r"),
+    Case(r#"%r = map(%x, %y, %bias) {expr: "a * c + (1 - c) * b"} : DT[T, $N]"#, "%r"),
+    Case("%r = cast(%x) {dtype: f32} : f32[T, $N]", "%r"),
+    Case("%r = cast(%f) {dtype: DT} : DT[T, $N]", "%r"),
+    Case("%r = cast(%x) {dtype: bf16} : bf16[T, $N]", "%r"),
+    Case("%r = argmax(%x) : u32[T]", "%r"),
+    Case("%r = argmax(%qh) : u32[T, $H]", "%r"),
+    Case("%r = concat(%x, %k) {axis: 1} : DT[T, $NK]", "%r"),
+    Case("%r = concat(%qh, %kh) {axis: 1} : DT[T, $HG, $D]", "%r"),
+    Case("%r = slice(%x) {axis: 1, start: 1, len: 3} : DT[T, 3]", "%r"),
+    Case("%r = slice(%qh) {axis: 1, start: 1, len: 2} : DT[T, 2, $D]", "%r"),
+    Case("%r = embedding(%ids, %wx) : DT[T, $N]", "%r"),
+    Case("%r = expert_linear(%x, %gate, %picked) : DT[T, 3, $K]", "%r"),
+    Case("%r = expert_linear(%each, %gate, %picked) : DT[T, 3, $K]", "%r"),
+    Case("%r = gather_rows(%x, %rows) : DT[B, $N]", "%r"),
+    Case(
+        "%ks = kv_write(%k0, %kh) : state DT[$G, $D]\n  %vs = kv_write(%v0, %vh) : state DT[$G, $E]",
+        "",
+    ),
+    Case("%r = kv_read(%k1) : DT[S, $G, $D]", "%r"),
+    Case("%r = layernorm(%x, %norm, %bias) {eps: 0.01} : DT[T, $N]", "%r"),
+    Case("%r = layernorm(%x, _, _) {eps: 0.01} : DT[T, $N]", "%r"),
+    Case("%r = linear(%k, %w, %nb) {dtype: none} : DT[T, $N]", "%r"),
+    Case("%r = linear(%k, %w, _) {dtype: f32} : f32[T, $N]", "%r"),
+    Case("%r = linear(%k, %w, %bias) {dtype: none} : DT[T, $N]", "%r"),
+    Case("%r = mask(%dots) {window: none} : f32[$H, T, S]", "%r"),
+    Case("%r = mask(%dots) {window: 5} : f32[$H, T, S]", "%r"),
+    Case("%r = matmul(%x, %wt) : DT[T, 5]", "%r"),
+    Case("%r = scores(%qh, %kc) : f32[$H, T, S]", "%r"),
+    Case("%r = softmax(%dots, _) : f32[$H, T, S]", "%r"),
+    Case("%r = softmax(%dots, %sinks) : f32[$H, T, S]", "%r"),
+    Case("%r = softmax(%x, _) : DT[T, $N]", "%r"),
+    Case("%r = mix(%dots, %vc) : DT[T, $H, $E]", "%r"),
+    Case("%r = reduce(%qh) {by: sum, axis: 1} : DT[T, 1, $D]", "%r"),
+    Case("%r = reduce(%qh) {by: max, axis: 2} : DT[T, $H, 1]", "%r"),
+    Case("%r = reduce(%f) {by: mean, axis: 1} : f32[T, 1]", "%r"),
+    Case("%r = rmsnorm(%x, %norm) {eps: 0.01, offset: 1} : DT[T, $N]", "%r, %x"),
+    Case("%r = rmsnorm(%x, _) {eps: 0.01, offset: 0} : DT[T, $N]", "%r"),
+    Case("%r = rmsnorm(%qh, %head) {eps: 0.01, offset: 0} : DT[T, $H, $D]", "%r"),
+    Case("%r = rope(%qh, %pos, %freqs) {style: neox, scale: 1} : DT[T, $H, $D]", "%r"),
+    Case("%r = rope(%qh, %pos, %freqs) {style: interleaved, scale: 0.9} : DT[T, $H, $D]", "%r, %x"),
+    Case("%r = rope(%kc, %cpos, %freqs) {style: neox, scale: 1.2} : DT[S, $G, $D]", "%r"),
+    Case("%r, %i = topk(%f, _) {k: 5, groups: 1, keep: 1} : f32[T, 5], u32[T, 5]", "%r, %i"),
+    Case("%r, %i = topk(%sf, %choice) {k: 4, groups: 4, keep: 2} : f32[T, 4], u32[T, 4]", "%r, %i"),
+    // The same value twice: the second is a copy.
+    Case("%r = scale(%x) {by: 3} : DT[T, $N]", "%r, %r"),
+];
+
+/// `[H, G, D, E]`.
+pub(crate) const HEADS: [[usize; 4]; 4] =
+    [[6, 3, 6, 5], [4, 4, 14, 14], [5, 1, 2, 3], [8, 2, 64, 64]];
+
+/// Prompts in pieces, short and long ones, and decodes.
+pub(crate) static RAGGED: Batch = Batch {
+    name: "ragged",
+    buckets: &[Bucket::ALL],
+    steps: &[
+        &[(70, 70), (1, 1), (17, 17)],
+        &[(1, 71), (33, 34), (3, 20)],
+        &[(1, 72), (1, 35), (1, 21)],
+        &[(2, 74), (3, 38), (40, 61)],
+    ],
+    limits: Dims { t: 120, b: 3, s: 300, pairs: 20_000 },
+};
+
+/// For a GPU's kernels, which are chosen by the most tokens that a step may have.
+pub(crate) static SINGLE: Batch = Batch {
+    name: "1 token",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(1, 1)], &[(1, 2)]],
+    limits: Dims { t: 1, b: 1, s: 16, pairs: 16 },
+};
+
+/// As [`SINGLE`]: five and eight sequences.
+pub(crate) static FEW: Batch = Batch {
+    name: "5 and 8 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(1, 1); 5], &[(1, 1); 8]],
+    limits: Dims { t: 8, b: 8, s: 128, pairs: 128 },
+};
+
+/// As [`SINGLE`]: sixteen tokens, and nine.
+pub(crate) static SIXTEEN: Batch = Batch {
+    name: "16 and 9 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(14, 14), (1, 1), (1, 1)], &[(1, 15), (1, 2), (7, 8)]],
+    limits: Dims { t: 16, b: 3, s: 48, pairs: 400 },
+};
+
+/// As [`SINGLE`]: many sequences, but fewer than two tiles of 16 hold.
+pub(crate) static MIDDLE: Batch = Batch {
+    name: "29 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(1, 1); 29], &[(1, 2); 29]],
+    limits: Dims { t: 32, b: 32, s: 512, pairs: 512 },
+};
+
+/// As [`SINGLE`]: prompts.
+pub(crate) static LARGE: Batch = Batch {
+    name: "64 and 18 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(60, 60), (1, 1), (3, 3)], &[(1, 61), (16, 17), (1, 4)]],
+    limits: Dims { t: 64, b: 3, s: 128, pairs: 4096 },
+};
+
+/// Prompts, and decode steps of long and short contexts, which have kernels of their own.
+pub(crate) static DECODES: Batch = Batch {
+    name: "prompts and decodes",
+    buckets: &[Bucket::ALL, Bucket { min: 1, max: u64::MAX, decode: true }],
+    steps: &[
+        &[(70, 70), (1, 1), (17, 17)],
+        &[(1, 71), (1, 2), (1, 18)],
+        &[(330, 401), (33, 35), (2, 20)],
+        &[(1, 402), (1, 36), (1, 21)],
+    ],
+    limits: Dims { t: 400, b: 3, s: 500, pairs: 200_000 },
+};

@@ -1,0 +1,235 @@
+//! What the checks of kernels against their ops' bodies share, whatever the kernels run on: random
+//! weights, ragged batches on scattered blocks, and the comparison.
+
+pub(crate) mod cases;
+
+use std::collections::HashMap;
+use std::fmt;
+
+use infernum_codegen::Bucket;
+use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqStep, States, Step, Tensor};
+use infernum_ir::{DType, Dims, Module, Param, Tolerance, Type, WeightRef};
+
+use crate::cpu::convert;
+use crate::{Observed, PlanExecutor, StepInputs, TensorBytes, WeightSource};
+
+/// How one kernel did on one case.
+#[derive(Clone, Debug)]
+pub struct KernelVerdict {
+    /// The op.
+    pub op: String,
+    /// Which of its template's variants; `None` on the CPU.
+    pub variant: Option<String>,
+    /// Its activations' element type.
+    pub dtype: DType,
+    /// The call, and the sizes.
+    pub case: String,
+    /// Normalised root-mean-square error, the worst of all results and steps.
+    pub error: f64,
+    /// What the op's tolerance allows.
+    pub allowed: f64,
+    /// Why it could not be compared, or what is not even finite.
+    pub problem: Option<String>,
+}
+
+impl KernelVerdict {
+    /// Whether the kernel is right.
+    pub fn passed(&self) -> bool {
+        self.problem.is_none() && self.error <= self.allowed
+    }
+}
+
+impl fmt::Display for KernelVerdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark = if self.passed() { "ok  " } else { "FAIL" };
+        write!(f, "{mark} {}", self.op)?;
+        if let Some(variant) = &self.variant {
+            write!(f, ".{variant}")?;
+        }
+        write!(f, " {} ({}): ", self.dtype, self.case)?;
+        match &self.problem {
+            Some(problem) => f.write_str(problem),
+            None => write!(f, "error {:.2e} of {:.2e}", self.error, self.allowed),
+        }
+    }
+}
+
+/// The error that a tolerance allows.
+pub(crate) fn allowed(tolerance: Tolerance, dtype: DType) -> f64 {
+    match dtype {
+        DType::Bf16 => tolerance.ulps16 / 256.0,
+        DType::F16 => tolerance.ulps16 / 2048.0,
+        _ => tolerance.f32,
+    }
+}
+
+/// Steps of several sequences: of each the tokens that are new, and how many it has then.
+pub(crate) struct Batch {
+    pub(crate) name: &'static str,
+    /// The kinds of steps that kernels are chosen for.
+    pub(crate) buckets: &'static [Bucket],
+    pub(crate) steps: &'static [&'static [(usize, usize)]],
+    pub(crate) limits: Dims,
+}
+
+impl Batch {
+    /// Blocks of the cache, none of which two sequences share.
+    pub(crate) fn blocks(&self, block: usize) -> usize {
+        self.sequences() * self.blocks_of_one(block)
+    }
+
+    fn sequences(&self) -> usize {
+        self.steps.iter().map(|s| s.len()).max().unwrap_or(0)
+    }
+
+    fn blocks_of_one(&self, block: usize) -> usize {
+        let longest = self.steps.iter().flat_map(|s| s.iter()).map(|s| s.1).max();
+        longest.unwrap_or(0).div_ceil(block)
+    }
+
+    /// Every sequence has its part of the cache. None of its blocks lies behind another; but for the
+    /// second sequence, whose blocks do.
+    fn table(&self, sequence: usize, context: usize, block: usize) -> Vec<u32> {
+        let (all, own) = (self.blocks_of_one(block), context.div_ceil(block));
+        // A stride that has no divisor in common with the number of blocks visits each once.
+        let stride = (7..).find(|s| gcd(*s, all.max(1)) == 1).unwrap_or(1);
+        let within = |b: usize| if sequence == 1 { b } else { b * stride % all };
+        (0..own).map(|b| (sequence * all + within(b)) as u32).collect()
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// A module's steps and what they yield in `f64`, computed once for all kernels that are tried.
+pub(crate) struct Trial {
+    pub(crate) weights: Weights,
+    steps: Vec<(StepInputs, Carried)>,
+}
+
+impl Trial {
+    /// With random weights, on blocks of so many tokens.
+    pub(crate) fn new(
+        module: &Module,
+        seed: u64,
+        batch: &Batch,
+        block: usize,
+    ) -> Result<Trial, String> {
+        let weights = Weights::of(module, seed)?;
+        let (mut states, mut steps) = (States::default(), Vec::new());
+        for (n, sizes) in batch.steps.iter().enumerate() {
+            let seqs = sizes.iter().map(|&(new, context)| SeqStep { new, context }).collect();
+            let step = Step { seqs };
+            let tokens = step.dims().t as usize;
+            let tokens: Vec<u32> =
+                (0..tokens).map(|i| ((i * 11 + 7 * n + 3) % 31) as u32).collect();
+            let exact = weights.interpret(module, &step, &tokens, &mut states)?;
+            let mut inputs = StepInputs::new(block);
+            let mut at = 0;
+            for (i, seq) in step.seqs.iter().enumerate() {
+                let blocks = batch.table(i, seq.context, block);
+                let new = &tokens[at..at + seq.new];
+                inputs.push(new, seq.context, &blocks).map_err(|e| e.to_string())?;
+                at += seq.new;
+            }
+            steps.push((inputs, exact));
+        }
+        Ok(Trial { weights, steps })
+    }
+
+    /// The worst error of an executor's steps.
+    pub(crate) fn worst(&self, executor: &mut dyn PlanExecutor) -> Result<f64, String> {
+        let (mut worst, mut finite) = (0.0_f64, true);
+        for (inputs, exact) in &self.steps {
+            let mut observe = |_: usize, found: Vec<Observed>| {
+                for (found, exact) in found.iter().zip(exact) {
+                    let error = error(&found.data, &exact.data);
+                    finite &= !error.is_nan();
+                    worst = worst.max(error);
+                }
+            };
+            let ticket = executor.submit_observed(inputs, &mut observe);
+            ticket.and_then(|t| executor.wait(t).map(|_| ())).map_err(|e| e.to_string())?;
+        }
+        if finite { Ok(worst) } else { Err("a result is not finite".to_owned()) }
+    }
+}
+
+/// Normalised; NaN where an element is not finite that should be, or missing. What is masked is
+/// infinite in both.
+fn error(found: &[f64], exact: &[f64]) -> f64 {
+    let square = |(a, b): (&f64, &f64)| if a == b { 0.0 } else { (a - b).powi(2) };
+    let error: f64 = found.iter().zip(exact).map(square).sum();
+    let norm: f64 = exact.iter().filter(|b| b.is_finite()).map(|b| b * b).sum();
+    match (found.len() == exact.len(), error.is_finite()) {
+        (true, true) if error == 0.0 => 0.0,
+        (true, true) => (error / norm).sqrt(),
+        _ => f64::NAN,
+    }
+}
+
+/// Random weights, as they are stored and as they are meant.
+pub(crate) struct Weights(HashMap<String, (TensorBytes, Vec<f64>)>);
+
+impl Weights {
+    fn of(module: &Module, seed: u64) -> Result<Weights, String> {
+        let mut all = HashMap::new();
+        for (_, param, ty) in module.graphs.iter().flat_map(infernum_ir::Graph::params) {
+            let (Param::Weight(w), Type::Tensor(ty)) = (param, ty) else { continue };
+            let sizes = ty.sizes(&Dims::default());
+            let mut values = noise(&w.name, seed, sizes.iter().product());
+            if w.name.starts_with(EIGHTHS) {
+                values.iter_mut().for_each(|v| *v = (*v * 8.0).round() / 8.0);
+            }
+            let size = convert::size(ty.dtype).ok_or("weights of a block format")?;
+            let mut bytes = vec![0; values.len() * size];
+            convert::encode(ty.dtype, &values, &mut bytes)?;
+            values.clear();
+            convert::decode(ty.dtype, &bytes, &mut values)?;
+            let shape = sizes.iter().map(|&n| n as u64).collect();
+            let stored = TensorBytes { dtype: ty.dtype, shape, bytes: bytes.into() };
+            all.insert(w.name.clone(), (stored, values));
+        }
+        Ok(Weights(all))
+    }
+
+    /// What a step carries at its end.
+    fn interpret(
+        &self,
+        module: &Module,
+        step: &Step,
+        tokens: &[u32],
+        states: &mut States,
+    ) -> Result<Carried, String> {
+        let weights = |w: &WeightRef, _: Option<u32>, ty: &Type| {
+            let shape = ty.tensor()?.sizes(&Dims::default());
+            let (_, values) = self.0.get(&w.name).ok_or("no such weight")?;
+            Ok(Tensor { shape, data: values.clone() })
+        };
+        let interpreter = Interpreter::new(&weights, Rounding::ToType);
+        interpreter.step(module, step, tokens, states, &mut |_, _| {})
+    }
+}
+
+impl WeightSource for Weights {
+    fn tensor(&self, name: &str) -> Option<TensorBytes> {
+        self.0.get(name).map(|(stored, _)| stored.clone())
+    }
+}
+
+/// Weights whose names begin so are eighths: sums of a few hundred of their products are exact in f32,
+/// so that what exact ops make of them can be compared bit by bit.
+const EIGHTHS: &str = "eighths";
+
+/// Numbers in -1..1 that depend on the name and the seed (SplitMix64).
+fn noise(name: &str, seed: u64, n: usize) -> Vec<f64> {
+    let start = name.bytes().fold(seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let number = |i: u64| {
+        let z = start.wrapping_add((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    };
+    (0..n as u64).map(number).collect()
+}
