@@ -10,4 +10,5 @@ mod mutations;
 mod optimal;
 mod parity;
 mod rule_files;
+mod sampling;
 mod support;

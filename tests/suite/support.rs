@@ -201,7 +201,7 @@ impl Launches {
 }
 
 /// Loads a plan on [`machine`].
-fn executor(
+pub(crate) fn executor(
     plan: Plan,
     weights: &dyn WeightSource,
     kv_blocks: usize,

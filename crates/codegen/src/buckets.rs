@@ -52,6 +52,7 @@ fn build(
         device: None,
         kernels: Vec::new(),
         pick: None,
+        sample: None,
     };
     let mut binder = Binder::default();
     for (bucket, module) in modules {

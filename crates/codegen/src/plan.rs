@@ -51,6 +51,9 @@ pub struct Plan {
     pub kernels: Vec<Kernel>,
     /// On a GPU, picks the likeliest token of each row of the first output.
     pub pick: Option<Launch>,
+    /// On a GPU, where the output has a row for each sequence: picks a token of each as the sequence
+    /// asks.
+    pub sample: Option<Launch>,
 }
 
 /// How the steps of one bucket run.

@@ -190,6 +190,12 @@ impl<E: Executor> Engine<E> {
         if self.planned.is_empty() {
             return Ok(());
         }
+        let samples = self.executor.samples();
+        let mut planned = self.planned.iter().map(|(index, _)| &self.running[*index]);
+        self.executor.set_logits(!samples && planned.any(|s| !s.request.sampling.is_greedy()));
+        // A step could be submitted ahead of the one before: a `Choice` needs the position of its
+        // token, not the tokens before it, unless there are penalties. What is missing is an input
+        // for a token that is still on the device.
         let ticket = self.executor.submit(&self.inputs)?;
         let output = self.executor.wait(ticket)?;
         for (row, &(index, new)) in self.planned.iter().enumerate() {
@@ -198,9 +204,11 @@ impl<E: Executor> Engine<E> {
             if sequence.computed < sequence.tokens.len() {
                 continue; // the prompt goes on
             }
-            let picked = output.tokens.get(row).filter(|_| sequence.request.sampling.is_greedy());
-            let token = if let Some(token) = picked {
-                *token
+            let picked =
+                output.tokens.get(row).filter(|_| samples || sequence.request.sampling.is_greedy());
+            let token = if let Some(&token) = picked {
+                sequence.sampler.note(token);
+                token
             } else {
                 self.row.clear();
                 self.row.extend_from_slice(output.row(row));
@@ -220,6 +228,7 @@ impl<E: Executor> Engine<E> {
         self.inputs.clear();
         self.planned.clear();
         let limits = self.limits.step;
+        let samples = self.executor.samples();
         let mut left = limits;
         for (index, s) in self.running.iter_mut().enumerate() {
             let wanted = (s.tokens.len() - s.computed).min(self.limits.chunk);
@@ -239,6 +248,9 @@ impl<E: Executor> Engine<E> {
                 });
             }
             self.inputs.push(&s.tokens[s.computed..context], context, &s.blocks)?;
+            if samples && context == s.tokens.len() {
+                self.inputs.choose(&s.sampler.choice(context as u64));
+            }
             self.planned.push((index, new));
             left.t -= new as u64;
             left.b -= 1;
@@ -300,6 +312,9 @@ mod tests {
 
     /// Its next token is a hash of the tokens it was given for the blocks it was given.
     struct Fake {
+        /// Picks tokens itself, as a GPU does, and gives no logits unless they are asked for.
+        samples: bool,
+        logits: bool,
         rows: Vec<Option<u32>>,
         block_size: usize,
         limits: Dims,
@@ -316,6 +331,8 @@ mod tests {
             assert!(dims.t <= self.limits.t && dims.b <= self.limits.b);
             assert!(dims.s <= self.limits.s && dims.pairs <= self.limits.pairs);
             self.output.logits.clear();
+            self.output.tokens.clear();
+            let mut choices: std::collections::BTreeMap<_, _> = inputs.choices().collect();
             let mut tokens = inputs.tokens().iter();
             for (i, seq) in inputs.step().seqs.iter().enumerate() {
                 let slot = |p: usize| {
@@ -329,11 +346,26 @@ mod tests {
                     (0..seq.context).map(|p| self.rows[slot(p)].expect("a row that was written"));
                 let next = hash(context) as usize;
                 let row = (0..VOCAB).map(|t| if t == next { 1.0 } else { 0.0 });
-                self.output.logits.extend(row);
+                let row: Vec<f32> = row.collect();
+                if self.samples {
+                    let token = choices.remove(&i).map_or(next as u32, |c| c.pick(&row));
+                    self.output.tokens.push(token);
+                }
+                if self.logits || !self.samples {
+                    self.output.logits.extend(row);
+                }
             }
             self.output.rows = dims.b as usize;
             self.output.columns = VOCAB;
             Ok(Ticket(0))
+        }
+
+        fn samples(&self) -> bool {
+            self.samples
+        }
+
+        fn set_logits(&mut self, wanted: bool) {
+            self.logits = wanted;
         }
 
         fn wait(&mut self, _: Ticket) -> Result<&StepOutput, ExecError> {
@@ -342,9 +374,14 @@ mod tests {
     }
 
     fn engine(step: Dims, chunk: usize) -> Engine<Fake> {
+        engine_of(step, chunk, false)
+    }
+
+    fn engine_of(step: Dims, chunk: usize, samples: bool) -> Engine<Fake> {
         let (blocks, block_size) = (64, 4);
         let rows = vec![None; blocks * block_size];
-        let executor = Fake { rows, block_size, limits: step, output: StepOutput::default() };
+        let output = StepOutput::default();
+        let executor = Fake { samples, logits: true, rows, block_size, limits: step, output };
         let limits = EngineLimits { step, max_length: 40, chunk, blocks, block_size, vocab: VOCAB };
         Engine::new(executor, limits)
     }
@@ -396,6 +433,34 @@ mod tests {
             let (free, total) = engine.blocks();
             prop_assert_eq!(free, total);
         }
+    }
+
+    #[test]
+    fn an_executor_that_samples_picks_what_the_host_would() {
+        let step = Dims { t: 8, b: 3, s: 160, pairs: 300 };
+        let sampling = SamplingParams {
+            temperature: 0.8,
+            top_p: 0.9,
+            repetition_penalty: 1.3,
+            frequency_penalty: 0.2,
+            ..SamplingParams::default()
+        };
+        let outputs = |samples: bool| {
+            let mut engine = engine_of(step, 4, samples);
+            for seed in 0..5 {
+                let sampling = SamplingParams { seed, ..sampling };
+                let sampling = if seed == 0 { SamplingParams::default() } else { sampling };
+                let tokens = vec![seed as u32 + 1; 1 + 3 * seed as usize];
+                engine.submit(Request { sampling, ..request(tokens, 20) }).unwrap();
+            }
+            let mut events = Vec::new();
+            while !engine.is_idle() {
+                engine.step(&mut events).unwrap();
+                assert!(!samples || !engine.executor.logits, "logits nobody needs");
+            }
+            events
+        };
+        assert_eq!(outputs(true), outputs(false));
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub mod cuda;
 mod engine;
 mod error;
 mod kv;
+mod noise;
 mod observe;
 mod plan_check;
 mod sampler;
@@ -19,7 +20,7 @@ pub use engine::{Engine, EngineError, EngineLimits, Event, FinishReason, Request
 pub use error::{ExecError, LoadError, TensorProblem};
 pub use kv::BlockPool;
 pub use observe::{Observed, Observer};
-pub use sampler::{Sampler, SamplingError, SamplingParams, argmax};
+pub use sampler::{Choice, Sampler, SamplingError, SamplingParams, Seen, argmax};
 pub use sources::{CheckpointWeights, RandomWeights};
 pub use step::{StepInputs, StepOutput};
 pub use target::{Buffer, Cpu, Cuda, Executor, HostMemory, OnTarget, PlanExecutor, Target, Ticket};

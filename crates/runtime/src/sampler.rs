@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::noise::Noise;
+
 /// How a request's tokens are picked. The default is greedy.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -56,8 +58,26 @@ pub struct SamplingError {
 impl SamplingParams {
     /// Whether the largest logit wins, as it is: no chance and no penalty.
     pub fn is_greedy(&self) -> bool {
+        self.takes_largest() && !self.has_penalties()
+    }
+
+    /// Whether there is no chance in it.
+    fn takes_largest(&self) -> bool {
+        self.temperature == 0.0 || self.top_k == 1
+    }
+
+    fn has_penalties(&self) -> bool {
         let penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty);
-        self.temperature == 0.0 && penalties == (1.0, 0.0, 0.0)
+        penalties != (1.0, 0.0, 0.0)
+    }
+
+    /// What takes a logit to log2 of a weight: log2(e) over the temperature; 0 if the largest wins.
+    pub(crate) fn scale(&self) -> f32 {
+        if self.takes_largest() {
+            return 0.0;
+        }
+        // Bounded, so that it times a difference of 0 is 0.
+        (std::f32::consts::LOG2_E / self.temperature).min(1e30)
     }
 
     /// Refuses parameters that mean nothing.
@@ -78,11 +98,34 @@ impl SamplingParams {
     }
 }
 
-/// How often a token was seen.
-#[derive(Clone, Copy, Debug, Default)]
-struct Seen {
-    in_prompt: bool,
-    generated: u32,
+/// A token that penalties change, as kernels see it too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct Seen {
+    /// Seen in the prompt or generated.
+    pub token: u32,
+    /// How often it was generated.
+    pub generated: u32,
+}
+
+/// How one token is to be picked: all that it depends on but the logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// The request's parameters.
+    pub params: SamplingParams,
+    /// The token's index in the sequence.
+    pub position: u64,
+    /// Tokens with penalties, each once, in order.
+    pub seen: &'a [Seen],
+}
+
+impl Choice<'_> {
+    /// The token of a row of logits.
+    pub fn pick(&self, logits: &[f32]) -> u32 {
+        let (params, seen) = (self.params, self.seen.to_vec());
+        let mut sampler = Sampler { params, seen, candidates: Vec::new() };
+        sampler.sample(&mut logits.to_vec(), self.position)
+    }
 }
 
 /// One request's sampler: its parameters and what it has seen.
@@ -90,7 +133,7 @@ struct Seen {
 pub struct Sampler {
     params: SamplingParams,
     // Kept only where a penalty asks for it; sorted by token.
-    seen: Vec<(u32, Seen)>,
+    seen: Vec<Seen>,
     candidates: Vec<Candidate>,
 }
 
@@ -103,29 +146,30 @@ struct Candidate {
 impl Sampler {
     /// A sampler for a request with this prompt.
     pub fn new(params: SamplingParams, prompt: &[u32]) -> Sampler {
-        let mut sampler = Sampler { params, seen: Vec::new(), candidates: Vec::new() };
+        let mut seen = Vec::new();
         if params.repetition_penalty != 1.0 {
-            for &token in prompt {
-                sampler.seen(token).in_prompt = true;
-            }
+            seen.extend(prompt.iter().map(|&token| Seen { token, generated: 0 }));
+            seen.sort_unstable_by_key(|s| s.token);
+            seen.dedup();
         }
-        sampler
+        Sampler { params, seen, candidates: Vec::new() }
     }
 
-    fn seen(&mut self, token: u32) -> &mut Seen {
-        let at = match self.seen.binary_search_by_key(&token, |(t, _)| *t) {
-            Ok(at) => at,
-            Err(at) => {
-                self.seen.insert(at, (token, Seen::default()));
-                at
-            }
-        };
-        &mut self.seen[at].1
+    /// How the token for `position` is picked, for an executor that does it. It must be told of by
+    /// [`Sampler::note`].
+    pub fn choice(&self, position: u64) -> Choice<'_> {
+        Choice { params: self.params, position, seen: &self.seen }
     }
 
-    fn has_penalties(&self) -> bool {
-        let p = &self.params;
-        p.repetition_penalty != 1.0 || p.frequency_penalty != 0.0 || p.presence_penalty != 0.0
+    /// Remembers a token that was picked.
+    pub fn note(&mut self, token: u32) {
+        if !self.params.has_penalties() {
+            return;
+        }
+        match self.seen.binary_search_by_key(&token, |s| s.token) {
+            Ok(at) => self.seen[at].generated = self.seen[at].generated.saturating_add(1),
+            Err(at) => self.seen.insert(at, Seen { token, generated: 1 }),
+        }
     }
 
     /// Picks the token for `position` (its index in the sequence) and remembers it.
@@ -134,21 +178,19 @@ impl Sampler {
     /// on what else is in the batch. `logits` is left with the penalties applied. NaN never wins.
     pub fn sample(&mut self, logits: &mut [f32], position: u64) -> u32 {
         self.penalise(logits);
-        let token = if self.params.temperature == 0.0 {
+        let token = if self.params.takes_largest() {
             argmax(logits)
         } else {
-            self.draw(logits, uniform(self.params.seed, position))
+            self.draw(logits, Noise::new(self.params.seed, position))
         };
-        if self.has_penalties() {
-            self.seen(token).generated += 1;
-        }
+        self.note(token);
         token
     }
 
     fn penalise(&self, logits: &mut [f32]) {
         let p = &self.params;
-        for (token, seen) in &self.seen {
-            let Some(logit) = logits.get_mut(*token as usize) else { continue };
+        for seen in &self.seen {
+            let Some(logit) = logits.get_mut(seen.token as usize) else { continue };
             let factor = p.repetition_penalty;
             *logit = if *logit > 0.0 { *logit / factor } else { *logit * factor };
             if seen.generated > 0 {
@@ -157,15 +199,14 @@ impl Sampler {
         }
     }
 
-    /// Temperature, then top-k, top-p and min-p on what is left, then a draw by `u` in [0, 1).
-    fn draw(&mut self, logits: &[f32], u: f64) -> u32 {
+    /// Temperature, then top-k, top-p and min-p on what is left, then a draw.
+    fn draw(&mut self, logits: &[f32], noise: Noise) -> u32 {
         let params = self.params;
         let all = &mut self.candidates;
         all.clear();
-        let scaled = logits.iter().enumerate().filter(|(_, l)| **l > f32::NEG_INFINITY);
-        all.extend(
-            scaled.map(|(i, l)| Candidate { logit: l / params.temperature, token: i as u32 }),
-        );
+        let finite = logits.iter().zip(0..).filter(|(l, _)| **l > f32::NEG_INFINITY);
+        // Adding 0 makes -0 equal 0, as it is for `argmax`.
+        all.extend(finite.map(|(l, token)| Candidate { logit: l.min(f32::MAX) + 0.0, token }));
         // Likeliest first; ties by token, so that the order is total and repeatable.
         let order =
             |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
@@ -174,12 +215,12 @@ impl Sampler {
             all.select_nth_unstable_by(k - 1, order);
             all.truncate(k);
         }
-        if params.top_p < 1.0 || k > 0 {
-            all.sort_unstable_by(order);
-        }
         let max = all.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max);
-        let weight = |c: &Candidate| f64::from(c.logit - max).exp();
+        let scale = f64::from(params.scale());
+        let log2_weight = |c: &Candidate| (f64::from(c.logit) - f64::from(max)) * scale;
+        let weight = |c: &Candidate| log2_weight(c).exp2();
         if params.top_p < 1.0 {
+            all.sort_unstable_by(order);
             let enough = all.iter().map(weight).sum::<f64>() * f64::from(params.top_p);
             let mut mass = 0.0;
             let kept = all.iter().take_while(|c| {
@@ -193,15 +234,10 @@ impl Sampler {
         if params.min_p > 0.0 {
             all.retain(|c| weight(c) >= f64::from(params.min_p));
         }
-        let mut left = u * all.iter().map(weight).sum::<f64>();
-        for c in all.iter() {
-            left -= weight(c);
-            if left < 0.0 {
-                return c.token;
-            }
-        }
-        // Rounding may leave a sliver; no candidate at all means no finite logit.
-        all.last().map_or_else(|| argmax(logits), |c| c.token)
+        let best =
+            all.iter().fold(None, |best, c| Some(noise.challenge(best, log2_weight(c), c.token)));
+        // No candidate at all means no finite logit.
+        best.map_or_else(|| argmax(logits), |(_, token)| token)
     }
 }
 
@@ -214,19 +250,6 @@ pub fn argmax(logits: &[f32]) -> u32 {
         }
     }
     best.1
-}
-
-/// A number in [0, 1) for a seed and a position: two rounds of SplitMix64's finaliser
-/// (Steele et al. 2014), whose outputs for distinct inputs are independent for our purpose.
-fn uniform(seed: u64, position: u64) -> f64 {
-    let mix = |mut z: u64| {
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
-    let step = position.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let bits = mix(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)) ^ step);
-    (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
 #[cfg(test)]

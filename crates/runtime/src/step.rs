@@ -2,7 +2,7 @@
 
 use infernum_ir::interp::{SeqStep, Step};
 
-use crate::ExecError;
+use crate::{Choice, ExecError, SamplingParams, Seen};
 
 /// The inputs of one step: tokens of several sequences, flattened, and where each sequence's
 /// rows lie in the paged KV cache. Filled again for every step, without allocating once it has
@@ -15,6 +15,18 @@ pub struct StepInputs {
     blocks: Vec<u32>,
     /// Where each sequence's blocks begin in `blocks`.
     tables: Vec<usize>,
+    /// Of sequences whose token is not simply the likeliest; in order.
+    choices: Vec<Chosen>,
+    seen: Vec<Seen>,
+}
+
+/// A [`Choice`], for a sequence.
+#[derive(Clone, Debug)]
+struct Chosen {
+    seq: usize,
+    params: SamplingParams,
+    position: u64,
+    seen: std::ops::Range<usize>,
 }
 
 /// The result of one step.
@@ -26,8 +38,9 @@ pub struct StepOutput {
     pub rows: usize,
     /// The size of the vocabulary; 0 where the plan yields tokens.
     pub columns: usize,
-    /// The likeliest token of each row, from executors that pick it (those of GPUs) and from plans
-    /// that yield it (pass `greedy`); empty from others.
+    /// A token of each row, from executors that pick it (those of GPUs) and from plans that yield it
+    /// (pass `greedy`): the likeliest, or what [`StepInputs::choose`] says where the executor
+    /// [samples](crate::Executor::samples). Empty from others.
     pub tokens: Vec<u32>,
 }
 
@@ -50,6 +63,8 @@ impl StepInputs {
             tokens: Vec::new(),
             blocks: Vec::new(),
             tables: Vec::new(),
+            choices: Vec::new(),
+            seen: Vec::new(),
         }
     }
 
@@ -59,6 +74,40 @@ impl StepInputs {
         self.tokens.clear();
         self.blocks.clear();
         self.tables.clear();
+        self.choices.clear();
+        self.seen.clear();
+    }
+
+    /// How the token after the last sequence pushed is picked; the likeliest if this is not called.
+    /// Executors that do not [sample](crate::Executor::samples) pay no heed to it.
+    pub fn choose(&mut self, choice: &Choice<'_>) {
+        let Some(seq) = self.step.seqs.len().checked_sub(1) else { return };
+        if choice.params.is_greedy() {
+            return;
+        }
+        let start = self.seen.len();
+        self.seen.extend_from_slice(choice.seen);
+        let (params, position) = (choice.params, choice.position);
+        self.choices.push(Chosen { seq, params, position, seen: start..self.seen.len() });
+    }
+
+    /// Whether any token is not simply the likeliest.
+    pub fn is_sampled(&self) -> bool {
+        !self.choices.is_empty()
+    }
+
+    /// Sequences with what was [chosen](StepInputs::choose) for them, in order; the others' tokens are
+    /// the likeliest.
+    pub fn choices(&self) -> impl Iterator<Item = (usize, Choice<'_>)> {
+        self.choices.iter().map(|c| {
+            let seen = &self.seen[c.seen.clone()];
+            (c.seq, Choice { params: c.params, position: c.position, seen })
+        })
+    }
+
+    /// Tokens with penalties, of all sequences.
+    pub(crate) fn seen(&self) -> &[Seen] {
+        &self.seen
     }
 
     /// Adds a sequence: `tokens` to compute, after which its cache holds `context` rows, row `i`

@@ -126,6 +126,15 @@ pub trait Executor {
         false
     }
 
+    /// Whether it picks tokens as [`StepInputs::choose`] says.
+    fn samples(&self) -> bool {
+        false
+    }
+
+    /// Whether steps bring their logits, or may leave them out where tokens
+    /// ([`StepOutput::tokens`]) are picked anyway.
+    fn set_logits(&mut self, _wanted: bool) {}
+
     /// Waits for the step of the last ticket.
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError>;
 }
@@ -145,10 +154,6 @@ pub trait PlanExecutor: Executor {
     /// Time spent in each op since the start, if it is measured; the longest first.
     fn profile(&self) -> Vec<(String, Duration)>;
 
-    /// Whether steps bring their logits, or may leave them out where the likeliest tokens
-    /// ([`StepOutput::tokens`]) are picked anyway.
-    fn set_logits(&mut self, _wanted: bool) {}
-
     /// What it runs on, for people.
     fn describe(&self) -> String;
 }
@@ -166,6 +171,14 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn yields_tokens(&self) -> bool {
         (**self).yields_tokens()
+    }
+
+    fn samples(&self) -> bool {
+        (**self).samples()
+    }
+
+    fn set_logits(&mut self, wanted: bool) {
+        (**self).set_logits(wanted);
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {

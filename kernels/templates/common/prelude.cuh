@@ -14,6 +14,18 @@ typedef long long i64;
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
 
+// How a sequence's next token is picked: `Choice` in crates/runtime/src/sampler.rs.
+struct Seen { u32 token, generated; };
+struct Choice {
+    float scale;                 // log2(e) / temperature; 0 picks the largest logit
+    u32 top_k;                   // 0 for all
+    float top_p, min_p;
+    float repetition, frequency, presence;
+    u32 key[2];                  // of (seed, position)
+    u32 seen_count;
+    const Seen* seen;            // tokens with penalties, each once
+};
+
 // Inputs of the step. Written before the step's first kernel and constant throughout it, so that
 // it may be read before pdl_wait(). Sequences are in order, and so are their tokens.
 struct Step {
@@ -30,6 +42,7 @@ struct Step {
     const int* context_start;    // [B + 1] first context row in [S]
     const i64* pair_start;       // [T] first of the token's elements in a ragged [T, S]
     const int* blocks;           // [B, block_stride] the cache's blocks of each sequence
+    const Choice* choices;       // [B] for kernels that sample
 };
 
 // The row in the cache's planes of row `i` of sequence `b`'s context.

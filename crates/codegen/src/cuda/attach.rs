@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use infernum_ir::expr::Value as Known;
-use infernum_ir::{DType, Dims, OpSet, TensorType};
+use infernum_ir::{DType, Dims, OpSet, Sym, TensorType};
 
 use super::geometry::{Scope, whole};
 use super::template::Kind;
@@ -64,9 +64,11 @@ pub fn attach(
             call.program = index;
         }
     }
-    plan.pick = pick(plan);
-    if let Some(launch) = &mut plan.pick {
-        launch.run = Some(attach.launch(launch, Bucket::ALL, ARGMAX)?);
+    plan.pick = pick(plan, ARGMAX);
+    plan.sample = pick(plan, SAMPLE).filter(|_| plan.output_rows == Some(Sym::B));
+    for launch in plan.pick.iter_mut().chain(&mut plan.sample) {
+        let name = launch.name.clone();
+        launch.run = Some(attach.launch(launch, Bucket::ALL, &name)?);
     }
     plan.kernels = attach.kernels;
     plan.device = Some(device.clone());
@@ -140,18 +142,21 @@ const CEILING: &str = "read_ceiling";
 /// Greedy sampling, for outputs that are logits.
 const ARGMAX: &str = "argmax";
 
-/// Picks the likeliest token of each row of the logits.
-fn pick(plan: &Plan) -> Option<Launch> {
+/// Any other.
+const SAMPLE: &str = "sample";
+
+/// Picks a token of each row of the logits.
+fn pick(plan: &Plan, op: &str) -> Option<Launch> {
     let logits = plan.outputs().first()?.ty.clone();
     let rows = logits.shape.split_last()?.1.to_vec();
     let value = |ty: TensorType| Value { arg: Arg::Buffer(0), ty: ty.into() };
     (logits.dtype.is_float() && logits.last_const().is_some()).then(|| Launch {
-        op: ARGMAX.to_owned(),
+        op: op.to_owned(),
         attrs: Vec::new(),
         names: vec!["x".to_owned(), "y".to_owned()],
         results: vec![value(TensorType::act(DType::U32, rows))],
         operands: vec![Some(value(logits))],
-        name: ARGMAX.to_owned(),
+        name: op.to_owned(),
         loc: None,
         frees: Vec::new(),
         run: None,
@@ -287,7 +292,7 @@ impl<'a> Attach<'a> {
     }
 
     fn template_of(&self, launch: &Launch, shown: &str) -> Result<String, CudaError> {
-        if [Launch::COPY, ARGMAX, CEILING].contains(&launch.op.as_str()) {
+        if [Launch::COPY, ARGMAX, SAMPLE, CEILING].contains(&launch.op.as_str()) {
             return Ok(launch.op.clone());
         }
         let template = self.ops.find(&launch.op).ok().and_then(|op| op.cuda);

@@ -92,7 +92,7 @@ impl Batch {
     fn table(&self, sequence: usize, context: usize, block: usize) -> Vec<u32> {
         let (all, own) = (self.blocks_of_one(block), context.div_ceil(block));
         // A stride that has no divisor in common with the number of blocks visits each once.
-        let stride = (7..).find(|s| gcd(*s, all.max(1)) == 1).unwrap_or(1);
+        let stride = (7..all.max(8)).find(|s| gcd(*s, all.max(1)) == 1).unwrap_or(1);
         let within = |b: usize| if sequence == 1 { b } else { b * stride % all };
         (0..own).map(|b| (sequence * all + within(b)) as u32).collect()
     }

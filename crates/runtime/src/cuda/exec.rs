@@ -14,6 +14,7 @@ use super::frame::{Frame, shape};
 use super::graphs::{self, Graphs, Key};
 use super::guards::{self, Watched};
 use super::inputs::Layout;
+use super::penalised::Penalised;
 use super::upload::Weights;
 use crate::cpu::convert;
 use crate::plan_check;
@@ -90,7 +91,8 @@ struct Core {
     staged: Pinned,
     inputs: DeviceMemory,
     layout: Layout,
-    /// Greedy tokens: on the GPU and on the host.
+    penalised: Penalised,
+    /// Tokens picked: on the GPU and on the host.
     ids: DeviceMemory,
     host_ids: Pinned,
     host_logits: Pinned,
@@ -148,6 +150,7 @@ impl CudaExecutor {
             staged,
             inputs,
             layout,
+            penalised: Penalised::new(gpu)?,
             ids,
             host_ids,
             host_logits,
@@ -214,7 +217,9 @@ impl CudaExecutor {
         // The staging memory is free once the step before has read it.
         core.stream.synchronize()?;
         let (blocks, rows) = (core.options.kv_blocks, core.plan.output_rows);
-        let (dims, used) = core.layout.write(inputs, blocks, rows, core.staged.bytes_mut())?;
+        let seen = core.penalised.stage(inputs, &core.gpu, &core.stream)?;
+        let (dims, used) =
+            core.layout.write(inputs, blocks, rows, seen, core.staged.bytes_mut())?;
         let (tokens, decode_only) = (dims.t, inputs.is_decode_only());
         let schedule = core.plan.schedule(tokens, decode_only);
         let schedule = schedule.ok_or(ExecError::Bucket { tokens, decode_only })?;
@@ -229,17 +234,9 @@ impl CudaExecutor {
         Ok((schedule, dims))
     }
 
-    /// Brings the results to the host.
-    fn finish(
-        &mut self,
-        schedule: usize,
-        dims: &Dims,
-        in_graph: bool,
-    ) -> Result<Ticket, ExecError> {
+    /// Brings the logits to the host, if they are wanted.
+    fn finish(&mut self, schedule: usize, dims: &Dims) -> Result<Ticket, ExecError> {
         let core = &mut self.core;
-        if !in_graph {
-            core.pick(schedule, dims)?;
-        }
         let (rows, columns, address) = core.output(schedule, dims);
         let columns = if core.plan.yields_tokens() { 0 } else { columns };
         if self.want_logits && rows * columns > 0 {
@@ -272,7 +269,8 @@ impl PlanExecutor for CudaExecutor {
             self.core.call(schedule, index, &dims)?;
             observer(index, self.core.observe(schedule, index, &dims)?);
         }
-        self.finish(schedule, &dims, false)
+        self.core.pick(schedule, &dims, inputs.is_sampled())?;
+        self.finish(schedule, &dims)
     }
 
     fn profile(&self) -> Vec<(String, Duration)> {
@@ -280,10 +278,6 @@ impl PlanExecutor for CudaExecutor {
         let mut ops: Vec<_> = ops.collect();
         ops.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
         ops
-    }
-
-    fn set_logits(&mut self, wanted: bool) {
-        self.want_logits = wanted;
     }
 
     fn describe(&self) -> String {
@@ -301,14 +295,16 @@ impl Executor for CudaExecutor {
         let CudaOptions { graphs, poison, guards, profile, .. } = self.core.options;
         let most = self.core.plan.schedules[schedule].bucket.max;
         let most = most.min(self.core.plan.limits.t).min(self.core.plan.limits.b);
+        let sampled = inputs.is_sampled();
         let recorded = (graphs && !poison && !guards && !profile && inputs.is_decode_only())
             .then(|| graphs::rounded(dims.b, most))
             .flatten();
         let Some(sequences) = recorded else {
             self.core.calls(schedule, &dims)?;
-            return self.finish(schedule, &dims, false);
+            self.core.pick(schedule, &dims, sampled)?;
+            return self.finish(schedule, &dims);
         };
-        let key = Key { schedule, sequences };
+        let key = Key { schedule, sequences, sampled };
         if !self.graphs.0.contains_key(&key) {
             let full = graphs::dims(sequences, &self.core.plan.limits);
             // Libraries choose algorithms when first asked, which cannot be recorded.
@@ -317,16 +313,25 @@ impl Executor for CudaExecutor {
             let core = &mut self.core;
             let graph = capture(&Arc::clone(&core.gpu), stream, || -> Result<(), ExecError> {
                 core.calls(schedule, &full)?;
-                core.pick(schedule, &full)
+                core.pick(schedule, &full, sampled)
             })?;
             self.graphs.0.insert(key, graph);
         }
         self.core.stream.replay(&self.graphs.0[&key])?;
-        self.finish(schedule, &dims, true)
+        self.finish(schedule, &dims)
     }
 
     fn yields_tokens(&self) -> bool {
         self.core.plan.yields_tokens()
+    }
+
+    fn samples(&self) -> bool {
+        self.core.plan.sample.is_some()
+    }
+
+    /// Logits of sequences with penalties come with those applied.
+    fn set_logits(&mut self, wanted: bool) {
+        self.want_logits = wanted;
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
@@ -456,8 +461,9 @@ impl Core {
         Ok(())
     }
 
-    /// Picks the likeliest token of each row, and brings it to the host.
-    fn pick(&mut self, schedule: usize, dims: &Dims) -> Result<(), ExecError> {
+    /// Picks a token of each row, the likeliest or (`sampled`) as the sequences ask, and brings it to
+    /// the host.
+    fn pick(&mut self, schedule: usize, dims: &Dims, sampled: bool) -> Result<(), ExecError> {
         let (rows, columns, logits) = self.output(schedule, dims);
         if rows == 0 {
             return Ok(());
@@ -467,19 +473,25 @@ impl Core {
             self.stream.to_host(host, logits)?;
             return Ok(());
         }
-        let Some(Run::Kernel(k)) = self.plan.pick.as_ref().and_then(|l| l.run.as_ref()) else {
-            return Ok(());
-        };
+        let by = if sampled { self.plan.sample.as_ref() } else { None };
+        let Some(launch) = by.or(self.plan.pick.as_ref()) else { return Ok(()) };
+        let Some(Run::Kernel(k)) = &launch.run else { return Ok(()) };
         if rows == 0 || columns == 0 {
             return Ok(());
         }
-        let fail = |message| ExecError::Launch { launch: "argmax".to_owned(), message };
-        let launch = self.plan.pick.as_ref().ok_or_else(|| fail("missing".to_owned()))?;
+        let fail = |message| ExecError::Launch { launch: launch.name.clone(), message };
+        let timer = self.options.profile.then(|| Timer::start(&self.gpu, &self.stream));
         let (grid, shared) = k.geometry.eval(launch, dims, &self.device).map_err(fail)?;
-        let mut arguments = vec![logits, self.ids.address(), self.inputs.address()];
+        let mut arguments = vec![logits, self.ids.address()];
+        arguments.extend(self.scratch[k.kernel as usize].as_ref().map(DeviceMemory::address));
+        arguments.push(self.inputs.address());
         let function = &self.functions[k.kernel as usize];
         let overlaps = self.options.overlap && self.device.sm >= 90;
         self.stream.launch(function, grid, k.geometry.block, shared, &mut arguments, overlaps)?;
+        if let Some(timer) = timer {
+            let time = timer?.stop(&self.gpu, &self.stream)?;
+            *self.times.entry(launch.op.clone()).or_default() += time;
+        }
         let host = &mut self.host_ids.bytes_mut()[..4 * rows];
         self.stream.to_host(host, self.ids.address())?;
         Ok(())

@@ -2,6 +2,7 @@
 
 use infernum_ir::{Dims, StepInput, Sym};
 
+use crate::noise::Noise;
 use crate::{ExecError, StepInputs};
 
 /// Where each array lies behind the header, for steps of at most some size. The table of blocks
@@ -16,7 +17,9 @@ pub(super) struct Layout {
     end: usize,
 }
 
-const FIELDS: usize = 11;
+const FIELDS: usize = 12;
+/// Bytes of a `Choice`.
+const CHOICE: usize = 48;
 /// Four ints, the pairs, and an address each.
 const HEADER: usize = 16 + 8 + 8 * FIELDS;
 
@@ -35,6 +38,7 @@ enum Field {
     ContextStart,
     PairStart,
     Blocks,
+    Choices,
 }
 
 impl Layout {
@@ -55,11 +59,13 @@ impl Layout {
             4 * (b + 1),
             8 * t,
             4 * b * stride,
+            CHOICE * b,
         ];
         let (mut offsets, mut end) = ([0; FIELDS], HEADER.next_multiple_of(64));
-        for (offset, size) in offsets.iter_mut().zip(sizes) {
-            *offset = end;
-            end += size.next_multiple_of(64);
+        let blocks = Field::Blocks as usize;
+        for field in (0..FIELDS).filter(|f| *f != blocks).chain([blocks]) {
+            offsets[field] = end;
+            end += sizes[field].next_multiple_of(64);
         }
         Layout { base: 0, limits: *limits, stride, offsets, end }
     }
@@ -88,12 +94,14 @@ impl Layout {
         })
     }
 
-    /// Writes a step, after checking it; what must be copied is the returned number of bytes.
+    /// Writes a step, after checking it; what must be copied is the returned number of bytes. `seen`
+    /// is where kernels see the inputs' [`StepInputs::seen`].
     pub(super) fn write(
         &self,
         inputs: &StepInputs,
         blocks: usize,
         output_rows: Option<Sym>,
+        seen: u64,
         to: &mut [u8],
     ) -> Result<(Dims, usize), ExecError> {
         let dims = inputs.step().dims();
@@ -150,6 +158,9 @@ impl Layout {
         }
         w.push(Field::First, token);
         w.push(Field::ContextStart, row);
+        if inputs.is_sampled() {
+            w.choices(inputs, seen);
+        }
         let used = self.offsets[Field::Blocks as usize] + 4 * seqs.len() * self.stride;
         Ok((dims, used))
     }
@@ -177,6 +188,29 @@ impl Writer<'_> {
         }
     }
 
+    /// A `Choice` of every sequence.
+    fn choices(&mut self, inputs: &StepInputs, mut seen: u64) {
+        let start = self.layout.offsets[Field::Choices as usize];
+        self.to[start..start + CHOICE * inputs.step().seqs.len()].fill(0);
+        for (seq, choice) in inputs.choices() {
+            self.at[Field::Choices as usize] = CHOICE * seq;
+            let p = choice.params;
+            self.push(Field::Choices, p.scale().to_bits());
+            self.push(Field::Choices, p.top_k);
+            for x in
+                [p.top_p, p.min_p, p.repetition_penalty, p.frequency_penalty, p.presence_penalty]
+            {
+                self.push(Field::Choices, x.to_bits());
+            }
+            for word in Noise::new(p.seed, choice.position).key {
+                self.push(Field::Choices, word);
+            }
+            self.push(Field::Choices, choice.seen.len() as u32);
+            self.push_wide(Field::Choices, seen);
+            seen += size_of_val(choice.seen) as u64;
+        }
+    }
+
     fn push(&mut self, field: Field, value: u32) {
         let at = self.layout.offsets[field as usize] + self.at[field as usize];
         self.to[at..at + 4].copy_from_slice(&value.to_le_bytes());
@@ -193,6 +227,7 @@ impl Writer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Choice, SamplingParams, Seen};
 
     #[test]
     fn a_step_is_laid_out_as_kernels_read_it() {
@@ -201,8 +236,12 @@ mod tests {
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[5, 6], 18, &[3, 7]).expect("a sequence");
         inputs.push(&[8], 1, &[0]).expect("a sequence");
-        let mut bytes = vec![0; layout.bytes()];
-        let (dims, used) = layout.write(&inputs, 9, Some(Sym::B), &mut bytes).expect("a step");
+        let params = SamplingParams { temperature: 2.0, top_k: 40, ..SamplingParams::default() };
+        let seen = [Seen { token: 5, generated: 1 }; 3];
+        inputs.choose(&Choice { params, position: 1, seen: &seen });
+        let mut bytes = vec![7; layout.bytes()];
+        let (dims, used) =
+            layout.write(&inputs, 9, Some(Sym::B), 4096, &mut bytes).expect("a step");
         assert_eq!((dims.t, dims.b, dims.s), (3, 2, 19));
         assert!(used <= layout.bytes());
         let word =
@@ -223,9 +262,18 @@ mod tests {
         assert_eq!(array(Field::ContextStart, 3), [0, 18, 19]);
         assert_eq!(array(Field::OutputRows, 2), [1, 2]);
         assert_eq!(array(Field::Blocks, 2), [3, 7]);
-        assert_eq!(array(Field::Blocks, 5)[4], 0);
         assert_eq!(array(Field::ContextPositions, 19)[17..], [17, 0]);
         assert_eq!(array(Field::PairStart, 6), [0, 0, 18, 0, 36, 0]);
+        let choices = array(Field::Choices, 24);
+        assert_eq!(choices[..12], [0; 12], "greedy");
+        assert_eq!(f32::from_bits(choices[12]), std::f32::consts::LOG2_E / 2.0);
+        assert_eq!(choices[13], 40);
+        assert_eq!(
+            choices[14..19].iter().map(|x| f32::from_bits(*x)).collect::<Vec<_>>(),
+            [1.0, 0.0, 1.0, 0.0, 0.0]
+        );
+        assert_eq!(choices[19..21], Noise::new(0, 1).key);
+        assert_eq!(choices[21..], [3, 4096, 0]);
     }
 
     #[test]
@@ -235,10 +283,10 @@ mod tests {
         let mut bytes = vec![0; layout.bytes()];
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[1], 20, &[1, 2]).expect("a sequence");
-        let outside = layout.write(&inputs, 2, None, &mut bytes);
+        let outside = layout.write(&inputs, 2, None, 0, &mut bytes);
         assert!(matches!(outside, Err(ExecError::Inputs(_))));
         inputs.push(&[1], 1, &[0]).expect("a sequence");
-        let large = layout.write(&inputs, 9, None, &mut bytes);
+        let large = layout.write(&inputs, 9, None, 0, &mut bytes);
         assert!(matches!(large, Err(ExecError::TooLarge { .. })));
     }
 }

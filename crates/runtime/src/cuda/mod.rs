@@ -10,6 +10,7 @@ mod frame;
 mod graphs;
 mod guards;
 mod inputs;
+mod penalised;
 mod upload;
 
 pub use ceiling::{CEILING_BYTES, read_ceiling};

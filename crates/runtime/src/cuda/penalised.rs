@@ -1,0 +1,44 @@
+//! Tokens that penalties change, brought to the GPU with a step.
+
+use std::sync::Arc;
+
+use super::driver::{DeviceMemory, Gpu, GpuError, Pinned, Stream};
+use crate::StepInputs;
+
+/// Memory for the tokens of one step, on the host and on the GPU. It grows as needed: kernels find it
+/// by the step's inputs, which recordings do not hold.
+#[derive(Debug)]
+pub(super) struct Penalised {
+    staged: Pinned,
+    tokens: DeviceMemory,
+}
+
+impl Penalised {
+    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Penalised, GpuError> {
+        let tokens = DeviceMemory::zeroed(gpu, WHAT, 0)?;
+        Ok(Penalised { staged: Pinned::new(gpu, 0)?, tokens })
+    }
+
+    /// Copies the tokens of all sequences, one list behind the other, and says where kernels find
+    /// them. Nothing of the step before may be running.
+    pub(super) fn stage(
+        &mut self,
+        inputs: &StepInputs,
+        gpu: &Arc<Gpu>,
+        stream: &Stream,
+    ) -> Result<u64, GpuError> {
+        let bytes: &[u8] = bytemuck::cast_slice(inputs.seen());
+        if self.staged.bytes().len() < bytes.len() {
+            let room = bytes.len().next_power_of_two();
+            self.staged = Pinned::new(gpu, room)?;
+            self.tokens = DeviceMemory::zeroed(gpu, WHAT, room as u64)?;
+        }
+        if !bytes.is_empty() {
+            self.staged.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+            stream.to_device(self.tokens.address(), &self.staged.bytes()[..bytes.len()])?;
+        }
+        Ok(self.tokens.address())
+    }
+}
+
+const WHAT: &str = "tokens with penalties";

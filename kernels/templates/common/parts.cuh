@@ -1,0 +1,80 @@
+// Rows that are cut into parts, a block each; the last block of a row to finish puts them together.
+// Needs `x`, `p.part` and `block` (p.part = 16 * block).
+#define COLS {{ x.cols }}
+#define PARTS ((COLS + {{ p.part }} - 1) / {{ p.part }})
+#define HELD 16                                   // elements that a thread holds
+#define VECTOR (16 / (int)sizeof({{ x.type }}))   // elements of one load
+typedef {{ x.type }} Logit;
+#define NONE __int_as_float(0xff800000)
+
+// Where in the row a thread's `i`th element is.
+__device__ __forceinline__ int element(int part, int i) {
+    return part * {{ p.part }} + (i / VECTOR * {{ block }} + (int)threadIdx.x) * VECTOR + i % VECTOR;
+}
+// NaN is no number to choose by, an infinite one is the largest finite one, and -0 is 0.
+__device__ __forceinline__ float sane(float v) {
+    return v >= -3.4028235e38f ? fminf(v, 3.4028235e38f) + 0.0f : NONE;
+}
+__device__ __forceinline__ void load_vector(const Logit* row, int at, float* v) {
+    if (COLS % VECTOR == 0) {
+        union { Vec16 all; Logit one[VECTOR]; } u;
+        if (at < COLS) u.all = load16(row + at);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) v[j] = at < COLS ? sane(to_f32(u.one[j])) : NONE;
+    } else {
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) v[j] = at + j < COLS ? sane(to_f32(row[at + j])) : NONE;
+    }
+}
+__device__ __forceinline__ void load_part(const Logit* row, int part, float (&v)[HELD]) {
+#pragma unroll
+    for (int i = 0; i < HELD; i += VECTOR) load_vector(row, element(part, i), v + i);
+}
+
+// A number that is larger the larger `value` is and, of equal ones, the earlier the token.
+__device__ __forceinline__ u64 ranked(float value, u32 token) {
+    const u32 bits = __float_as_uint(value);
+    const u32 key = bits ^ ((u32)((int)bits >> 31) | 0x80000000u);
+    return (u64)key << 32 | (u32)~token;
+}
+__device__ __forceinline__ u32 token_of(u64 rank) { return ~(u32)rank; }
+__device__ __forceinline__ float value_of(u64 rank) {
+    const u32 key = (u32)(rank >> 32);
+    return __uint_as_float(key ^ ((u32)((int)~key >> 31) | 0x80000000u));
+}
+
+// Over the block, all threads get it.
+__device__ __forceinline__ u64 block_largest(u64 x) {
+    __shared__ u64 of_warps[32];
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) {
+        const u64 other = __shfl_xor_sync(0xffffffffu, x, d);
+        x = other > x ? other : x;
+    }
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = of_warps[threadIdx.x % ({{ block }} / 32)];
+#pragma unroll
+    for (int d = {{ block }} / 64; d > 0; d >>= 1) {
+        const u64 other = __shfl_xor_sync(0xffffffffu, x, d);
+        x = other > x ? other : x;
+    }
+    __syncthreads();
+    return x;
+}
+
+// Whether this block is the last of its row, which then sees what all of them wrote; leaves the counter
+// as it was found.
+__device__ __forceinline__ bool last_part(u32* counter) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (PARTS == 1) return true;
+    if (threadIdx.x == 0) {
+        last = atomicAdd(counter, 1) == PARTS - 1;
+        if (last) *counter = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
+}
