@@ -55,14 +55,13 @@ const FAMILIES: [&str; 4] = ["llama/gqa3", "mistral/window", "qwen2/windows", "q
 
 /// Fused ops that larger ones go on from wherever these stand, with a layer in which they do, and the
 /// larger ones.
-const STEPPING_STONES: [(&str, &str, &[&str]); 7] = [
+const STEPPING_STONES: [(&str, &str, &[&str]); 6] = [
     ("attention", "gemma2", &["paged_attention"]),
     ("geglu", "gemma2", &["pack-geglu"]),
-    ("geglu_packed", "gemma2", &["linear_geglu"]),
+    ("linear_geglu", "gemma2", &["norm_linear_geglu"]),
     ("qk_rope_kv_write", "gemma2", &["pack-qkv"]),
     ("rope_kv_write", "gemma2", &["qk_rope_kv_write", "pack-qkv"]),
     ("swiglu", "moe_sigmoid", &["pack-swiglu"]),
-    ("swiglu_packed", "moe_sigmoid", &["linear_swiglu"]),
 ];
 
 /// The logits that a module's reference semantics give, exactly.
@@ -156,9 +155,9 @@ fn fused_ops(module: &Module) -> impl Iterator<Item = &'static str> {
     ops.collect::<Vec<_>>().into_iter()
 }
 
-/// Under the pipeline `greedy` the head yields tokens, and with few tokens it is one launch.
+/// Under the pipeline `greedy` the head yields tokens; no target has a kernel for all of it yet.
 #[test]
-fn a_greedy_head_is_one_launch() {
+fn a_greedy_head_yields_tokens() {
     for name in FAMILIES {
         let fixture = Fixture::open(name);
         let lowered = fixture
@@ -173,10 +172,9 @@ fn a_greedy_head_is_one_launch() {
             let head = b.report.graphs.iter().find(|g| g.graph == "head").expect("a head");
             let ops: Vec<&str> = head.calls.iter().map(|c| c.op.as_str()).collect();
             if b.bucket.max <= 16 {
-                assert_eq!(ops, ["gather_norm_linear_argmax"], "{name}, {:?}", b.bucket);
-            } else {
-                assert!(ops.contains(&"linear_argmax") && ops.len() == 3, "{name}: {ops:?}");
+                assert_eq!(ops.len(), 2, "{name}, {:?}: {ops:?}", b.bucket);
             }
+            assert!(ops.contains(&"argmax"), "{name}: {ops:?}");
         }
         // The CPU runs the head in its parts.
         for b in compiled_with(&fixture, "cpu", false, "greedy", None).buckets {
@@ -206,7 +204,7 @@ fn every_fused_op_is_chosen_somewhere() {
     let never: Vec<&str> = all.filter(|op| !chosen.contains(op)).collect();
     assert_eq!(never, STEPPING_STONES.map(|(op, ..)| op), "of {chosen:?}");
     for (op, layer, larger) in STEPPING_STONES {
-        let bucket = Bucket { min: 64, max: 64, decode: false };
+        let bucket = Bucket { min: 16, max: 16, decode: false };
         let module = ir_fixtures::fused(layer, bucket, larger);
         assert!(fused_ops(&module).any(|o| o == op), "{op}: {}", text::print(&module));
     }

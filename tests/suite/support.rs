@@ -105,6 +105,7 @@ impl Fixture {
         let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
         let costs = CostTable::named(&machine.costs, None).expect("a built-in cost table");
         let templates = infernum_codegen::cuda::Library::default();
+        let choices = infernum_codegen::cuda::Choices::default();
         let options = Options {
             model: &self.model,
             lower: self.options(dtype),
@@ -114,7 +115,7 @@ impl Fixture {
             rules: None,
             explain: false,
             limits,
-            device: machine.device.as_ref().map(|d| (d, &templates)),
+            device: machine.device.as_ref().map(|d| (d, &templates, &choices)),
         };
         let compiled =
             compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name));

@@ -6,7 +6,7 @@ use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{CostTable, FuseOptions, Report};
 use infernum_passes::{Context, Pipeline};
 
-use crate::cuda::{CudaError, Device, Library, attach};
+use crate::cuda::{Choices, CudaError, Device, Library, attach};
 use crate::{Bucket, ExpandError, Plan, PlanError, TargetKind, expand, plan_buckets};
 
 /// What a compilation is of and for.
@@ -27,9 +27,9 @@ pub struct Options<'a> {
     pub explain: bool,
     /// The largest step.
     pub limits: Limits,
-    /// The GPU to make kernels for, and their templates. Without it, a plan of a GPU's costs can be
+    /// The GPU to make kernels for, their templates, and what is known of which are fast. Without it, a plan of a GPU's costs can be
     /// looked at but not run.
-    pub device: Option<(&'a Device, &'a Library)>,
+    pub device: Option<(&'a Device, &'a Library, &'a Choices)>,
 }
 
 /// The largest step that a plan must hold.
@@ -172,8 +172,8 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     let is_cuda = options.costs.1.kind == "cuda";
     let target = if is_cuda { TargetKind::Cuda } else { TargetKind::Cpu };
     let mut plan = plan_buckets(&modules, target, limits)?;
-    if let Some((device, templates)) = options.device {
-        attach(&mut plan, &options.kernels.ops, templates, device)?;
+    if let Some((device, templates, choices)) = options.device {
+        attach(&mut plan, &options.kernels.ops, templates, device, choices)?;
     }
     Ok(Compiled { buckets, plan })
 }
@@ -215,7 +215,8 @@ fn run_passes(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
 /// Fused ops for which the target has no kernel become their bodies.
 fn expand_rest(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let (_, costs) = s.options.costs;
-    s.module = expand(&s.module, &|op| costs.has_kernel(op))?;
+    let bucket = s.bucket.unwrap_or(Bucket::ALL);
+    s.module = expand(&s.module, &|op| costs.has_kernel(op, bucket))?;
     check(&s.module, "expand")
 }
 

@@ -34,6 +34,8 @@ enum Command {
     Logits(commands::logits::Args),
     /// Measure prefill and decode speed.
     Bench(commands::bench::Args),
+    /// Find out which kernels are fastest on this GPU.
+    Tune(commands::tune::Args),
     /// List the model families.
     Families(commands::families::Args),
     /// Show what this machine has.
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::CheckRules(args) => commands::check_rules::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
+        Command::Tune(args) => commands::tune::run(&args),
         Command::Families(args) => commands::families::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
     };

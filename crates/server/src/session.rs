@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use infernum_codegen::compile::{self, Options};
-use infernum_codegen::cuda::{Cache, Compiler, Device, Library};
+use infernum_codegen::cuda::{Cache, Choices, Compiler, Device, Library};
 use infernum_codegen::{Limits, Plan};
 use infernum_frontend_hf::{Checkpoint, LowerOptions, Model};
 use infernum_ir::Sym;
@@ -38,6 +38,9 @@ pub(crate) struct RunArgs {
     /// Let no kernel start before the one before it has ended.
     #[arg(long)]
     pub(crate) no_overlap: bool,
+    /// Run the kernels that templates name first, whatever `infernum tune` found.
+    #[arg(long)]
+    pub(crate) untuned: bool,
     /// Folder of compiled kernels; a folder of the user's own when left out.
     #[arg(long, value_name = "DIR")]
     pub(crate) kernel_cache: Option<std::path::PathBuf>,
@@ -81,6 +84,11 @@ impl RunArgs {
     pub(crate) fn chunk(&self, machine: &Machine) -> usize {
         let default = if matches!(machine, Machine::Cpu) { 256 } else { 2048 };
         self.chunk.unwrap_or(default).max(1)
+    }
+
+    /// What `infernum tune` found for an architecture, if it is wanted.
+    pub(crate) fn choices(&self, arch: &str) -> Choices {
+        if self.untuned { Choices::default() } else { self.cache().choices(arch) }
     }
 
     pub(crate) fn cache(&self) -> Cache {
@@ -148,9 +156,24 @@ pub(crate) fn plan(
     size: Size,
     machine: &Machine,
 ) -> Result<Plan, Box<dyn Error>> {
+    let (device, templates) = (machine.device(), Library::new(args.data.as_deref()));
+    let choices = device.as_ref().map(|d| run.choices(&d.arch)).unwrap_or_default();
+    let device = device.as_ref().map(|d| (d, &templates, &choices));
+    plan_with(model, args, run, rows, size, machine, device)
+}
+
+/// As [`plan`], with these kernels.
+pub(crate) fn plan_with(
+    model: &Model,
+    args: &ModelArgs,
+    run: &RunArgs,
+    rows: Sym,
+    size: Size,
+    machine: &Machine,
+    device: Option<(&Device, &Library, &Choices)>,
+) -> Result<Plan, Box<dyn Error>> {
     let (pipeline, kernels) = (args.pipeline(machine.pipeline())?, args.kernels()?);
     let (target, costs) = machine.costs(args)?;
-    let (device, templates) = (machine.device(), Library::new(args.data.as_deref()));
     let options = Options {
         model,
         lower: LowerOptions { dtype: args.dtype, max_length: Some(size.max_length), rows },
@@ -164,7 +187,7 @@ pub(crate) fn plan(
             sequences: size.sequences,
             max_length: size.max_length,
         },
-        device: device.as_ref().map(|d| (d, &templates)),
+        device,
     };
     let bar = report::steps_bar("compiling", compile::step_names(&pipeline).len() as u64);
     let compiled = compile::compile(&options, &mut |_, _, _| bar.inc(1));

@@ -8,7 +8,7 @@ use infernum_ir::{DType, Dims, OpSet, TensorType};
 use super::geometry::{Scope, whole};
 use super::template::Kind;
 use super::text::{self, Site};
-use super::{Device, Geometry, Library, Template, TemplateError, Variant};
+use super::{Choices, Device, Geometry, Library, Template, TemplateError, Variant};
 use crate::plan::{Arg, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, Value};
 use infernum_passes::Bucket;
 
@@ -30,27 +30,16 @@ pub enum CudaError {
     Render { launch: String, path: String, variant: String, error: minijinja::Error },
 }
 
-/// Chooses a kernel for every launch of `plan` and renders it. Launches of the same text share one.
+/// Chooses a kernel for every launch of `plan` and renders it: the first variant that is admitted,
+/// unless `choices` prefers another. Launches of the same text share one.
 pub fn attach(
     plan: &mut Plan,
     ops: &OpSet,
     library: &Library,
     device: &Device,
+    choices: &Choices,
 ) -> Result<(), CudaError> {
-    attach_preferring(plan, ops, library, device, None)
-}
-
-/// As [`attach`], but launches of a template run the named variant of it wherever that is admitted:
-/// `prefer` is a template and its variant.
-pub fn attach_preferring(
-    plan: &mut Plan,
-    ops: &OpSet,
-    library: &Library,
-    device: &Device,
-    prefer: Option<(&str, &str)>,
-) -> Result<(), CudaError> {
-    let mut attach = Attach::new(ops, library, device, plan.limits);
-    attach.prefer = prefer;
+    let mut attach = Attach::new(ops, library, device, plan.limits, choices.clone());
     let programs = std::mem::take(&mut plan.programs);
     for schedule in &mut plan.schedules {
         // What is the same in two buckets may run on different kernels.
@@ -85,7 +74,7 @@ pub fn attach_preferring(
 }
 
 /// The bucket's steps that a plan holds.
-fn within(bucket: Bucket, limits: &Dims) -> Bucket {
+pub(super) fn within(bucket: Bucket, limits: &Dims) -> Bucket {
     let most = if bucket.decode { limits.t.min(limits.b) } else { limits.t };
     Bucket { max: bucket.max.min(most), ..bucket }
 }
@@ -99,7 +88,7 @@ pub fn admitted(
     library: &Library,
     device: &Device,
 ) -> Result<Vec<String>, CudaError> {
-    let mut attach = Attach::new(ops, library, device, plan.limits);
+    let mut attach = Attach::new(ops, library, device, plan.limits, Choices::default());
     let (mut found, mut order) = (HashSet::new(), Vec::new());
     for schedule in &plan.schedules {
         let bucket = within(schedule.bucket, &plan.limits);
@@ -124,7 +113,7 @@ pub fn ceiling(
     bytes: u64,
 ) -> Result<(Launch, KernelLaunch, Kernel), CudaError> {
     let ops = OpSet::default();
-    let mut attach = Attach::new(&ops, library, device, Dims::default());
+    let mut attach = Attach::new(&ops, library, device, Dims::default(), Choices::default());
     let value = |cols: u64| Value {
         arg: Arg::Buffer(0),
         ty: TensorType::act(DType::U32, [1.into(), cols.into()]).into(),
@@ -169,7 +158,7 @@ fn pick(plan: &Plan) -> Option<Launch> {
     })
 }
 
-struct Attach<'a> {
+pub(super) struct Attach<'a> {
     ops: &'a OpSet,
     library: &'a Library,
     device: &'a Device,
@@ -179,12 +168,17 @@ struct Attach<'a> {
     known: HashMap<String, u32>,
     kernels: Vec<Kernel>,
     limits: Dims,
-    /// A template and the variant that goes before its others.
-    prefer: Option<(&'a str, &'a str)>,
+    choices: Choices,
 }
 
 impl<'a> Attach<'a> {
-    fn new(ops: &'a OpSet, library: &'a Library, device: &'a Device, limits: Dims) -> Attach<'a> {
+    pub(super) fn new(
+        ops: &'a OpSet,
+        library: &'a Library,
+        device: &'a Device,
+        limits: Dims,
+        choices: Choices,
+    ) -> Attach<'a> {
         Attach {
             ops,
             library,
@@ -194,11 +188,11 @@ impl<'a> Attach<'a> {
             known: HashMap::new(),
             kernels: Vec::new(),
             limits,
-            prefer: None,
+            choices,
         }
     }
 
-    fn template(&mut self, launch: &Launch, shown: &str) -> Result<Template, CudaError> {
+    pub(super) fn template(&mut self, launch: &Launch, shown: &str) -> Result<Template, CudaError> {
         let name = self.template_of(launch, shown)?;
         if !self.templates.contains_key(&name) {
             self.templates.insert(name.clone(), self.library.template(&name)?);
@@ -207,7 +201,7 @@ impl<'a> Attach<'a> {
     }
 
     /// Why a variant is not for a launch; `None` if it is.
-    fn refusal(
+    pub(super) fn refusal(
         &self,
         launch: &Launch,
         bucket: Bucket,
@@ -233,7 +227,7 @@ impl<'a> Attach<'a> {
 
     fn launch(&mut self, launch: &Launch, bucket: Bucket, shown: &str) -> Result<Run, CudaError> {
         let mut template = self.template(launch, shown)?;
-        if let Some((_, name)) = self.prefer.filter(|(of, _)| *of == template.name) {
+        if let Some(name) = self.choices.of(launch, bucket, &template.name) {
             template.variants.sort_by_key(|v| v.name != name);
         }
         let mut reasons = Vec::new();

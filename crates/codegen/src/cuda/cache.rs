@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::{Digest, Sha256};
 
-use super::{Compiler, NvrtcError};
+use super::{Choices, Compiler, NvrtcError};
 use crate::plan::Kernel;
 
 /// Kernels could not be had.
@@ -46,6 +46,16 @@ impl Cache {
         let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let base = var("XDG_CACHE_HOME").or_else(|| Some(var("HOME")?.join(".cache")));
         Cache { folder: base.map(|b| b.join("infernum").join("cubins")) }
+    }
+
+    /// The variants that measurements chose for an architecture.
+    pub fn choices(&self, arch: &str) -> Choices {
+        self.choices_file(arch).map_or_else(Choices::default, |path| Choices::load(&path))
+    }
+
+    /// Where they are kept; `None` if nothing is.
+    pub fn choices_file(&self, arch: &str) -> Option<PathBuf> {
+        Some(self.folder.as_ref()?.join(format!("choices-{arch}.json")))
     }
 
     /// Machine code for every kernel, in order, and how many had to be compiled; `compiler` is only

@@ -3,13 +3,15 @@
 mod attach;
 mod c_expr;
 mod cache;
+mod choices;
 mod geometry;
 mod nvrtc;
 mod template;
 mod text;
 
-pub use attach::{CudaError, admitted, attach, attach_preferring, ceiling};
+pub use attach::{CudaError, admitted, attach, ceiling};
 pub use cache::{Cache, CacheError, Cubin};
+pub use choices::{Choices, site, sites};
 pub use geometry::Geometry;
 pub use nvrtc::{Compiler, NvrtcError};
 pub use template::{Library, Template, TemplateError, Variant};

@@ -9,6 +9,7 @@ use infernum_ir::{Op, nearest};
 use serde::Deserialize;
 
 use super::measured::Measurements;
+use crate::Bucket;
 use crate::data::DataError;
 
 static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels/costs");
@@ -76,6 +77,9 @@ pub struct OpCost {
     /// Factor on the time that bytes and operations take.
     #[serde(default = "one")]
     pub factor: f64,
+    /// The largest step that the target has the op's kernel for; any when left out.
+    #[serde(default)]
+    pub most_tokens: Option<u64>,
 }
 
 fn one() -> f64 {
@@ -110,13 +114,14 @@ impl CostTable {
         Ok(read_ron(source)?)
     }
 
-    /// Whether the target has a kernel of `op`'s own.
-    pub fn has_kernel(&self, op: Op) -> bool {
-        op.fused.is_none()
-            || match &self.kernels {
-                Kernels::Templates => op.cuda.is_some(),
-                Kernels::Only(names) => names.iter().any(|n| n == op.name),
-            }
+    /// Whether the target has a kernel of `op`'s own for the steps of a bucket.
+    pub fn has_kernel(&self, op: Op, bucket: Bucket) -> bool {
+        let most = self.ops.get(op.name).and_then(|o| o.most_tokens);
+        let known = match &self.kernels {
+            Kernels::Templates => op.cuda.is_some(),
+            Kernels::Only(names) => names.iter().any(|n| n == op.name),
+        };
+        op.fused.is_none() || (known && most.is_none_or(|most| bucket.max <= most))
     }
 }
 

@@ -10,6 +10,7 @@ use crate::Bucket;
 pub struct Prices<'a> {
     table: &'a CostTable,
     measured: Vec<&'a Measured>,
+    bucket: Bucket,
     dims: Dims,
 }
 
@@ -32,7 +33,7 @@ impl<'a> Prices<'a> {
     /// the number of context rows of a sequence.
     pub fn new(table: &'a CostTable, target: &str, bucket: Bucket, context: u64) -> Prices<'a> {
         let measured = table.measured.calls.iter().filter(|m| m.is_of(target, bucket)).collect();
-        Prices { table, measured, dims: bucket.dims(context) }
+        Prices { table, measured, bucket, dims: bucket.dims(context) }
     }
 
     /// The price of one call. Views cost nothing, and neither does what is constant: it is computed
@@ -79,7 +80,7 @@ impl<'a> Prices<'a> {
 
     /// Whether the target runs `op` as one call: by a kernel of its own, or as a `map`.
     fn is_one_call(&self, op: Op) -> bool {
-        op.is_map() || self.table.has_kernel(op)
+        op.is_map() || self.table.has_kernel(op, self.bucket)
     }
 
     fn parts(&self, instance: &Instance) -> Price {

@@ -97,7 +97,7 @@ fn packed_weights_are_one_product_and_cost_nothing_to_join() {
     // Slices of a row are views on this imaginary target.
     options.costs.ops.insert(
         "slice".to_owned(),
-        infernum_passes::fuse::OpCost { launch_us: Some(0.0), factor: 0.0 },
+        infernum_passes::fuse::OpCost { launch_us: Some(0.0), factor: 0.0, most_tokens: None },
     );
     let after = fused(&before, &kernels(RULES), &options);
     let calls = calls(&after.module);
@@ -170,7 +170,11 @@ fn a_version_has_one_writer_whatever_is_cheapest() {
     for price in [0.0, 1.0, 100.0] {
         let mut options = options();
         for op in ["kv_write", "t_write_scaled"] {
-            let cost = infernum_passes::fuse::OpCost { launch_us: Some(price), factor: 1.0 };
+            let cost = infernum_passes::fuse::OpCost {
+                launch_us: Some(price),
+                factor: 1.0,
+                most_tokens: None,
+            };
             options.costs.ops.insert(op.to_owned(), cost);
         }
         // `fused` verifies the result, which refuses a second writer.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use infernum_codegen::cuda::{
-    Cache, Compiler, Cubin, CudaError, Device, Library, admitted, attach_preferring,
+    Cache, Choices, Compiler, Cubin, CudaError, Device, Library, admitted, attach,
 };
 use infernum_codegen::{Kernel, Plan, TargetKind, plan_buckets};
 use infernum_ir::{DType, Module, Op, OpSet};
@@ -258,7 +258,7 @@ impl Setup {
                 |v: &String| self.variants.is_empty() || self.variants.contains(&v.as_str());
             let plans = variants.into_iter().filter(wanted).map(|variant| {
                 let mut plan = plan.clone();
-                attach_preferring(&mut plan, ops, library, device, Some((template, &variant)))?;
+                attach(&mut plan, ops, library, device, &Choices::everywhere(template, &variant))?;
                 Ok((variant, plan, Vec::new()))
             });
             plans.collect()

@@ -110,32 +110,11 @@ impl CudaExecutor {
         gpu: &Arc<Gpu>,
         options: CudaOptions,
     ) -> Result<CudaExecutor, LoadError> {
-        plan_check::check(&plan, TargetKind::Cuda)?;
-        let device = plan
-            .device
-            .clone()
-            .ok_or_else(|| LoadError::Plan("it has no kernels for a GPU".to_owned()))?;
-        if cubins.len() != plan.kernels.len() {
-            let (found, expected) = (cubins.len(), plan.kernels.len());
-            return Err(LoadError::Plan(format!(
-                "{found} compiled kernel(s), expected {expected}"
-            )));
-        }
+        let Code { device, functions, scratch } = Code::load(&plan, cubins, gpu)?;
         let stream = Stream::new(gpu)?;
-        let functions = plan.kernels.iter().zip(cubins).map(|(k, c)| {
-            Function::load(gpu, &c.0, &k.name).map_err(|e| LoadError::Kernel {
-                launch: format!("kernel `{}` for {}", k.name, device.arch),
-                message: e.to_string(),
-            })
-        });
-        let functions = functions.collect::<Result<Vec<_>, _>>()?;
         let loaded = load(&plan, source)?;
         let weights = Weights::upload(gpu, &stream, &plan.weights, &loaded)?;
         drop(loaded);
-        let own = |bytes: u64| DeviceMemory::zeroed(gpu, "the kernels' own memory", bytes);
-        let scratch =
-            plan.kernels.iter().map(|k| (k.scratch > 0).then(|| own(k.scratch)).transpose());
-        let scratch = scratch.collect::<Result<Vec<_>, _>>()?;
         let margin = if options.guards { guards::MARGIN } else { 0 };
         let rows = (options.kv_blocks * StepInputs::BLOCK_SIZE) as u64;
         let state = |s: &infernum_codegen::StateSpec| {
@@ -192,6 +171,23 @@ impl CudaExecutor {
             want_logits: true,
             ticket: 0,
         })
+    }
+
+    /// Runs other kernels from now on: `plan` must be what it runs already, but for those.
+    pub fn retarget(&mut self, plan: Plan, cubins: &[Cubin]) -> Result<(), LoadError> {
+        let core = &mut self.core;
+        let same = (plan.limits, &plan.weights, &plan.states, plan.arena_bytes)
+            == (core.plan.limits, &core.plan.weights, &core.plan.states, core.plan.arena_bytes);
+        if !same {
+            return Err(LoadError::Plan("it is for another model than the one loaded".to_owned()));
+        }
+        core.gpu.bind()?;
+        core.stream.synchronize()?;
+        let code = Code::load(&plan, cubins, &core.gpu)?;
+        self.graphs = Graphs::default();
+        (core.device, core.functions, core.scratch) = (code.device, code.functions, code.scratch);
+        core.plan = plan;
+        Ok(())
     }
 
     /// Bytes of weights on the GPU.
@@ -530,6 +526,39 @@ impl Core {
             all.push(Observed { name, shape: ty.sizes(dims), ty, data });
         }
         Ok(all)
+    }
+}
+
+/// A plan's kernels, loaded.
+struct Code {
+    device: Device,
+    functions: Vec<Function>,
+    scratch: Vec<Option<DeviceMemory>>,
+}
+
+impl Code {
+    fn load(plan: &Plan, cubins: &[Cubin], gpu: &Arc<Gpu>) -> Result<Code, LoadError> {
+        plan_check::check(plan, TargetKind::Cuda)?;
+        let none = || LoadError::Plan("it has no kernels for a GPU".to_owned());
+        let device = plan.device.clone().ok_or_else(none)?;
+        if cubins.len() != plan.kernels.len() {
+            let (found, expected) = (cubins.len(), plan.kernels.len());
+            return Err(LoadError::Plan(format!(
+                "{found} compiled kernel(s), expected {expected}"
+            )));
+        }
+        let functions = plan.kernels.iter().zip(cubins).map(|(k, c)| {
+            Function::load(gpu, &c.0, &k.name).map_err(|e| LoadError::Kernel {
+                launch: format!("kernel `{}` for {}", k.name, device.arch),
+                message: e.to_string(),
+            })
+        });
+        let functions = functions.collect::<Result<Vec<_>, _>>()?;
+        let own = |bytes: u64| DeviceMemory::zeroed(gpu, "the kernels' own memory", bytes);
+        let scratch =
+            plan.kernels.iter().map(|k| (k.scratch > 0).then(|| own(k.scratch)).transpose());
+        let scratch = scratch.collect::<Result<Vec<_>, _>>()?;
+        Ok(Code { device, functions, scratch })
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use infernum_codegen::compile::{self, CompileError, Compiled, Options};
-use infernum_codegen::cuda::{Cache, Compiler, Device, Library};
+use infernum_codegen::cuda::{Cache, Choices, Compiler, Device, Library};
 use infernum_codegen::{Limits, Plan};
 use infernum_frontend_hf::{LowerOptions, Model};
 use infernum_ir::{Attr, Module, NodeKind, Sym, Type, nearest, text};
@@ -88,6 +88,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         }
         (out, device) => device.filter(|_| out.is_some()),
     };
+    let choices = Choices::default();
     let options = Options {
         model: &model,
         lower: LowerOptions { dtype: args.model.dtype, max_length: Some(max_length), rows: Sym::B },
@@ -97,7 +98,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         rules: None,
         explain: args.explain || args.html.is_some(),
         limits: Limits { chunk: args.chunk, sequences: args.sequences, max_length },
-        device: device.as_ref().map(|d| (d, &templates)),
+        device: device.as_ref().map(|d| (d, &templates, &choices)),
     };
     let (seen, compiled) = observed(args, &options, names.len());
     // What was dumped on the way is of use above all when a later step fails.

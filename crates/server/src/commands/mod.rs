@@ -9,3 +9,4 @@ pub(crate) mod doctor;
 pub(crate) mod families;
 pub(crate) mod generate;
 pub(crate) mod logits;
+pub(crate) mod tune;

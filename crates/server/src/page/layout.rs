@@ -39,7 +39,7 @@ pub(super) fn layout(sizes: &[(f64, f64)], edges: &[(usize, usize)]) -> Layout {
     let left = |i: usize| items[i].x - items[i].size.0 / 2.0;
     let right = |i: usize| items[i].x + items[i].size.0 / 2.0;
     let start = (0..items.len()).map(left).fold(f64::INFINITY, f64::min).min(1e9);
-    let width = (0..items.len()).map(right).fold(0.0, f64::max) - start;
+    let width = (0..items.len()).map(right).fold(f64::NEG_INFINITY, f64::max) - start;
     let height = |layer: usize| layers[layer].iter().map(|&i| items[i].size.1).fold(0.0, f64::max);
     let bottom = layers.len().checked_sub(1).map_or(0.0, |last| tops[last] + height(last));
     let points = |route: &Vec<usize>| {

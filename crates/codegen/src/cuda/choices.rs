@@ -1,0 +1,133 @@
+//! Which variants launches run, where something other than their order says so.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+use infernum_passes::Bucket;
+use serde::{Deserialize, Serialize};
+
+use super::attach::Attach;
+use super::attach::within;
+use super::{CudaError, Device, Library};
+use crate::plan::{Launch, Plan};
+
+/// Variants that go before others, wherever they are admitted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Choices {
+    /// By template.
+    #[serde(default)]
+    templates: BTreeMap<String, String>,
+    /// By site, as [`site`] names it; these go before those of templates.
+    #[serde(default)]
+    sites: BTreeMap<String, String>,
+}
+
+/// What variants are chosen by: the op, the types of its operands, and the steps.
+pub fn site(launch: &Launch, bucket: Bucket) -> String {
+    let types =
+        launch.operands.iter().map(|v| v.as_ref().map_or("_".to_owned(), |v| v.ty.to_string()));
+    format!("{}({}) for {bucket}", launch.op, types.collect::<Vec<_>>().join(", "))
+}
+
+impl Choices {
+    /// One variant of a template, at every site.
+    pub fn everywhere(template: &str, variant: &str) -> Choices {
+        let templates = [(template.to_owned(), variant.to_owned())].into();
+        Choices { templates, sites: BTreeMap::new() }
+    }
+
+    /// Chooses a variant for a site; returns the one before.
+    pub fn choose(&mut self, site: &str, variant: &str) -> Option<String> {
+        self.sites.insert(site.to_owned(), variant.to_owned())
+    }
+
+    /// Takes a choice back.
+    pub fn forget(&mut self, site: &str) {
+        self.sites.remove(site);
+    }
+
+    /// How many sites have a choice.
+    pub fn len(&self) -> usize {
+        self.sites.len()
+    }
+
+    /// Whether nothing is chosen.
+    pub fn is_empty(&self) -> bool {
+        self.sites.is_empty() && self.templates.is_empty()
+    }
+
+    /// The variant for a launch.
+    pub(super) fn of(&self, launch: &Launch, bucket: Bucket, template: &str) -> Option<&str> {
+        let site = if self.sites.is_empty() { None } else { self.sites.get(&site(launch, bucket)) };
+        site.or_else(|| self.templates.get(template)).map(String::as_str)
+    }
+
+    /// Reads what [`Choices::save`] wrote; nothing where there is no such file or another program's.
+    pub fn load(path: &Path) -> Choices {
+        let bytes = std::fs::read(path).unwrap_or_default();
+        serde_json::from_slice(&bytes).unwrap_or_default()
+    }
+
+    /// Writes them, whole or not at all.
+    pub fn save(&self, path: &Path) -> std::io::Result<()> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        std::fs::create_dir_all(folder)?;
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write_all(&serde_json::to_vec_pretty(self)?)?;
+        file.persist(path).map_err(|e| e.error)?;
+        Ok(())
+    }
+}
+
+/// The sites of one schedule of a plan, with the variants that each could run, in their order of
+/// preference; the plan may have kernels already.
+pub fn sites(
+    plan: &Plan,
+    schedule: usize,
+    ops: &infernum_ir::OpSet,
+    library: &Library,
+    device: &Device,
+) -> Result<Vec<(String, Vec<String>)>, CudaError> {
+    let mut attach = Attach::new(ops, library, device, plan.limits, Choices::default());
+    let mut found: Vec<(String, Vec<String>)> = Vec::new();
+    let Some(schedule) = plan.schedules.get(schedule) else { return Ok(found) };
+    let bucket = within(schedule.bucket, &plan.limits);
+    for call in &schedule.calls {
+        for launch in &plan.programs[call.program as usize].launches {
+            let key = site(launch, bucket);
+            if found.iter().any(|(known, _)| *known == key) {
+                continue;
+            }
+            let template = attach.template(launch, &launch.name)?;
+            let mut variants = Vec::new();
+            for variant in &template.variants {
+                if attach.refusal(launch, bucket, &template, variant, &launch.name)?.is_none() {
+                    variants.push(variant.name.clone());
+                }
+            }
+            found.push((key, variants));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_are_kept() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("sub/choices.json");
+        assert!(Choices::load(&path).is_empty());
+        let mut choices = Choices::default();
+        assert_eq!(choices.choose("here", "a"), None);
+        assert_eq!(choices.choose("here", "b"), Some("a".to_owned()));
+        choices.save(&path).expect("a file");
+        assert_eq!(Choices::load(&path), choices);
+        std::fs::write(&path, "{").expect("a file");
+        assert!(Choices::load(&path).is_empty());
+    }
+}
