@@ -1,22 +1,24 @@
 #!/bin/bash
 # Runs the GPU tests of the folder that it lies in (tests/gpu/pack.sh) and writes what was found to
-# $OUT (the working folder when unset): summary.json, check.json, and a log of each part.
-# run.sh [PART..] runs some of: kernels parity graphs batch sanitizer fast.
+# $OUT (the working folder when unset): summary.json, check.json, and each part's output in logs.tgz.
+# run.sh [PART..] runs some of: kernels parity graphs batch sanitizer, and fast, which is slow and is
+# left out without arguments.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 OUT=${OUT:-$PWD}
+logs=$(mktemp -d)
 export INFERNUM_FIXTURES=$here/tests/fixtures INFERNUM_TEST_DEVICE=cuda INSTA_UPDATE=no
 export PATH=$PATH:/usr/local/cuda/bin
-parts=${*:-kernels parity graphs batch sanitizer fast}
+parts=${*:-kernels parity graphs batch sanitizer}
 results=()
 
 # NAME COMMAND..: its output goes to a log; its last lines, time and verdict are shown.
 part() {
     local name=$1 start=$SECONDS status
     shift
-    "$@" >"$OUT/$name.log" 2>&1
+    "$@" >"$logs/$name.log" 2>&1
     status=$?
-    grep -E "^test |FAIL|failed|ERROR SUMMARY|RACECHECK SUMMARY|NMSE|kernel\(s\) of" "$OUT/$name.log" |
+    grep -E "^test |FAIL|failed|ERROR SUMMARY|RACECHECK SUMMARY|NMSE|kernel\(s\) of" "$logs/$name.log" |
         tail -n 24 | cut -c1-240
     echo "== $name: exit status $status, $((SECONDS - start)) s"
     results+=("{\"part\": \"$name\", \"status\": $status, \"seconds\": $((SECONDS - start))}")
@@ -29,7 +31,7 @@ sanitize() {
     for chunk in 18 1; do
         part "$tool-${fixture//\//-}-$chunk" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             "$here/infernum" logits --model "$INFERNUM_FIXTURES/$fixture" --device cuda --no-graphs \
-            --chunk $chunk --tokens $tokens --out "$OUT/logits.safetensors"
+            --chunk $chunk --tokens $tokens --out "$logs/logits.safetensors"
     done
 }
 
@@ -58,4 +60,5 @@ done
     IFS=,
     echo "[${results[*]}]" >"$OUT/summary.json"
 )
+tar czf "$OUT/logs.tgz" -C "$logs" .
 case "${results[*]}" in *'"status": '[1-9]*) echo "FAILED" && exit 1 ;; *) echo "all passed" ;; esac

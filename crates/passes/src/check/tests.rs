@@ -40,13 +40,21 @@ fn each_shipped_rule_fires_on_its_left_side_a_hundred_times() {
         let rules = Some(vec![rule.name.clone()]);
         let options = FuseOptions { rules, ..FuseOptions::new("sm_90a", costs.clone(), bucket) };
         let mut rng = Rng::new(11);
-        for _ in 0..100 {
+        let mut fired = 0;
+        for _ in 0..100 * ATTEMPTS {
             let mut planted = (0..ATTEMPTS).filter_map(|_| side::module(rule, &mut rng));
             let module = planted.next().unwrap_or_else(|| panic!("{}: no left side", rule.name));
             let fused = fuse(&module, &kernels, &options);
             let report = fused.unwrap_or_else(|e| panic!("{}: {e}", rule.name)).report;
-            assert!(!report.fired.is_empty(), "{}: {}", rule.name, text::print(&module));
+            // What is planted is right, but a rule may say that it does not pay there.
+            let pays = report.refused.is_empty();
+            assert!(!report.fired.is_empty() || !pays, "{}: {}", rule.name, text::print(&module));
+            fired += usize::from(!report.fired.is_empty());
+            if fired == 100 {
+                break;
+            }
         }
+        assert_eq!(fired, 100, "{}", rule.name);
     }
 }
 

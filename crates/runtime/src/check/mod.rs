@@ -92,7 +92,7 @@ impl Batch {
     fn table(&self, sequence: usize, context: usize, block: usize) -> Vec<u32> {
         let (all, own) = (self.blocks_of_one(block), context.div_ceil(block));
         // A stride that has no divisor in common with the number of blocks visits each once.
-        let stride = (7..all.max(8)).find(|s| gcd(*s, all.max(1)) == 1).unwrap_or(1);
+        let stride = (7..8 + all).find(|s| gcd(*s, all) == 1).unwrap_or(1);
         let within = |b: usize| if sequence == 1 { b } else { b * stride % all };
         (0..own).map(|b| (sequence * all + within(b)) as u32).collect()
     }
@@ -180,7 +180,9 @@ impl Weights {
             let sizes = ty.sizes(&Dims::default());
             let mut values = noise(&w.name, seed, sizes.iter().product());
             if w.name.starts_with(EIGHTHS) {
-                values.iter_mut().for_each(|v| *v = (*v * 8.0).round() / 8.0);
+                for v in &mut values {
+                    *v = (*v * 8.0).round() / 8.0;
+                }
             }
             let size = convert::size(ty.dtype).ok_or("weights of a block format")?;
             let mut bytes = vec![0; values.len() * size];

@@ -116,55 +116,95 @@ struct Setup {
     variants: &'static [&'static str],
 }
 
+/// A call, and where it stands among those of its op.
+struct Called {
+    op: Op,
+    case: &'static Case,
+    index: usize,
+    of: usize,
+}
+
 /// Everything that is tried.
 fn setups(ops: &OpSet, library: &Library) -> Vec<Setup> {
+    let cases = || CASES.iter().chain(ON_GPUS).chain(PRIMITIVES);
     let mut all = Vec::new();
-    for case in CASES.iter().chain(ON_GPUS).chain(PRIMITIVES) {
+    for case in cases() {
         let Ok(op) = ops.find(case.op()) else { continue };
         // A fused op may have a kernel on the CPU only.
         if op.cuda.is_none_or(|template| library.template(template).is_err()) {
             continue;
         }
-        let all_of = CASES.iter().chain(ON_GPUS).chain(PRIMITIVES);
-        let calls: Vec<&Case> = all_of.filter(|c| c.op() == op.name).collect();
-        let (first, only) = (std::ptr::eq(calls[0], case), calls.len() == 1);
-        let mut of = |sizes, dtype, batch, variants| {
-            all.push(Setup { op, case, sizes, dtype, batch, variants });
-        };
-        for shape in SHAPES.iter().filter(|_| PRODUCTS.contains(&op.name)) {
-            let sizes = Sizes::product(case, shape.inputs, shape.heads);
-            for batch in shape.batches {
-                if first {
-                    of(sizes, DType::Bf16, batch, shape.variants);
-                }
-                if shape.inputs == SHAPES[0].inputs && shape.variants.is_empty() && (only || !first)
-                {
-                    of(sizes, DType::F16, batch, shape.variants);
-                }
-            }
+        let calls: Vec<_> = cases().filter(|c| c.op() == op.name).collect();
+        let index = calls.iter().position(|c| std::ptr::eq(*c, case)).unwrap_or(0);
+        let called = Called { op, case, index, of: calls.len() };
+        called.small(&mut all);
+        if PRODUCTS.contains(&op.name) {
+            called.products(&mut all);
         }
-        let mut push = |sizes, dtype, batch| of(sizes, dtype, batch, &[]);
-        for sizes in HEADS.map(Sizes::heads) {
-            FLOATS.iter().for_each(|dtype| push(sizes, *dtype, &RAGGED));
-        }
-        if ["rmsnorm", "add_rmsnorm", "layernorm"].contains(&op.name) && first {
-            for sizes in ROWS.map(Sizes::rows) {
-                FLOATS.iter().for_each(|dtype| push(sizes, *dtype, &RAGGED));
-            }
-        }
-        if op.name == "paged_attention" {
-            let dtype = if calls.iter().position(|c| std::ptr::eq(*c, case)) == Some(1) {
-                DType::F16
-            } else {
-                DType::Bf16
-            };
-            ATTENTION.iter().for_each(|heads| push(Sizes::heads(*heads), dtype, &DECODES));
-        }
-        if ["expert_ffn", "router_topk"].contains(&op.name) {
-            FLOATS.iter().for_each(|dtype| push(Sizes::heads(HEADS[3]), *dtype, &FEW));
-        }
+        called.large(&mut all);
     }
     all
+}
+
+impl Called {
+    fn setup(&self, sizes: Sizes, dtype: DType, batch: &'static Batch) -> Setup {
+        Setup { op: self.op, case: self.case, sizes, dtype, batch, variants: &[] }
+    }
+
+    /// Small and odd sizes.
+    fn small(&self, all: &mut Vec<Setup>) {
+        for (i, sizes) in HEADS.map(Sizes::heads).into_iter().enumerate() {
+            all.push(self.setup(sizes, DType::F32, &RAGGED));
+            all.push(self.setup(sizes, DType::Bf16, &RAGGED));
+            if i == 0 || i == HEADS.len() - 1 {
+                // Fast products are tried in f16 at the size of a model.
+                let few: &[&str] = &["plain", "library"];
+                let variants = if PRODUCTS.contains(&self.op.name) { few } else { &[] };
+                all.push(Setup { variants, ..self.setup(sizes, DType::F16, &RAGGED) });
+            }
+        }
+    }
+
+    /// The shapes of products: an op's first call in bf16, the others in f16.
+    fn products(&self, all: &mut Vec<Setup>) {
+        for (i, shape) in SHAPES.iter().enumerate() {
+            let sizes = Sizes::product(self.case, shape.inputs, shape.heads);
+            for batch in shape.batches {
+                let setup =
+                    |dtype| Setup { variants: shape.variants, ..self.setup(sizes, dtype, batch) };
+                if self.index == 0 {
+                    all.push(setup(DType::Bf16));
+                }
+                if i == 0 && (self.index > 0 || self.of == 1) {
+                    all.push(setup(DType::F16));
+                }
+            }
+        }
+    }
+
+    /// What admits variants of other ops.
+    fn large(&self, all: &mut Vec<Setup>) {
+        let mut push = |sizes, dtype, batch| all.push(self.setup(sizes, dtype, batch));
+        match self.op.name {
+            "rmsnorm" | "add_rmsnorm" | "layernorm" if self.index == 0 => {
+                for (rows, dtype) in ROWS.into_iter().flat_map(|n| FLOATS.map(|d| (n, d))) {
+                    push(Sizes::rows(rows), dtype, &RAGGED);
+                }
+            }
+            "paged_attention" => {
+                let dtype = if self.index == 1 { DType::F16 } else { DType::Bf16 };
+                for heads in ATTENTION {
+                    push(Sizes::heads(heads), dtype, &DECODES);
+                }
+            }
+            "expert_ffn" | "router_topk" => {
+                for dtype in FLOATS {
+                    push(Sizes::heads(HEADS[3]), dtype, &FEW);
+                }
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Ops with a template that [`check`] has no case for.

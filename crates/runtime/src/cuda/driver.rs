@@ -147,6 +147,10 @@ impl DeviceMemory {
         let memory = DeviceMemory { gpu: Arc::clone(gpu), address, bytes };
         // SAFETY: the range was just allocated.
         unsafe { result::memset_d8_sync(address, 0, size) }.of("cuMemsetD8")?;
+        // It only queues the work, in the null stream, for which ours do not wait: left alone, it
+        // could wipe what they have written since.
+        // SAFETY: the null stream is always there.
+        unsafe { result::stream::synchronize(std::ptr::null_mut()) }.of("cuStreamSynchronize")?;
         Ok(memory)
     }
 
