@@ -28,6 +28,8 @@ enum Command {
     Ablate(commands::ablate::Args),
     /// Hold each fused op's kernel against the op's meaning.
     CheckKernels(commands::check_kernels::Args),
+    /// Compile the CUDA kernels of all templates; needs NVRTC, but no GPU.
+    CheckTemplates(commands::check_templates::Args),
     /// Try rewrite rules: both sides on random sizes, attributes and operands.
     CheckRules(commands::check_rules::Args),
     /// Write the logits of a token sequence to a file.
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Compile(args) => commands::compile::run(&args),
         Command::Ablate(args) => commands::ablate::run(&args),
         Command::CheckKernels(args) => commands::check_kernels::run(&args),
+        Command::CheckTemplates(args) => commands::check_templates::run(&args),
         Command::CheckRules(args) => commands::check_rules::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Bench(args) => commands::bench::run(&args),

@@ -26,7 +26,7 @@ const BLOCK: usize = StepInputs::BLOCK_SIZE;
 const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 
 /// Ops whose products have kernels for few tokens.
-const PRODUCTS: [&str; 9] = [
+pub(super) const PRODUCTS: [&str; 9] = [
     "linear",
     "linear_add",
     "linear_geglu",
@@ -283,6 +283,41 @@ impl Setup {
     }
 }
 
+/// Plans of all setups, and their kernels, each once.
+fn jobs(
+    setups: &[Setup],
+    (ops, library, device): (&OpSet, &Library, &Device),
+    problem: &mut dyn FnMut(&Setup, String),
+) -> (Vec<Job>, Kernels) {
+    let (mut jobs, mut kernels) = (Vec::new(), Kernels::default());
+    // Some at a time, so that few texts are kept more than once.
+    for part in setups.chunks(64) {
+        let made: Vec<_> = part.par_iter().map(|s| s.job(ops, library, device)).collect();
+        for (setup, job) in part.iter().zip(made) {
+            match job {
+                Ok(mut job) => {
+                    job.plans.iter_mut().for_each(|(_, plan, at)| *at = kernels.take(plan));
+                    jobs.push(job);
+                }
+                Err(message) => problem(setup, message),
+            }
+        }
+    }
+    (jobs, kernels)
+}
+
+/// The kernels that [`check`] would run on a device, each once; `problem` gets what has none, by op.
+pub(super) fn kernels(
+    ops: &OpSet,
+    library: &Library,
+    device: &Device,
+    problem: &mut dyn FnMut(&str, String),
+) -> Vec<Kernel> {
+    let setups = setups(ops, library);
+    let mut failed = |setup: &Setup, message: String| problem(setup.op.name, message);
+    jobs(&setups, (ops, library, device), &mut failed).1.all
+}
+
 /// Runs every variant of every kernel of `ops` that `gpu` admits at some size that is tried, in every
 /// element type, over ragged batches on scattered blocks. A kernel that writes beside its results, to
 /// an operand, a weight or another sequence's cache, or leaves an element unwritten, fails. `report`
@@ -298,20 +333,9 @@ pub fn check(
     let device = Device::of(gpu.sm, gpu.sms);
     let mut setups = setups(ops, library);
     setups.retain(|s| s.op.name.contains(only));
-    let (mut jobs, mut kernels) = (Vec::new(), Kernels::default());
-    // Some at a time, so that few texts are kept more than once.
-    for part in setups.chunks(64) {
-        let made: Vec<_> = part.par_iter().map(|s| s.job(ops, library, &device)).collect();
-        for (setup, job) in part.iter().zip(made) {
-            match job {
-                Ok(mut job) => {
-                    job.plans.iter_mut().for_each(|(_, plan, at)| *at = kernels.take(plan));
-                    jobs.push(job);
-                }
-                Err(problem) => report(setup.verdict("?", Err(problem))),
-            }
-        }
-    }
+    let (jobs, kernels) = jobs(&setups, (ops, library, &device), &mut |setup, problem| {
+        report(setup.verdict("?", Err(problem)));
+    });
     // Each on its own: that one does not compile says nothing of the others.
     let one = |kernel: &Kernel| {
         let cubin = cache.cubins(std::slice::from_ref(kernel), &device.arch, &mut Compiler::find);

@@ -4,6 +4,7 @@
 mod blas;
 mod ceiling;
 mod check;
+mod compiled;
 mod driver;
 mod exec;
 mod frame;
@@ -15,5 +16,6 @@ mod upload;
 
 pub use ceiling::{CEILING_BYTES, read_ceiling};
 pub use check::{check, unchecked};
+pub use compiled::{CompiledKernel, compile};
 pub use driver::{DeviceMemory, Gpu, GpuError};
 pub use exec::{CudaExecutor, CudaOptions};

@@ -4,6 +4,7 @@ pub(crate) mod ablate;
 pub(crate) mod bench;
 pub(crate) mod check_kernels;
 pub(crate) mod check_rules;
+pub(crate) mod check_templates;
 pub(crate) mod compile;
 pub(crate) mod doctor;
 pub(crate) mod families;
