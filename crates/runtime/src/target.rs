@@ -154,6 +154,9 @@ pub trait PlanExecutor: Executor {
     /// Time spent in each op since the start, if it is measured; the longest first.
     fn profile(&self) -> Vec<(String, Duration)>;
 
+    /// Blocks of its KV cache.
+    fn kv_blocks(&self) -> usize;
+
     /// What it runs on, for people.
     fn describe(&self) -> String;
 }

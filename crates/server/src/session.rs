@@ -1,12 +1,13 @@
 //! From options to an engine that is ready to run.
 
 use std::error::Error;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use infernum_codegen::compile::{self, Options};
 use infernum_codegen::cuda::{Cache, Choices, Compiler, Device, Library};
-use infernum_codegen::{Limits, Plan};
+use infernum_codegen::{Limits, Plan, VERSION};
 use infernum_frontend_hf::{Checkpoint, LowerOptions, Model};
 use infernum_ir::Sym;
 use infernum_passes::fuse::CostTable;
@@ -38,12 +39,18 @@ pub(crate) struct RunArgs {
     /// Let no kernel start before the one before it has ended.
     #[arg(long)]
     pub(crate) no_overlap: bool,
+    /// Part of the GPU's memory that may be used; the KV cache gets what weights leave of it.
+    #[arg(long, value_name = "PART", default_value_t = 0.9)]
+    pub(crate) gpu_memory_utilization: f64,
+    /// Run what `infernum compile --target ARCH --out DIR` wrote, instead of compiling.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plan: Option<PathBuf>,
     /// Run the kernels that templates name first, whatever `infernum tune` found.
     #[arg(long)]
     pub(crate) untuned: bool,
     /// Folder of compiled kernels; a folder of the user's own when left out.
     #[arg(long, value_name = "DIR")]
-    pub(crate) kernel_cache: Option<std::path::PathBuf>,
+    pub(crate) kernel_cache: Option<PathBuf>,
 }
 
 /// What --device says.
@@ -91,7 +98,11 @@ impl RunArgs {
         if self.untuned { Choices::default() } else { self.cache().choices(arch) }
     }
 
+    /// Where compiled kernels are.
     pub(crate) fn cache(&self) -> Cache {
+        if let Some(folder) = &self.plan {
+            return Cache::new(&folder.join("cubins"));
+        }
         self.kernel_cache.as_deref().map_or_else(Cache::user, Cache::new)
     }
 }
@@ -156,10 +167,65 @@ pub(crate) fn plan(
     size: Size,
     machine: &Machine,
 ) -> Result<Plan, Box<dyn Error>> {
+    if let Some(folder) = &run.plan {
+        return written_plan(folder, rows, size, machine);
+    }
     let (device, templates) = (machine.device(), Library::new(args.data.as_deref()));
     let choices = device.as_ref().map(|d| run.choices(&d.arch)).unwrap_or_default();
     let device = device.as_ref().map(|d| (d, &templates, &choices));
     plan_with(model, args, run, rows, size, machine, device)
+}
+
+/// A plan and its kernels, as written by `infernum compile --out`.
+#[derive(Debug, thiserror::Error)]
+enum WrittenPlanError {
+    #[error("{path}: {source}")]
+    Io { path: String, source: std::io::Error },
+    #[error("{path}: expected a plan of version {VERSION}: {message}; compile it again")]
+    Json { path: String, message: String },
+    #[error("{path}: the plan is for {expected}, this machine has {found}; compile it for that")]
+    Device { path: String, expected: String, found: String },
+    #[error("{path}: the plan holds {expected}, wanted are {found}; compile it for those")]
+    Size { path: String, expected: String, found: String },
+}
+
+/// Reads what `infernum compile --out` wrote to a folder.
+fn written_plan(
+    folder: &Path,
+    rows: Sym,
+    size: Size,
+    machine: &Machine,
+) -> Result<Plan, Box<dyn Error>> {
+    let file = folder.join("plan.json");
+    let path = file.display().to_string();
+    let bytes = std::fs::read(&file)
+        .map_err(|source| WrittenPlanError::Io { path: path.clone(), source })?;
+    let json = |message: String| WrittenPlanError::Json { path: path.clone(), message };
+    let plan: Plan = serde_json::from_slice(&bytes).map_err(|e| json(e.to_string()))?;
+    if plan.version != VERSION {
+        return Err(json(format!("found version {}", plan.version)).into());
+    }
+    let arch = |d: Option<Device>| d.map_or("the CPU".to_owned(), |d| d.arch);
+    let (expected, found) = (arch(plan.device.clone()), arch(machine.device()));
+    if expected != found {
+        return Err(WrittenPlanError::Device { path, expected, found }.into());
+    }
+    let (b, s) = (plan.limits.b, plan.limits.s);
+    let holds = |b: u64, length: u64| format!("{b} sequence(s) of {length} tokens");
+    if size.sequences > b || size.sequences * size.max_length > s {
+        let expected = holds(b, s.checked_div(b).unwrap_or(0));
+        let found = holds(size.sequences, size.max_length);
+        return Err(WrittenPlanError::Size { path, expected, found }.into());
+    }
+    if plan.output_rows != Some(rows) {
+        let name = |rows: Option<Sym>| match rows {
+            Some(Sym::T) => "logits of every token".to_owned(),
+            _ => "logits of each sequence's last token".to_owned(),
+        };
+        let (expected, found) = (name(plan.output_rows), name(Some(rows)));
+        return Err(WrittenPlanError::Size { path, expected, found }.into());
+    }
+    Ok(plan)
 }
 
 /// As [`plan`], with these kernels.
@@ -212,6 +278,7 @@ pub(crate) fn executor(
             Box::new(CpuExecutor::new(plan, weights, options)?)
         }
         Machine::Gpu(gpu) => {
+            let kv_blocks = fitting_blocks(&plan, size, gpu, run.gpu_memory_utilization)?;
             let arch = plan.device.as_ref().map_or("", |d| &d.arch);
             let (cubins, _) = run.cache().cubins(&plan.kernels, arch, &mut Compiler::find)?;
             let (graphs, overlap) = (!run.no_graphs, !run.no_overlap);
@@ -220,6 +287,33 @@ pub(crate) fn executor(
             Box::new(CudaExecutor::new(plan, &cubins, weights, gpu, options)?)
         }
     })
+}
+
+/// Blocks of KV cache for `size`, or as many as fit, but enough for one sequence.
+fn fitting_blocks(plan: &Plan, size: Size, gpu: &Gpu, part: f64) -> Result<usize, Box<dyn Error>> {
+    /// For libraries, kernels' own memory, inputs and graphs.
+    const REST: u64 = 512 << 20;
+    let (free, total) = gpu.memory()?;
+    let used = total - free;
+    let other = used + plan.stored_bytes() + plan.arena_bytes + REST;
+    let left = ((total as f64 * part.clamp(0.0, 1.0)) as u64).saturating_sub(other);
+    let block = (plan.kv_bytes_per_token() * StepInputs::BLOCK_SIZE as u64).max(1);
+    let (fits, least) = ((left / block) as usize, Size::one(size.max_length).blocks());
+    if fits < least {
+        let mib = |bytes: u64| bytes >> 20;
+        return Err(format!(
+            "the KV cache of one sequence of {} tokens takes {} MiB, and {} of the GPU's {} MiB are left              for it at --gpu-memory-utilization {part}: {} MiB are taken by others, {} MiB are weights,              {} MiB activations; choose a shorter --max-length",
+            size.max_length,
+            mib(block * least as u64),
+            mib(left),
+            mib(total),
+            mib(used),
+            mib(plan.stored_bytes()),
+            mib(plan.arena_bytes),
+        )
+        .into());
+    }
+    Ok(fits.min(size.blocks()))
 }
 
 /// An engine for sequences of at most `size`.
@@ -235,7 +329,7 @@ pub(crate) fn engine(
         step: plan.limits,
         max_length: size.max_length as usize,
         chunk: run.chunk(machine),
-        blocks: size.blocks(),
+        blocks: executor.kv_blocks(),
         block_size: StepInputs::BLOCK_SIZE,
         vocab: vocab as usize,
     };

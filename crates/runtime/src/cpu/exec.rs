@@ -177,6 +177,10 @@ impl PlanExecutor for CpuExecutor {
         ops
     }
 
+    fn kv_blocks(&self) -> usize {
+        self.core.options.kv_blocks
+    }
+
     fn describe(&self) -> String {
         format!("CPU, {} thread(s)", self.threads())
     }

@@ -280,6 +280,10 @@ impl PlanExecutor for CudaExecutor {
         ops
     }
 
+    fn kv_blocks(&self) -> usize {
+        self.core.options.kv_blocks
+    }
+
     fn describe(&self) -> String {
         self.core.gpu.name.clone()
     }
