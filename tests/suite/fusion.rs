@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use infernum_codegen::Limits;
+use infernum_codegen::Run;
 use infernum_codegen::compile::{Compiled, Options, compile};
+use infernum_codegen::cuda::{Choices, Device, Library, attach};
 use infernum_frontend_hf::LowerOptions;
 use infernum_ir::interp::{Interpreter, Rounding, States, Step, Tensor};
 use infernum_ir::{DType, Module, NodeKind, Sym, Type, WeightRef, text};
@@ -261,4 +263,27 @@ fn fusions_of_ones_own_are_files() {
             assert!(nmse(&interpreted(&fixture, &b.module), &expected) <= 1e-20);
         }
     }
+}
+
+/// The example's op runs on PTX that Triton made, where that is admitted.
+#[test]
+fn a_foreign_kernel_is_a_file() {
+    let data = root().join("../../examples/foreign-kernel");
+    let spec = root().join("../../examples/new-architecture/granite.ron");
+    let fixture = Fixture::with_spec("granite/multipliers", Some(&spec));
+    let kernels = Kernels::load(Some(&data), &[]).unwrap_or_else(|e| panic!("{e}"));
+    let device = Device::named("sm_90a").expect("a known architecture");
+    let mut plan = compiled_with(&fixture, "sm_90a", false, "default", Some(&data)).plan;
+    let library = Library::new(Some(&data));
+    attach(&mut plan, &kernels.ops, &library, &device, &Choices::default())
+        .unwrap_or_else(|e| panic!("{e}"));
+    let ptx: Vec<&str> =
+        plan.kernels.iter().filter(|k| k.is_ptx).map(|k| k.name.as_str()).collect();
+    assert_eq!(ptx, ["scaled_add"]);
+    let launches = plan.programs.iter().flat_map(|p| &p.launches);
+    let mut foreign = launches.filter(|l| l.op == "scaled_add").map(|l| match &l.run {
+        Some(Run::Kernel(k)) => k.arguments.as_ref().map(Vec::len),
+        _ => None,
+    });
+    assert!(foreign.all(|arguments| arguments == Some(7)));
 }

@@ -19,6 +19,6 @@ pub use expand::{ExpandError, expand};
 pub use infernum_passes::Bucket;
 pub use lower::PlanError;
 pub use plan::{
-    Arg, Call, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Recipe, Region, Run,
-    Schedule, StateSpec, Summary, TargetKind, VERSION, Value, Weight,
+    Arg, Argument, Call, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Recipe,
+    Region, Run, Schedule, StateSpec, Summary, TargetKind, VERSION, Value, Weight,
 };

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use infernum_ir::expr::Expr;
 use infernum_ir::{Attr, DType, Dims, StateType, StepInput, Sym, TensorType, Type};
 use infernum_passes::Bucket;
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::cuda::{Device, Geometry};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -138,6 +139,26 @@ pub struct KernelLaunch {
     pub kernel: u32,
     /// Blocks, threads and shared memory.
     pub geometry: Geometry,
+    /// What a kernel that is not of a template's text is given; such a kernel starts when the one
+    /// before it has ended.
+    pub arguments: Option<Vec<Argument>>,
+}
+
+/// What a foreign kernel is given.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Argument {
+    /// The address of [`Launch::named_values`]' value of that index.
+    Value(u32),
+    /// The address of the kernel's own memory.
+    Scratch,
+    /// No address.
+    Null,
+    /// A whole number of 32 bits.
+    I32(Expr),
+    /// A whole number of 64 bits.
+    I64(Expr),
+    /// A float of 32 bits.
+    F32(Expr),
 }
 
 /// Result 0 is `x · wᵀ + bias + add`, accumulated in f32.
@@ -162,8 +183,10 @@ pub struct Kernel {
     pub template: String,
     /// Which of its variants.
     pub variant: String,
-    /// CUDA C++ that includes nothing.
+    /// CUDA C++ that includes nothing, or PTX.
     pub text: String,
+    /// Whether the text is PTX, which the driver takes as it is.
+    pub is_ptx: bool,
     /// Bytes of device memory of its own, zero at load; launches of it follow one another.
     pub scratch: u64,
 }

@@ -6,10 +6,10 @@ use infernum_ir::expr::Value as Known;
 use infernum_ir::{DType, Dims, OpSet, Sym, TensorType};
 
 use super::geometry::{Scope, whole};
-use super::template::Kind;
+use super::template::{Foreign, Kind};
 use super::text::{self, Site};
 use super::{Choices, Device, Geometry, Library, Template, TemplateError, Variant};
-use crate::plan::{Arg, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, Value};
+use crate::plan::{Arg, Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, Value};
 use infernum_passes::Bucket;
 
 /// A launch has no kernel.
@@ -256,7 +256,7 @@ impl<'a> Attach<'a> {
             }
             return match &variant.kind {
                 Kind::Matmul(roles) => matmul(launch, roles).map(Run::Matmul).map_err(fail),
-                Kind::Kernel { grid, block, shared, scratch } => {
+                Kind::Kernel { grid, block, shared, scratch, ptx } => {
                     let block = scope.number(block).and_then(|n| whole(n, block)).map_err(fail)?;
                     let at_limits = Scope { dims: Some(&self.limits), ..scope };
                     let scratch = match at_limits.value(scratch).map_err(fail)? {
@@ -273,6 +273,12 @@ impl<'a> Attach<'a> {
                         shared: shared.clone(),
                         params: variant.params.clone(),
                     };
+                    if let Some(foreign) = ptx {
+                        let arguments = arguments(launch, foreign).map_err(fail)?;
+                        let kernel = self.foreign(foreign, &template, variant, scratch)?;
+                        let arguments = Some(arguments);
+                        return Ok(Run::Kernel(KernelLaunch { kernel, geometry, arguments }));
+                    }
                     let site = Site {
                         launch,
                         template: &template,
@@ -283,7 +289,7 @@ impl<'a> Attach<'a> {
                         device: self.device,
                     };
                     let kernel = self.kernel(&site, scratch, shown)?;
-                    Ok(Run::Kernel(KernelLaunch { kernel, geometry }))
+                    Ok(Run::Kernel(KernelLaunch { kernel, geometry, arguments: None }))
                 }
             };
         }
@@ -319,9 +325,62 @@ impl<'a> Attach<'a> {
         let index = self.kernels.len() as u32;
         let (template, variant) = (site.template.name.clone(), site.variant.name.clone());
         self.known.insert(text.clone(), index);
-        self.kernels.push(Kernel { name, template, variant, text, scratch });
+        self.kernels.push(Kernel { name, template, variant, text, is_ptx: false, scratch });
         Ok(index)
     }
+
+    /// The index of a kernel that comes as PTX.
+    fn foreign(
+        &mut self,
+        foreign: &Foreign,
+        template: &Template,
+        variant: &Variant,
+        scratch: u64,
+    ) -> Result<u32, CudaError> {
+        let (_, text) = self.library.file(&foreign.file).ok_or_else(|| TemplateError::Io {
+            path: format!("kernels/templates/{}", foreign.file),
+            source: std::io::ErrorKind::NotFound.into(),
+        })?;
+        let same = |k: &Kernel| k.name == foreign.function && k.text == *text;
+        if let Some(known) = self.kernels.iter().position(same) {
+            self.kernels[known].scratch = self.kernels[known].scratch.max(scratch);
+            return Ok(known as u32);
+        }
+        self.kernels.push(Kernel {
+            name: foreign.function.clone(),
+            template: template.name.clone(),
+            variant: variant.name.clone(),
+            text: text.into_owned(),
+            is_ptx: true,
+            scratch,
+        });
+        Ok(self.kernels.len() as u32 - 1)
+    }
+}
+
+/// What a foreign kernel is given, from what its header says.
+fn arguments(launch: &Launch, foreign: &Foreign) -> Result<Vec<Argument>, String> {
+    let one = |text: &String| {
+        if let Some((kind, expr)) = text.split_once(':') {
+            let expr = expr.trim().parse().map_err(|e| format!("`{text}`: {e}"))?;
+            return match kind.trim() {
+                "i32" => Ok(Argument::I32(expr)),
+                "i64" => Ok(Argument::I64(expr)),
+                "f32" => Ok(Argument::F32(expr)),
+                other => Err(format!("`{text}`: expected i32, i64 or f32, found {other}")),
+            };
+        }
+        match text.as_str() {
+            "scratch" => Ok(Argument::Scratch),
+            "null" => Ok(Argument::Null),
+            name => {
+                let found = launch.named_values().position(|(n, v)| n == name && v.is_some());
+                let found = found.ok_or_else(|| format!("there is no operand or result `{name}`"));
+                found.map(|i| Argument::Value(i as u32))
+            }
+        }
+    };
+    foreign.args.iter().map(one).collect()
 }
 
 fn matmul(launch: &Launch, roles: &super::template::MatmulRoles) -> Result<Matmul, String> {

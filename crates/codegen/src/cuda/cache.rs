@@ -67,7 +67,12 @@ impl Cache {
         compiler: &mut dyn FnMut() -> Result<Compiler, NvrtcError>,
     ) -> Result<(Vec<Cubin>, usize), CacheError> {
         let keys: Vec<String> = kernels.iter().map(|k| key(&k.text, arch)).collect();
-        let mut cubins: Vec<Option<Cubin>> = keys.iter().map(|k| self.read(k)).collect();
+        let known = |(kernel, key): (&Kernel, &String)| match kernel.is_ptx {
+            // The driver reads PTX up to its NUL.
+            true => Some(Cubin([kernel.text.as_bytes(), &[0]].concat())),
+            false => self.read(key),
+        };
+        let mut cubins: Vec<Option<Cubin>> = kernels.iter().zip(&keys).map(known).collect();
         let missing: Vec<usize> = (0..kernels.len()).filter(|i| cubins[*i].is_none()).collect();
         if !missing.is_empty() {
             let compiler = compiler()?;

@@ -43,6 +43,20 @@ impl Geometry {
     }
 }
 
+impl Geometry {
+    /// The value of another expression over the same names.
+    pub fn number(
+        &self,
+        expr: &Expr,
+        launch: &Launch,
+        dims: &Dims,
+        device: &Device,
+    ) -> Result<f64, String> {
+        let (params, bucket) = (&self.params, self.tokens);
+        Scope { launch, params, device, dims: Some(dims), bucket }.number(expr)
+    }
+}
+
 pub(super) fn whole(n: f64, expr: &Expr) -> Result<u32, String> {
     let ok = n.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&n);
     if ok { Ok(n as u32) } else { Err(format!("`{expr}`: expected a size, found {n}")) }

@@ -112,9 +112,24 @@ pub enum Kind {
         shared: Expr,
         /// Device memory of the kernel's own, in bytes.
         scratch: Expr,
+        /// Where the kernel is not the template's text but somebody else's PTX.
+        ptx: Option<Foreign>,
     },
     /// A library's matrix product.
     Matmul(MatmulRoles),
+}
+
+/// A kernel that was compiled by something else: Triton, say.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename = "Ptx", deny_unknown_fields)]
+pub struct Foreign {
+    /// Its PTX, beside the template.
+    pub file: String,
+    /// The entry point.
+    pub function: String,
+    /// What it is given, in order: the address of an operand or result by its name, of `scratch`,
+    /// `null`, or a number: `i32: EXPRESSION`, `i64: ..` or `f32: ..`.
+    pub args: Vec<String>,
 }
 
 /// Which operands of an op are which of `y = x · wᵀ + bias + add`.
@@ -155,6 +170,8 @@ struct VariantFile {
     scratch: Option<String>,
     #[serde(default)]
     library: Option<MatmulRoles>,
+    #[serde(default)]
+    ptx: Option<Foreign>,
 }
 
 impl Template {
@@ -197,6 +214,7 @@ fn variant(path: &str, file: VariantFile) -> Result<Variant, TemplateError> {
             block: or(&file.block, "256")?,
             shared: or(&file.shared, "0")?,
             scratch: or(&file.scratch, "0")?,
+            ptx: file.ptx,
         },
     };
     let when = file.when.iter().map(parse).collect::<Result<_, _>>()?;

@@ -402,13 +402,25 @@ impl Core {
                 Some(Run::Kernel(k)) => {
                     let (grid, shared) =
                         k.geometry.eval(launch, dims, &self.device).map_err(fail)?;
-                    let mut arguments = places.arguments(launch).map_err(fail)?;
                     let scratch = self.scratch[k.kernel as usize].as_ref();
-                    arguments.extend(scratch.map(DeviceMemory::address));
-                    arguments.push(self.inputs.address());
+                    let scratch = scratch.map(DeviceMemory::address);
+                    let mut arguments = match &k.arguments {
+                        Some(foreign) => {
+                            let number = |e: &_| k.geometry.number(e, launch, dims, &self.device);
+                            places.foreign(launch, foreign, scratch, &number).map_err(fail)?
+                        }
+                        None => {
+                            let mut own = places.arguments(launch).map_err(fail)?;
+                            own.extend(scratch);
+                            own.push(self.inputs.address());
+                            own
+                        }
+                    };
                     let function = &self.functions[k.kernel as usize];
-                    // A step's first kernel waits for the copy of its inputs.
-                    let overlaps = self.options.overlap && self.device.sm >= 90 && !first;
+                    // A step's first kernel waits for the copy of its inputs, and a foreign one does
+                    // not know that it should wait.
+                    let overlaps = self.options.overlap && self.device.sm >= 90;
+                    let overlaps = overlaps && !first && k.arguments.is_none();
                     if grid.iter().all(|n| *n > 0) {
                         let launched = function.allow(shared).and_then(|()| {
                             let block = k.geometry.block;

@@ -1,7 +1,8 @@
 //! Where the operands and results of a launch lie.
 
 use infernum_codegen::cuda::launch_arguments;
-use infernum_codegen::{Arg, Call, Launch, Matmul, Program, Value};
+use infernum_codegen::{Arg, Argument, Call, Launch, Matmul, Program, Value};
+use infernum_ir::expr::Expr;
 use infernum_ir::{Dim, Dims};
 
 use super::blas::{Places, Shape};
@@ -52,6 +53,28 @@ impl Frame<'_> {
 
     pub(super) fn arguments(&self, launch: &Launch) -> Result<Vec<u64>, String> {
         launch_arguments(launch).map(|(_, value)| self.address(value)).collect()
+    }
+
+    /// What a foreign kernel is given, 8 bytes each; smaller numbers are in the low ones.
+    pub(super) fn foreign(
+        &self,
+        launch: &Launch,
+        arguments: &[Argument],
+        scratch: Option<u64>,
+        number: &dyn Fn(&Expr) -> Result<f64, String>,
+    ) -> Result<Vec<u64>, String> {
+        let one = |argument: &Argument| match argument {
+            Argument::Value(i) => {
+                let value = launch.named_values().nth(*i as usize).and_then(|(_, v)| v);
+                self.address(value.ok_or("an argument is left out")?)
+            }
+            Argument::Scratch => Ok(scratch.unwrap_or(0)),
+            Argument::Null => Ok(0),
+            Argument::I32(e) => Ok(u64::from(number(e)? as i32 as u32)),
+            Argument::I64(e) => Ok(number(e)? as i64 as u64),
+            Argument::F32(e) => Ok(u64::from((number(e)? as f32).to_bits())),
+        };
+        arguments.iter().map(one).collect()
     }
 
     pub(super) fn matmul(
