@@ -302,7 +302,9 @@ fn fitting_blocks(plan: &Plan, size: Size, gpu: &Gpu, part: f64) -> Result<usize
     if fits < least {
         let mib = |bytes: u64| bytes >> 20;
         return Err(format!(
-            "the KV cache of one sequence of {} tokens takes {} MiB, and {} of the GPU's {} MiB are left              for it at --gpu-memory-utilization {part}: {} MiB are taken by others, {} MiB are weights,              {} MiB activations; choose a shorter --max-length",
+            "the KV cache of one sequence of {} tokens takes {} MiB, and {} of the GPU's {} MiB are \
+             left for it at --gpu-memory-utilization {part}: {} MiB are taken by others, {} MiB are \
+             weights, {} MiB activations; choose a shorter --max-length",
             size.max_length,
             mib(block * least as u64),
             mib(left),

@@ -67,10 +67,10 @@ impl Cache {
         compiler: &mut dyn FnMut() -> Result<Compiler, NvrtcError>,
     ) -> Result<(Vec<Cubin>, usize), CacheError> {
         let keys: Vec<String> = kernels.iter().map(|k| key(&k.text, arch)).collect();
-        let known = |(kernel, key): (&Kernel, &String)| match kernel.is_ptx {
+        let known = |(kernel, key): (&Kernel, &String)| {
             // The driver reads PTX up to its NUL.
-            true => Some(Cubin([kernel.text.as_bytes(), &[0]].concat())),
-            false => self.read(key),
+            let ptx = || Cubin([kernel.text.as_bytes(), &[0]].concat());
+            if kernel.is_ptx { Some(ptx()) } else { self.read(key) }
         };
         let mut cubins: Vec<Option<Cubin>> = kernels.iter().zip(&keys).map(known).collect();
         let missing: Vec<usize> = (0..kernels.len()).filter(|i| cubins[*i].is_none()).collect();

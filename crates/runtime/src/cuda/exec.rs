@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{Arg, Plan, Run, TargetKind};
+use infernum_codegen::{Arg, Plan, Run};
 use infernum_ir::{DType, Dims, StepInput, TensorType, Type};
 
 use super::blas::Blas;
+use super::code::Code;
 use super::driver::{DeviceMemory, Event, Function, Gpu, GpuError, Pinned, Stream, capture};
 use super::frame::{Frame, shape};
 use super::graphs::{self, Graphs, Key};
@@ -17,7 +18,6 @@ use super::inputs::Layout;
 use super::penalised::Penalised;
 use super::upload::Weights;
 use crate::cpu::convert;
-use crate::plan_check;
 use crate::weights::load;
 use crate::{
     Cuda, ExecError, Executor, LoadError, Observed, Observer, OnTarget, PlanExecutor, StepInputs,
@@ -404,17 +404,14 @@ impl Core {
                         k.geometry.eval(launch, dims, &self.device).map_err(fail)?;
                     let scratch = self.scratch[k.kernel as usize].as_ref();
                     let scratch = scratch.map(DeviceMemory::address);
-                    let mut arguments = match &k.arguments {
-                        Some(foreign) => {
-                            let number = |e: &_| k.geometry.number(e, launch, dims, &self.device);
-                            places.foreign(launch, foreign, scratch, &number).map_err(fail)?
-                        }
-                        None => {
-                            let mut own = places.arguments(launch).map_err(fail)?;
-                            own.extend(scratch);
-                            own.push(self.inputs.address());
-                            own
-                        }
+                    let mut arguments = if let Some(foreign) = &k.arguments {
+                        let number = |e: &_| k.geometry.number(e, launch, dims, &self.device);
+                        places.foreign(launch, foreign, scratch, &number).map_err(fail)?
+                    } else {
+                        let mut own = places.arguments(launch).map_err(fail)?;
+                        own.extend(scratch);
+                        own.push(self.inputs.address());
+                        own
                     };
                     let function = &self.functions[k.kernel as usize];
                     // A step's first kernel waits for the copy of its inputs, and a foreign one does
@@ -554,39 +551,6 @@ impl Core {
             all.push(Observed { name, shape: ty.sizes(dims), ty, data });
         }
         Ok(all)
-    }
-}
-
-/// A plan's kernels, loaded.
-struct Code {
-    device: Device,
-    functions: Vec<Function>,
-    scratch: Vec<Option<DeviceMemory>>,
-}
-
-impl Code {
-    fn load(plan: &Plan, cubins: &[Cubin], gpu: &Arc<Gpu>) -> Result<Code, LoadError> {
-        plan_check::check(plan, TargetKind::Cuda)?;
-        let none = || LoadError::Plan("it has no kernels for a GPU".to_owned());
-        let device = plan.device.clone().ok_or_else(none)?;
-        if cubins.len() != plan.kernels.len() {
-            let (found, expected) = (cubins.len(), plan.kernels.len());
-            return Err(LoadError::Plan(format!(
-                "{found} compiled kernel(s), expected {expected}"
-            )));
-        }
-        let functions = plan.kernels.iter().zip(cubins).map(|(k, c)| {
-            Function::load(gpu, &c.0, &k.name).map_err(|e| LoadError::Kernel {
-                launch: format!("kernel `{}` for {}", k.name, device.arch),
-                message: e.to_string(),
-            })
-        });
-        let functions = functions.collect::<Result<Vec<_>, _>>()?;
-        let own = |bytes: u64| DeviceMemory::zeroed(gpu, "the kernels' own memory", bytes);
-        let scratch =
-            plan.kernels.iter().map(|k| (k.scratch > 0).then(|| own(k.scratch)).transpose());
-        let scratch = scratch.collect::<Result<Vec<_>, _>>()?;
-        Ok(Code { device, functions, scratch })
     }
 }
 

@@ -4,6 +4,7 @@
 mod blas;
 mod ceiling;
 mod check;
+mod code;
 mod compiled;
 mod driver;
 mod exec;
