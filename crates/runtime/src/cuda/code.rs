@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{Plan, TargetKind};
+use infernum_codegen::{Arg, Plan, Run, TargetKind};
+use infernum_ir::{StepInput, Type};
 
 use super::driver::{DeviceMemory, Function, Gpu};
 use crate::{LoadError, plan_check};
@@ -40,4 +41,18 @@ impl Code {
         let scratch = scratch.collect::<Result<Vec<_>, _>>()?;
         Ok(Code { device, functions, scratch })
     }
+}
+
+/// Whether any launch is a library's.
+pub(super) fn uses_library(plan: &Plan) -> bool {
+    let mut launches = plan.programs.iter().flat_map(|p| &p.launches);
+    launches.any(|l| matches!(l.run, Some(Run::Matmul(_))))
+}
+
+/// Whether any launch reads the positions of context rows.
+pub(super) fn reads_contexts(plan: &Plan) -> bool {
+    let launches = plan.programs.iter().flat_map(|p| &p.launches);
+    let mut operands = launches.flat_map(|l| l.operands.iter().flatten());
+    operands
+        .any(|v| v.arg == Arg::Step(StepInput::ContextPositions) && matches!(v.ty, Type::Tensor(_)))
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{Arg, Plan, Run};
-use infernum_ir::{DType, Dims, StepInput, TensorType, Type};
+use infernum_codegen::{Plan, Run};
+use infernum_ir::{DType, Dims, TensorType};
 
 use super::blas::Blas;
-use super::code::Code;
+use super::code::{Code, reads_contexts, uses_library};
 use super::driver::{DeviceMemory, Event, Function, Gpu, GpuError, Pinned, Stream, capture};
 use super::frame::{Frame, shape};
 use super::graphs::{self, Graphs, Key};
@@ -235,6 +235,43 @@ impl CudaExecutor {
     }
 
     /// Brings the logits to the host, if they are wanted.
+    /// The recording for a decode step; `None` if such steps are launched one by one.
+    fn key(&self, sequences: u64, sampled: bool) -> Option<Key> {
+        let plan = &self.core.plan;
+        let schedule = plan.schedule(sequences, true)?;
+        let most = plan.schedules[schedule].bucket.max.min(plan.limits.t).min(plan.limits.b);
+        let sequences = graphs::rounded(sequences, most)?;
+        Some(Key { schedule, sequences, sampled })
+    }
+
+    /// The smallest recording for more sequences that is not there yet.
+    fn missing(&self, key: Key) -> Option<Key> {
+        let larger = |key: &Key| {
+            let next = key.sequences + 1;
+            (next <= self.core.plan.limits.b).then(|| self.key(next, key.sampled)).flatten()
+        };
+        let mut all = std::iter::successors(larger(&key), larger);
+        all.find(|key| !self.graphs.0.contains_key(key))
+    }
+
+    /// Records a step, unless it is already.
+    fn record(&mut self, key: Key) -> Result<(), ExecError> {
+        if self.graphs.0.contains_key(&key) {
+            return Ok(());
+        }
+        let core = &mut self.core;
+        let full = graphs::dims(key.sequences, &core.plan.limits);
+        // Libraries choose algorithms when first asked, which cannot be recorded.
+        core.prepare(key.schedule, &full)?;
+        let (gpu, stream) = (Arc::clone(&core.gpu), core.stream.raw);
+        let graph = capture(&gpu, stream, || -> Result<(), ExecError> {
+            core.calls(key.schedule, &full)?;
+            core.pick(key.schedule, &full, key.sampled)
+        })?;
+        self.graphs.0.insert(key, graph);
+        Ok(())
+    }
+
     fn finish(&mut self, schedule: usize, dims: &Dims) -> Result<Ticket, ExecError> {
         let core = &mut self.core;
         let (rows, columns, address) = core.output(schedule, dims);
@@ -297,32 +334,24 @@ impl Executor for CudaExecutor {
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
         let (schedule, dims) = self.begin(inputs)?;
         let CudaOptions { graphs, poison, guards, profile, .. } = self.core.options;
-        let most = self.core.plan.schedules[schedule].bucket.max;
-        let most = most.min(self.core.plan.limits.t).min(self.core.plan.limits.b);
         let sampled = inputs.is_sampled();
         let recorded = (graphs && !poison && !guards && !profile && inputs.is_decode_only())
-            .then(|| graphs::rounded(dims.b, most))
+            .then(|| self.key(dims.b, sampled))
             .flatten();
-        let Some(sequences) = recorded else {
+        let Some(key) = recorded else {
             self.core.calls(schedule, &dims)?;
             self.core.pick(schedule, &dims, sampled)?;
             return self.finish(schedule, &dims);
         };
-        let key = Key { schedule, sequences, sampled };
-        if !self.graphs.0.contains_key(&key) {
-            let full = graphs::dims(sequences, &self.core.plan.limits);
-            // Libraries choose algorithms when first asked, which cannot be recorded.
-            self.core.prepare(schedule, &full)?;
-            let stream = self.core.stream.raw;
-            let core = &mut self.core;
-            let graph = capture(&Arc::clone(&core.gpu), stream, || -> Result<(), ExecError> {
-                core.calls(schedule, &full)?;
-                core.pick(schedule, &full, sampled)
-            })?;
-            self.graphs.0.insert(key, graph);
-        }
+        self.record(key)?;
         self.core.stream.replay(&self.graphs.0[&key])?;
-        self.finish(schedule, &dims)
+        let ticket = self.finish(schedule, &dims)?;
+        // While the GPU is busy: the next recording that a growing batch will want. That it fails
+        // matters when it is wanted.
+        if let Some(next) = self.missing(key) {
+            let _ = self.record(next);
+        }
+        Ok(ticket)
     }
 
     fn yields_tokens(&self) -> bool {
@@ -552,20 +581,6 @@ impl Core {
         }
         Ok(all)
     }
-}
-
-/// Whether any launch is a library's.
-fn uses_library(plan: &Plan) -> bool {
-    let mut launches = plan.programs.iter().flat_map(|p| &p.launches);
-    launches.any(|l| matches!(l.run, Some(Run::Matmul(_))))
-}
-
-/// Whether any launch reads the positions of context rows.
-fn reads_contexts(plan: &Plan) -> bool {
-    let launches = plan.programs.iter().flat_map(|p| &p.launches);
-    let mut operands = launches.flat_map(|l| l.operands.iter().flatten());
-    operands
-        .any(|v| v.arg == Arg::Step(StepInput::ContextPositions) && matches!(v.ty, Type::Tensor(_)))
 }
 
 /// Time on the GPU.
