@@ -45,6 +45,9 @@ pub(crate) struct RunArgs {
     /// Run what `infernum compile --target ARCH --out DIR` wrote, instead of compiling.
     #[arg(long, value_name = "DIR")]
     pub(crate) plan: Option<PathBuf>,
+    /// On a GPU that was never tuned: look for faster kernels first, for so many seconds.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) autotune: Option<u64>,
     /// Run the kernels that templates name first, whatever `infernum tune` found.
     #[arg(long)]
     pub(crate) untuned: bool,

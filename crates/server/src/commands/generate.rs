@@ -149,6 +149,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 fn load(args: &Args, model: &Model) -> Result<Engine<Box<dyn PlanExecutor>>, Box<dyn Error>> {
     let (size, machine) = (Size::one(args.model.length(model)?), args.run.machine()?);
+    super::tune::lazily(model, &args.model, &args.run, &machine)?;
     let plan = session::plan(model, &args.model, &args.run, Sym::B, size, &machine)?;
     let checkpoint = model.checkpoint.as_ref().ok_or("the model has no weights")?;
     session::warm(checkpoint);
