@@ -6,6 +6,7 @@ pub mod cuda;
 mod engine;
 mod error;
 mod kv;
+mod logprobs;
 mod noise;
 mod observe;
 mod plan_check;
@@ -16,9 +17,13 @@ mod target;
 mod weights;
 
 pub use check::KernelVerdict;
-pub use engine::{Engine, EngineError, EngineLimits, Event, FinishReason, Request, RequestId};
+pub use engine::{
+    Batching, Engine, EngineError, EngineLimits, EngineOptions, Event, FinishReason, KvMode,
+    OptionsError, Policy, Request, RequestId, State, Stats,
+};
 pub use error::{ExecError, LoadError, TensorProblem};
 pub use kv::BlockPool;
+pub use logprobs::Logprobs;
 pub use observe::{Observed, Observer};
 pub use sampler::{Choice, Sampler, SamplingError, SamplingParams, Seen, argmax};
 pub use sources::{CheckpointWeights, RandomWeights};

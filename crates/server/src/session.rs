@@ -13,7 +13,9 @@ use infernum_ir::Sym;
 use infernum_passes::fuse::CostTable;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions, Gpu};
-use infernum_runtime::{Engine, EngineLimits, PlanExecutor, StepInputs, WeightSource};
+use infernum_runtime::{
+    Engine, EngineLimits, EngineOptions, OptionsError, PlanExecutor, StepInputs, WeightSource,
+};
 
 use crate::args::ModelArgs;
 use crate::report;
@@ -327,7 +329,8 @@ pub(crate) fn engine(
     run: &RunArgs,
     size: Size,
     machine: &Machine,
-) -> Engine<Box<dyn PlanExecutor>> {
+    options: EngineOptions,
+) -> Result<Engine<Box<dyn PlanExecutor>>, OptionsError> {
     let plan = executor.plan();
     let vocab = plan.vocabulary();
     let limits = EngineLimits {
@@ -338,7 +341,7 @@ pub(crate) fn engine(
         block_size: StepInputs::BLOCK_SIZE,
         vocab: vocab as usize,
     };
-    Engine::new(executor, limits)
+    Engine::new(executor, limits, options)
 }
 
 /// Reads a checkpoint's pages, with a progress bar, so that the first step does not wait for the

@@ -9,7 +9,8 @@ use infernum_frontend_hf::tokenizer::Tokenizer;
 use infernum_frontend_hf::{Config, Model};
 use infernum_ir::Sym;
 use infernum_runtime::{
-    CheckpointWeights, Engine, Event, FinishReason, PlanExecutor, Request, SamplingParams,
+    CheckpointWeights, Engine, EngineOptions, Event, FinishReason, PlanExecutor, Request,
+    SamplingParams,
 };
 use serde::Serialize;
 
@@ -155,7 +156,7 @@ fn load(args: &Args, model: &Model) -> Result<Engine<Box<dyn PlanExecutor>>, Box
     session::warm(checkpoint);
     let weights = CheckpointWeights::new(checkpoint);
     let executor = session::executor(plan, &weights, &args.run, size, false, &machine)?;
-    Ok(session::engine(executor, &args.run, size, &machine))
+    Ok(session::engine(executor, &args.run, size, &machine, EngineOptions::default())?)
 }
 
 impl Generator<'_> {
@@ -182,6 +183,7 @@ impl Generator<'_> {
             max_tokens: self.args.max_tokens,
             stop: self.stop.clone(),
             sampling: self.sampling,
+            ..Request::default()
         })?;
         let mut events = Vec::new();
         while !self.engine.is_idle() {
@@ -193,12 +195,12 @@ impl Generator<'_> {
                     Instant::now()
                 });
                 match event {
-                    Event::Token(_, token) => {
+                    Event::Token(_, token, _) => {
                         answer.tokens.push(token);
                         show(&mut answer, &stream.push(token)?)?;
                     }
                     Event::Finished(_, FinishReason::Stop) => answer.finish_reason = "stop",
-                    Event::Finished(_, FinishReason::Length) => {}
+                    Event::Started(..) | Event::Prompt(..) | Event::Finished(..) => {}
                 }
             }
         }

@@ -1,90 +1,16 @@
 //! Turns requests into steps: chunked prefill, decode, sampling.
 
+mod options;
+mod request;
+
+pub use options::{Batching, EngineLimits, EngineOptions, KvMode, OptionsError, Policy, Stats};
+pub use request::{EngineError, Event, FinishReason, Request, RequestId, State};
+
 use infernum_ir::Dims;
 
 use crate::kv::BlockPool;
-use crate::sampler::{Sampler, SamplingError, SamplingParams};
-use crate::{ExecError, Executor, StepInputs};
-
-/// What to generate.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// The prompt; not empty.
-    pub tokens: Vec<u32>,
-    /// How many tokens to generate at most.
-    pub max_tokens: usize,
-    /// Tokens that end the text; they are not part of it.
-    pub stop: Vec<u32>,
-    /// How tokens are picked.
-    pub sampling: SamplingParams,
-}
-
-/// Names a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(u64);
-
-/// Why a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// The model said so.
-    Stop,
-    /// It reached its own limit, or the engine's longest sequence.
-    Length,
-}
-
-/// What a step did for one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A token was generated.
-    Token(RequestId, u32),
-    /// The request ended; its memory is free again.
-    Finished(RequestId, FinishReason),
-}
-
-/// A request could not be taken, or a step failed.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the fields are named in the messages")]
-pub enum EngineError {
-    #[error("the prompt is empty: expected at least one token")]
-    EmptyPrompt,
-    #[error(
-        "the prompt has {tokens} tokens, and the longest sequence is {limit}; shorten it or raise \
-         --max-length"
-    )]
-    TooLong { tokens: usize, limit: usize },
-    #[error("token {token} is outside the vocabulary of {vocab}")]
-    Token { token: u32, vocab: usize },
-    #[error(transparent)]
-    Sampling(#[from] SamplingError),
-    #[error(
-        "the plan yields the likeliest token instead of logits: expected temperature 0 and no \
-         penalties; compile with a pipeline without the pass `greedy` to sample"
-    )]
-    GreedyOnly,
-    #[error(
-        "the KV cache is full: {wanted} tokens do not fit {free} free block(s) of {block_size}"
-    )]
-    CacheFull { wanted: usize, free: usize, block_size: usize },
-    #[error(transparent)]
-    Exec(#[from] ExecError),
-}
-
-/// How much the engine may hold.
-#[derive(Clone, Copy, Debug)]
-pub struct EngineLimits {
-    /// The largest step, from the plan.
-    pub step: Dims,
-    /// The longest sequence, in tokens.
-    pub max_length: usize,
-    /// Tokens of prompt computed in one step at most.
-    pub chunk: usize,
-    /// Blocks of the KV cache.
-    pub blocks: usize,
-    /// Tokens in a block.
-    pub block_size: usize,
-    /// Size of the vocabulary.
-    pub vocab: usize,
-}
+use crate::sampler::Sampler;
+use crate::{Executor, StepInputs};
 
 struct Sequence {
     id: RequestId,
@@ -118,8 +44,13 @@ pub struct Engine<E: Executor> {
 
 impl<E: Executor> Engine<E> {
     /// An engine over an executor whose plan gives a row of logits, or a token, for each sequence.
-    pub fn new(executor: E, limits: EngineLimits) -> Engine<E> {
-        Engine {
+    pub fn new(
+        executor: E,
+        limits: EngineLimits,
+        options: EngineOptions,
+    ) -> Result<Engine<E>, OptionsError> {
+        options.check()?;
+        Ok(Engine {
             executor,
             pool: BlockPool::new(limits.blocks, limits.block_size),
             inputs: StepInputs::new(limits.block_size),
@@ -128,6 +59,17 @@ impl<E: Executor> Engine<E> {
             row: Vec::new(),
             next_id: 0,
             limits,
+        })
+    }
+
+    /// How it stands.
+    pub fn stats(&self) -> Stats {
+        let (free, total) = self.blocks();
+        Stats {
+            running: self.running.len(),
+            used_blocks: total - free,
+            total_blocks: total,
+            ..Stats::default()
         }
     }
 
@@ -216,7 +158,7 @@ impl<E: Executor> Engine<E> {
             };
             sequence.tokens.push(token);
             if !sequence.request.stop.contains(&token) {
-                events.push(Event::Token(sequence.id, token));
+                events.push(Event::Token(sequence.id, token, None));
             }
         }
         self.retire(events);
@@ -241,9 +183,9 @@ impl<E: Executor> Engine<E> {
                 if !self.planned.is_empty() {
                     break; // later, when others have finished
                 }
-                return Err(EngineError::CacheFull {
-                    wanted: context,
-                    free: self.pool.free(),
+                return Err(EngineError::CacheTooSmall {
+                    tokens: context,
+                    blocks: self.pool.free(),
                     block_size: self.pool.block_size(),
                 });
             }
@@ -306,7 +248,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{StepOutput, Ticket};
+    use crate::{ExecError, SamplingParams, StepOutput, Ticket};
 
     const VOCAB: usize = 50;
 
@@ -383,11 +325,11 @@ mod tests {
         let output = StepOutput::default();
         let executor = Fake { samples, logits: true, rows, block_size, limits: step, output };
         let limits = EngineLimits { step, max_length: 40, chunk, blocks, block_size, vocab: VOCAB };
-        Engine::new(executor, limits)
+        Engine::new(executor, limits, EngineOptions::default()).unwrap()
     }
 
     fn request(tokens: Vec<u32>, max_tokens: usize) -> Request {
-        Request { tokens, max_tokens, stop: Vec::new(), sampling: SamplingParams::default() }
+        Request::new(tokens, max_tokens)
     }
 
     proptest! {
@@ -411,7 +353,8 @@ mod tests {
                 engine.step(&mut events).unwrap();
                 for event in events {
                     match event {
-                        Event::Token(id, token) => outputs.get_mut(&id).unwrap().push(token),
+                        Event::Token(id, token, _) => outputs.get_mut(&id).unwrap().push(token),
+                        Event::Started(..) | Event::Prompt(..) => {}
                         Event::Finished(_, reason) => {
                             prop_assert_eq!(reason, FinishReason::Length);
                             finished += 1;

@@ -1,0 +1,107 @@
+//! What is asked of the engine, and what it tells.
+
+use crate::sampler::{SamplingError, SamplingParams};
+use crate::{ExecError, Logprobs};
+
+/// What to generate.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The prompt; not empty.
+    pub tokens: Vec<u32>,
+    /// How many tokens to generate at most. 0 only computes the prompt.
+    pub max_tokens: usize,
+    /// Tokens that end the text; they are not part of it.
+    pub stop: Vec<u32>,
+    /// How tokens are picked.
+    pub sampling: SamplingParams,
+    /// Added to the logits of these tokens before anything else.
+    pub bias: Vec<(u32, f32)>,
+    /// Tell the log-probability of each generated token, and of so many of the likeliest.
+    pub logprobs: Option<usize>,
+    /// Tell them for the prompt's tokens too, of so many of the likeliest.
+    pub prompt_logprobs: Option<usize>,
+    /// The lower, the sooner, under [`Policy::Priority`](super::Policy::Priority).
+    pub priority: i32,
+    /// Cached prefixes are shared among requests of the same salt only: one for each tenant.
+    pub salt: u64,
+}
+
+impl Request {
+    /// A greedy continuation.
+    pub fn new(tokens: Vec<u32>, max_tokens: usize) -> Request {
+        Request { tokens, max_tokens, ..Request::default() }
+    }
+}
+
+/// Names a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub(super) u64);
+
+/// Where a request stands. One that ended, or failed, is no longer known: its last
+/// [`Event`] said so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It has no memory yet.
+    Waiting,
+    /// Its prompt is being computed.
+    Prefill,
+    /// It generates.
+    Decode,
+    /// It gave its memory to others and will compute its rows again.
+    Preempted,
+}
+
+/// Why a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model said so.
+    Stop,
+    /// It reached its own limit, or the engine's longest sequence.
+    Length,
+    /// The step that it was in failed.
+    Failed,
+}
+
+/// What a step did for one request. Each begins with `Started` and ends with `Finished`, unless it
+/// was cancelled.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// It waits no longer. So many of its prompt's tokens were found in the cache.
+    Started(RequestId, usize),
+    /// Log-probabilities of the prompt's next token, from the second on, before the first token.
+    Prompt(RequestId, Box<Logprobs>),
+    /// A token was generated.
+    Token(RequestId, u32, Option<Box<Logprobs>>),
+    /// The request ended; its memory is free again.
+    Finished(RequestId, FinishReason),
+}
+
+/// A request could not be taken, or a step failed.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are named in the messages")]
+pub enum EngineError {
+    #[error("the prompt is empty: expected at least one token")]
+    EmptyPrompt,
+    #[error(
+        "the prompt has {tokens} tokens, and the longest sequence is {limit}; shorten it or raise \
+         --max-length"
+    )]
+    TooLong { tokens: usize, limit: usize },
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    Token { token: u32, vocab: usize },
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    #[error(
+        "the plan yields the likeliest token instead of logits: expected temperature 0, no \
+         penalties, no bias and no log-probabilities; compile with a pipeline without the pass \
+         `greedy` for those"
+    )]
+    GreedyOnly,
+    #[error(
+        "{tokens} tokens of prompt and output do not fit the KV cache of {blocks} block(s) of \
+         {block_size}; ask for fewer, or give the cache more memory"
+    )]
+    CacheTooSmall { tokens: usize, blocks: usize, block_size: usize },
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+}
