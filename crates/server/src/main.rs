@@ -36,6 +36,8 @@ enum Command {
     Logits(commands::logits::Args),
     /// Measure prefill and decode speed.
     Bench(commands::bench::Args),
+    /// Measure many requests together, without a server.
+    BenchEngine(commands::bench_engine::Args),
     /// Find out which kernels are fastest on this GPU.
     Tune(commands::tune::Args),
     /// List the model families.
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Command::CheckRules(args) => commands::check_rules::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
+        Command::BenchEngine(args) => commands::bench_engine::run(&args),
         Command::Tune(args) => commands::tune::run(&args),
         Command::Families(args) => commands::families::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),

@@ -302,7 +302,7 @@ impl<'a> Attach<'a> {
     }
 
     fn template_of(&self, launch: &Launch, shown: &str) -> Result<String, CudaError> {
-        if [Launch::COPY, ARGMAX, SAMPLE, CEILING].contains(&launch.op.as_str()) {
+        if [Launch::COPY, ARGMAX, SAMPLE, FEED, CEILING].contains(&launch.op.as_str()) {
             return Ok(launch.op.clone());
         }
         let template = self.ops.find(&launch.op).ok().and_then(|op| op.cuda);

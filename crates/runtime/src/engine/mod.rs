@@ -187,6 +187,11 @@ impl<E: Executor> Engine<E> {
         &self.executor
     }
 
+    /// The executor, without the requests.
+    pub fn into_executor(self) -> E {
+        self.executor
+    }
+
     /// Submits one step and says what came of it, or, where steps are scheduled ahead, of the one
     /// before. On an error the requests that had a part in the steps under way end as failed; all
     /// others are as they were.
