@@ -150,17 +150,25 @@ impl Machine {
 pub(crate) struct Size {
     pub(crate) sequences: u64,
     pub(crate) max_length: u64,
+    /// Blocks of the KV cache; enough for all sequences at their longest when `None`.
+    pub(crate) kv_blocks: Option<usize>,
 }
 
 impl Size {
     /// One sequence.
     pub(crate) fn one(max_length: u64) -> Size {
-        Size { sequences: 1, max_length }
+        Size::of(1, max_length)
+    }
+
+    /// So many sequences, each with room in the cache.
+    pub(crate) fn of(sequences: u64, max_length: u64) -> Size {
+        Size { sequences, max_length, kv_blocks: None }
     }
 
     /// Blocks of the KV cache that it takes.
     pub(crate) fn blocks(self) -> usize {
-        (self.max_length.div_ceil(StepInputs::BLOCK_SIZE as u64) * self.sequences) as usize
+        let all = self.max_length.div_ceil(StepInputs::BLOCK_SIZE as u64) * self.sequences;
+        self.kv_blocks.unwrap_or(all as usize)
     }
 }
 

@@ -97,10 +97,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if args.prompt.contains(&0) || args.batch.contains(&0) || args.generate == 0 {
         return Err("--prompt, --batch and --generate: expected at least 1".into());
     }
-    let size = Size {
-        sequences: most(&args.batch) as u64,
-        max_length: (most(&args.prompt) + args.generate) as u64,
-    };
+    let longest = (most(&args.prompt) + args.generate) as u64;
+    let size = Size::of(most(&args.batch) as u64, longest);
     let plan = session::plan(&model, &args.model, &args.run, Sym::B, size, &machine)?;
     let report = measure(args, &model, plan, size, ceiling, &machine)?;
     if args.json {
