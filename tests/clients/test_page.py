@@ -200,6 +200,15 @@ def test_a_key_is_asked_for_and_kept(browser):
     mock.shutdown()
 
 
+def test_a_browser_may_log_in(browser, keyed):
+    fresh(browser, keyed.url.replace("//", "//me:secret-1@"))
+    browser.click("#toggle")
+    browser.type("#max_tokens", "3")
+    say(browser, "Hello")
+    assert browser.until(ENDED) in ("stop", "length") and browser.errors == []
+    browser.js("localStorage.clear()")
+
+
 def test_everything_has_a_place(browser, mock):
     boxes = """['header', 'main', 'footer'].map((n) => document.querySelector(n).getBoundingClientRect()).map((r) =>
         [r.left, r.right, r.top, r.bottom].map(Math.round))"""
