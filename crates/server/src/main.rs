@@ -38,6 +38,8 @@ enum Command {
     Bench(commands::bench::Args),
     /// Find out which kernels are fastest on this GPU.
     Tune(commands::tune::Args),
+    /// Ask a running server whether it is ready.
+    Health(commands::health::Args),
     /// List the model families.
     Families(commands::families::Args),
     /// Show what this machine has.
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Logits(args) => commands::logits::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Tune(args) => commands::tune::run(&args),
+        Command::Health(args) => commands::health::run(&args),
         Command::Families(args) => commands::families::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
     };
