@@ -43,6 +43,8 @@ enum Command {
     BenchEngine(commands::bench_engine::Args),
     /// Find out which kernels are fastest on this GPU.
     Tune(commands::tune::Args),
+    /// Ask a running server whether it is ready.
+    Health(commands::health::Args),
     /// List the model families.
     Families(commands::families::Args),
     /// Show what this machine has.
@@ -78,6 +80,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => commands::bench::run(&args),
         Command::BenchEngine(args) => commands::bench_engine::run(&args),
         Command::Tune(args) => commands::tune::run(&args),
+        Command::Health(args) => commands::health::run(&args),
         Command::Families(args) => commands::families::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
     };

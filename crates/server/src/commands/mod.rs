@@ -10,5 +10,6 @@ pub(crate) mod compile;
 pub(crate) mod doctor;
 pub(crate) mod families;
 pub(crate) mod generate;
+pub(crate) mod health;
 pub(crate) mod logits;
 pub(crate) mod tune;
