@@ -5,6 +5,7 @@ mod commands;
 mod page;
 mod report;
 mod session;
+mod svg;
 
 use std::process::ExitCode;
 

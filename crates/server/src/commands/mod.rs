@@ -2,6 +2,7 @@
 
 pub(crate) mod ablate;
 pub(crate) mod bench;
+mod bench_serve;
 pub(crate) mod check_kernels;
 pub(crate) mod check_rules;
 pub(crate) mod check_templates;
