@@ -96,7 +96,8 @@ pub(crate) fn html(
     let page = Page { model, target, buckets: fusions.iter().map(bucket).collect() };
     // In JSON `<` only occurs in texts; written so, none can end the element that holds the data.
     let data = serde_json::to_string(&page)?.replace('<', "\\u003c");
-    let (style, script) = (BASE_STYLE.to_owned() + include_str!("page.css"), include_str!("page.js"));
+    let (style, script) =
+        (BASE_STYLE.to_owned() + include_str!("page.css"), include_str!("page.js"));
     let values = context! { model, target, style, script, data };
     Ok(render(include_str!("page.html"), &values)?)
 }

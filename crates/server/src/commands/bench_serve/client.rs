@@ -16,7 +16,7 @@ use super::Error;
 use super::load::Request;
 use super::record::{Outcome, Record};
 use super::sse::Events;
-use super::wire::{self, Ask, Chunk};
+use super::wire::{self, Ask, Chunk, Model};
 
 /// The most of an answer that is not a stream.
 const LONGEST_ANSWER: usize = 64 << 20;
@@ -28,6 +28,8 @@ pub(super) struct Client {
     base: String,
     key: Option<String>,
     pub(super) ask: Ask,
+    /// The longest sequence that the model takes, where that is known.
+    pub(super) max_length: Option<u32>,
     /// How long a request may take.
     pub(super) timeout: Duration,
     /// How often a refused request is sent again.
@@ -52,7 +54,8 @@ impl Client {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         let http = legacy::Client::builder(TokioExecutor::new()).build(connector);
-        Ok(Client { http, base, key, ask, timeout: Duration::from_secs(600), retries: 0 })
+        let timeout = Duration::from_secs(600);
+        Ok(Client { http, base, key, ask, max_length: None, timeout, retries: 0 })
     }
 
     /// What a path answers.
@@ -62,17 +65,17 @@ impl Client {
         Ok((status, whole(response).await?))
     }
 
-    /// The first model that the server lists.
-    pub(super) async fn first_model(&self) -> Result<String, Error> {
+    /// The model of a name, or the first that the server lists.
+    pub(super) async fn model(&self, name: Option<&str>) -> Result<Model, Error> {
         let (status, body) = self.get("/v1/models").await?;
-        let place = || format!("{}/v1/models", self.base);
-        if !status.is_success() {
-            return Err(Error::Answer { place: place(), found: wire::refusal(status, &body) });
+        let models = if status.is_success() { wire::models(&body) } else { Vec::new() };
+        let named = |m: &Model| name.is_none_or(|name| m.id == name);
+        match (models.into_iter().find(named), name) {
+            (Some(model), _) => Ok(model),
+            // It need not be listed.
+            (None, Some(name)) => Ok(Model { id: name.to_owned(), max_model_len: None }),
+            (None, None) => Err(Error::NoModel { url: self.base.clone(), status: status.as_u16() }),
         }
-        wire::first_model(&body).ok_or_else(|| Error::Answer {
-            place: place(),
-            found: "no list of models (name one with --model)".to_owned(),
-        })
     }
 
     /// Sends a request until it is answered, or refused for good; `record` says how it went.

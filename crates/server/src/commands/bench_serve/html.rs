@@ -116,7 +116,10 @@ fn overviews(sections: &[Section], names: &[&str]) -> Result<Vec<String>, std::f
             Curve { series: series(names, name), name: (*name).to_owned(), points }
         };
         let curves: Vec<Curve> = names.iter().map(curve).collect();
-        let title = format!("{}: latency P99 against throughput", load.name().split(',').next().unwrap_or(""));
+        let title = format!(
+            "{}: latency P99 against throughput",
+            load.name().split(',').next().unwrap_or("")
+        );
         plots.push(plots::scatter(&title, ("output tok/s", "s"), &curves)?);
     }
     Ok(plots)

@@ -377,7 +377,10 @@ mod tests {
     fn lengths_scale_and_stay_in_bounds() {
         let args = LoadArgs { scale: Some(0.25), ..LoadArgs::default() };
         let load = load(args);
-        assert_eq!((load.input.to_string(), load.output.to_string()), ("8–256".into(), "16–64".into()));
+        assert_eq!(
+            (load.input.to_string(), load.output.to_string()),
+            ("8–256".into(), "16–64".into())
+        );
         assert_eq!(load.longest(), 320);
     }
 

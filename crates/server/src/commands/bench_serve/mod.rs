@@ -107,8 +107,13 @@ pub(crate) enum Error {
     Load { name: &'static str, expected: String, found: String },
     #[error("--url: expected http://HOST:PORT, found `{found}`")]
     Url { found: String },
-    #[error("{place}: {found}")]
-    Answer { place: String, found: String },
+    #[error("{url}/v1/models lists no model (status {status}): name one with --model")]
+    NoModel { url: String, status: u16 },
+    #[error(
+        "{load} comes to {needed} tokens, and the model takes {limit}: make lengths shorter (--scale, \
+         --input, --output)"
+    )]
+    TooLong { load: String, needed: u32, limit: u32 },
     #[error("the server refused a request of one token, before the measurement: {message}")]
     Probe { status: Option<u16>, message: String },
     #[error("cannot connect")]
@@ -142,7 +147,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let mut report = match &args.url {
         Some(url) => one_server(args, url, &runtime)?,
         None if args.matrix || args.sweep.is_some() => sweep::run(args, &runtime)?,
-        None => return Err("which server? --url URL, or --matrix or --sweep FILE to start some".into()),
+        None => {
+            return Err("which server? --url URL, or --matrix or --sweep FILE to start some".into());
+        }
     };
     report.compare_texts();
     report.print()?;
@@ -170,7 +177,7 @@ fn one_server(
     runtime: &tokio::runtime::Runtime,
 ) -> Result<Report, Box<dyn std::error::Error>> {
     let loads = args.load.loads()?;
-    let client = runtime.block_on(connect(&args.ask, url))?;
+    let client = runtime.block_on(connect(&args.ask, url, &loads))?;
     let mut report = Report::new(args.title.clone(), &client.ask);
     for repeat in 0..args.repeats.unwrap_or(1) {
         for load in &loads {
@@ -191,7 +198,7 @@ fn drive_one(runtime: &tokio::runtime::Runtime, client: &Arc<Client>, load: &Loa
 }
 
 /// A client of the server, and how it takes prompts.
-async fn connect(args: &AskArgs, url: &str) -> Result<Arc<Client>, Error> {
+async fn connect(args: &AskArgs, url: &str, loads: &[Load]) -> Result<Arc<Client>, Error> {
     let chat = args.endpoint == Endpoint::Chat;
     if chat && args.prompt == Some(PromptKind::Ids) {
         let (name, expected) = ("--prompt", "text, for chat".to_owned());
@@ -209,8 +216,11 @@ async fn connect(args: &AskArgs, url: &str) -> Result<Arc<Client>, Error> {
     let mut client = Client::new(url, args.api_key.clone(), ask)?;
     client.timeout = Duration::from_secs_f64(args.timeout);
     client.retries = args.retry;
-    if args.model.is_none() {
-        client.ask.model = client.first_model().await?;
+    let model = client.model(args.model.as_deref()).await?;
+    (client.ask.model, client.max_length) = (model.id, model.max_model_len);
+    let too_long = |l: &&Load| client.max_length.is_some_and(|limit| l.longest() > limit);
+    if let Some((load, limit)) = loads.iter().find(too_long).zip(client.max_length) {
+        return Err(Error::TooLong { load: load.name(), needed: load.longest(), limit });
     }
     let mut told = drive::probe(&client).await;
     let refused = matches!(told, Err(Error::Probe { status: Some(400 | 422), .. }));

@@ -54,7 +54,12 @@ impl Axes {
         (LEFT + width * part.clamp(0.0, 1.0), HEIGHT - BOTTOM - height * (y / self.most.1))
     }
 
-    fn draw(&self, out: &mut String, labels: (&str, &str), y_tick: fn(f64) -> String) -> fmt::Result {
+    fn draw(
+        &self,
+        out: &mut String,
+        labels: (&str, &str),
+        y_tick: fn(f64) -> String,
+    ) -> fmt::Result {
         let xs = match self.log_from {
             Some(from) => decades(from, self.most.0),
             None => ticks(self.most.0),
@@ -75,7 +80,11 @@ impl Axes {
 }
 
 /// One figure against another, a point for each load.
-pub(super) fn scatter(title: &str, labels: (&str, &str), curves: &[Curve]) -> Result<String, fmt::Error> {
+pub(super) fn scatter(
+    title: &str,
+    labels: (&str, &str),
+    curves: &[Curve],
+) -> Result<String, fmt::Error> {
     let points = || curves.iter().flat_map(|c| &c.points);
     let most = (round_up(points().map(|p| p.0.most)), round_up(points().map(|p| p.1.most)));
     let axes = Axes { most, log_from: None };

@@ -256,8 +256,9 @@ pub(super) fn print_run(run: &Run) -> terminal::Outcome {
         terminal::line(&format!("  {name:<18}{cells}"))?;
     }
     if let Some(wait) = f.queue_wait {
-        let bound =
-            |b: Option<f64>| format!("{:>10}", b.map_or("–".into(), |b| format!("≤{}", number(b * MS))));
+        let bound = |b: Option<f64>| {
+            format!("{:>10}", b.map_or("–".into(), |b| format!("≤{}", number(b * MS))))
+        };
         let bounds = [wait.p50_at_most, wait.p95_at_most, wait.p99_at_most].map(bound).join("");
         terminal::line(&format!("  {:<18}{:>10.2}{bounds}", "queue wait", wait.mean * MS))?;
     }
@@ -286,7 +287,9 @@ pub(super) fn notes(f: &Figures) -> Vec<String> {
     let after = f.after.unwrap_or_default();
     for (what, count) in [("running", after.running), ("waiting", after.waiting)] {
         if let Some(n) = count.filter(|n| *n > 0.0) {
-            notes.push(format!("the server still had {n} requests {what} two seconds after the end"));
+            notes.push(format!(
+                "the server still had {n} requests {what} two seconds after the end"
+            ));
         }
     }
     notes.extend(f.errors.iter().take(8).map(|(message, n)| format!("{n} × {message}")));

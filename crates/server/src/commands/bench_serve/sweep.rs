@@ -123,7 +123,8 @@ pub(super) fn run(args: &Args, runtime: &Runtime) -> Result<Report, Box<dyn Erro
             let name = &configuration.name;
             match drive(args, runtime, &command, &loads, repeat) {
                 Ok((runs, ask)) => {
-                    let report = report.get_or_insert_with(|| Report::new(args.title.clone(), &ask));
+                    let report =
+                        report.get_or_insert_with(|| Report::new(args.title.clone(), &ask));
                     for mut run in runs {
                         run.configuration.clone_from(name);
                         progress(&run);
@@ -153,7 +154,7 @@ fn drive(
     repeat: u32,
 ) -> Result<(Vec<Run>, super::Ask), Box<dyn Error>> {
     let server = Server::start(command, runtime)?;
-    let client = runtime.block_on(connect(&args.ask, &server.url))?;
+    let client = runtime.block_on(connect(&args.ask, &server.url, loads))?;
     let mut runs = Vec::with_capacity(loads.len());
     for load in loads {
         let mut run = drive_one(runtime, &client, &load.again(repeat));
@@ -212,8 +213,12 @@ mod tests {
         assert_eq!(sweep.configuration[1].command(&[]).expect("a command")[0], "vllm");
         let loads = sweep.load[0].loads().expect("loads");
         assert_eq!(loads[1].name(), "w3, 32 at a time");
-        assert_eq!((loads[0].input.to_string(), loads[0].output.to_string()), ("4".into(), "8–16".into()));
-        let error = toml::from_str::<Sweep>(&text.replace("workload", "worklaod")).expect_err("a typo");
+        assert_eq!(
+            (loads[0].input.to_string(), loads[0].output.to_string()),
+            ("4".into(), "8–16".into())
+        );
+        let error =
+            toml::from_str::<Sweep>(&text.replace("workload", "worklaod")).expect_err("a typo");
         assert!(error.to_string().contains("worklaod"), "{error}");
     }
 }

@@ -136,11 +136,11 @@ fn words(tokens: &[u32]) -> String {
 
 /// Words that nearly every vocabulary has as one token, with a space before.
 const WORDS: [&str; 64] = [
-    "the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "with", "as", "his",
-    "they", "be", "at", "one", "have", "this", "from", "or", "had", "by", "but", "what", "all", "were",
-    "when", "we", "there", "can", "an", "your", "which", "their", "said", "if", "do", "will", "each",
-    "about", "how", "up", "out", "them", "then", "she", "many", "some", "so", "these", "would", "other",
-    "into", "has", "more", "her", "two", "like", "him", "see", "time",
+    "the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "with", "as",
+    "his", "they", "be", "at", "one", "have", "this", "from", "or", "had", "by", "but", "what",
+    "all", "were", "when", "we", "there", "can", "an", "your", "which", "their", "said", "if",
+    "do", "will", "each", "about", "how", "up", "out", "them", "then", "she", "many", "some", "so",
+    "these", "would", "other", "into", "has", "more", "her", "two", "like", "him", "see", "time",
 ];
 
 /// A chunk of a stream, or an answer as a whole.
@@ -240,18 +240,21 @@ pub(super) fn refusal(status: StatusCode, body: &[u8]) -> String {
     format!("{} {message}", status.as_u16())
 }
 
-/// The first model of `/v1/models`.
-pub(super) fn first_model(body: &[u8]) -> Option<String> {
+/// A model that a server lists.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Model {
+    pub(super) id: String,
+    /// The longest sequence in tokens, where the server tells.
+    pub(super) max_model_len: Option<u32>,
+}
+
+/// The models of `/v1/models`; none where it is something else.
+pub(super) fn models(body: &[u8]) -> Vec<Model> {
     #[derive(Deserialize)]
     struct Models {
         data: Vec<Model>,
     }
-    #[derive(Deserialize)]
-    struct Model {
-        id: String,
-    }
-    let models: Models = serde_json::from_slice(body).ok()?;
-    models.data.into_iter().next().map(|m| m.id)
+    serde_json::from_slice(body).map_or_else(|_| Vec::new(), |models: Models| models.data)
 }
 
 #[cfg(test)]
@@ -288,15 +291,18 @@ mod tests {
     #[test]
     fn chunks_of_both_routes_are_read() {
         let mut record = Record::test();
-        let mut read = |text: &str| Chunk::parse(text.as_bytes()).and_then(|c| c.record(&mut record));
+        let mut read =
+            |text: &str| Chunk::parse(text.as_bytes()).and_then(|c| c.record(&mut record));
         read(r#"{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}],"usage":null}"#)
             .expect("role");
         read(r#"{"choices":[{"delta":{"content":"a\n"}}]}"#).expect("content");
         read(r#"{"choices":[{"text":"b","finish_reason":""}]}"#).expect("text");
         read(r#"{"choices":[{"delta":{},"finish_reason":"length"}]}"#).expect("finish");
-        read(r#"{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4,"total_tokens":13,
-            "prompt_tokens_details":{"cached_tokens":8}}}"#)
-            .expect("usage");
+        read(
+            r#"{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":4,"total_tokens":13,
+            "prompt_tokens_details":{"cached_tokens":8}}}"#,
+        )
+        .expect("usage");
         let error = read(r#"{"error":{"message":"no memory","code":null}}"#).expect_err("error");
         assert!(error.to_string().contains("no memory"));
         assert!(read("{").is_err());
