@@ -53,7 +53,7 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     /// Drive an OpenAI server with many clients, and keep the time.
-    Serve(bench_serve::Args),
+    Serve(Box<bench_serve::Args>),
 }
 
 /// What was measured.

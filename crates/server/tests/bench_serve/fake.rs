@@ -130,9 +130,10 @@ impl State {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_running.fetch_max(running, Ordering::SeqCst);
         let streamed = self.stream(writer, path.contains("chat"), body, each(manners.break_each));
-        self.running.fetch_sub(1, Ordering::SeqCst);
-        if streamed.is_none() && !each(manners.break_each) {
-            self.hung_up.fetch_add(1, Ordering::SeqCst);
+        if streamed.is_none() {
+            self.running.fetch_sub(1, Ordering::SeqCst);
+            let gone = usize::from(!each(manners.break_each));
+            self.hung_up.fetch_add(gone, Ordering::SeqCst);
         }
         streamed
     }
@@ -149,13 +150,9 @@ impl State {
         for piece in 0..tokens.div_ceil(together) {
             thread::sleep(if piece == 0 { manners.first } else { manners.between });
             let text = format!("é{piece} ");
-            event(
-                out,
-                &match chat {
-                    true => json!({"choices": [{"delta": {"content": text}}], "usage": null}),
-                    false => json!({"choices": [{"text": text}], "usage": null}),
-                },
-            )?;
+            let choice =
+                if chat { json!({"delta": {"content": text}}) } else { json!({"text": text}) };
+            event(out, &json!({"choices": [choice], "usage": null}))?;
             if breaks {
                 return None;
             }
@@ -169,6 +166,8 @@ impl State {
                 "completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 4}}}),
             )?;
         }
+        // The client may send its next request once it has seen the end.
+        self.running.fetch_sub(1, Ordering::SeqCst);
         chunk(out, b"data: [DONE]\n\n")?;
         out.write_all(b"0\r\n\r\n").ok()
     }

@@ -8,7 +8,7 @@ use super::load::{Load, Pace};
 use super::plots::{self, Bars, Curve, Samples};
 use super::report::{COLUMNS, Report, Row, Section, cell, lengths, notes};
 use super::summary::Figures;
-use super::sweep::Failure;
+use super::sweep::{Configuration, Failure};
 use super::wire::Ask;
 use crate::page;
 
@@ -187,7 +187,7 @@ fn row_of(report: &Report, row: &Row, names: &[&str]) -> ShownRow {
     ShownRow {
         series: series(names, row.configuration),
         name: row.configuration.to_owned(),
-        flags: flags.map(|c| c.flags()).unwrap_or_default(),
+        flags: flags.map(Configuration::flags).unwrap_or_default(),
         cells: COLUMNS.iter().map(|c| cell(row.figure(c))).collect(),
         same_text: same.map(|s| format!("{:.1}", s.least * 100.0)),
         peak: peak.map(|p| format!("{:.0}", p.most / f64::from(1 << 20))),

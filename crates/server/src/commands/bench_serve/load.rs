@@ -159,10 +159,10 @@ impl LoadArgs {
         }
         let scaled = |name, tokens: u32| {
             let scaled = (f64::from(tokens) * factor).round();
-            match scaled <= f64::from(LONGEST) {
-                true => Ok(scaled as u32),
-                false => Err(invalid(name, &format!("up to {LONGEST} tokens"), scaled)),
+            if scaled > f64::from(LONGEST) {
+                return Err(invalid(name, &format!("up to {LONGEST} tokens"), scaled));
             }
+            Ok(scaled as u32)
         };
         let span = |name, Span { least, most }| {
             Ok(Span { least: scaled(name, least)?.max(1), most: scaled(name, most)?.max(1) })
@@ -287,10 +287,10 @@ impl FromStr for Span {
 
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.least == self.most {
-            true => write!(f, "{}", self.least),
-            false => write!(f, "{}–{}", self.least, self.most),
+        if self.least == self.most {
+            return write!(f, "{}", self.least);
         }
+        write!(f, "{}–{}", self.least, self.most)
     }
 }
 
@@ -326,13 +326,13 @@ mod tests {
 
     use super::*;
 
-    fn load(args: LoadArgs) -> Load {
+    fn load(args: &LoadArgs) -> Load {
         args.loads().expect("a load").remove(0)
     }
 
     fn poisson(rate: f64, requests: u32, seed: u64) -> Load {
         let (rate, seed) = (vec![rate], Some(seed));
-        load(LoadArgs { rate, requests: Some(requests), seed, ..LoadArgs::default() })
+        load(&LoadArgs { rate, requests: Some(requests), seed, ..LoadArgs::default() })
     }
 
     #[test]
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn lengths_scale_and_stay_in_bounds() {
         let args = LoadArgs { scale: Some(0.25), ..LoadArgs::default() };
-        let load = load(args);
+        let load = load(&args);
         assert_eq!(
             (load.input.to_string(), load.output.to_string()),
             ("8–256".into(), "16–64".into())
@@ -408,7 +408,7 @@ mod tests {
         #[test]
         fn requests_are_as_long_as_the_load_says(seed in any::<u64>(), index in 0u32..1000) {
             let args = LoadArgs { disconnect: Some(0.5), seed: Some(seed), ..LoadArgs::default() };
-            let request = load(args).request(index, 300);
+            let request = load(&args).request(index, 300);
             prop_assert!((32..=1024).contains(&request.own.len()));
             prop_assert!((64..=256).contains(&request.output));
             prop_assert!(request.hang_up.is_none_or(|at| at < request.output));

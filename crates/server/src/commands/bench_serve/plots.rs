@@ -9,7 +9,7 @@ const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 330.0;
 const LEFT: f64 = 62.0;
 const RIGHT: f64 = 16.0;
-const TOP: f64 = 34.0;
+const TOP: f64 = 50.0;
 const BOTTOM: f64 = 44.0;
 /// Points of a curve: more cannot be seen.
 const POINTS: usize = 160;
@@ -137,6 +137,7 @@ pub(super) fn cdf(title: &str, label: &str, all: &[Samples]) -> Result<String, f
 /// P50, P95 and P99 of each configuration: the darker, the lower.
 pub(super) fn bars(title: &str, unit: &str, rows: &[Bars]) -> Result<String, fmt::Error> {
     const NAMES: f64 = 150.0;
+    const TOP: f64 = 34.0;
     const ROW: f64 = 26.0;
     let values = rows.iter().flat_map(|r| r.values).flatten();
     let most = round_up(values.map(|s| s.most));
@@ -210,7 +211,10 @@ fn round_up(values: impl Iterator<Item = f64>) -> f64 {
 
 /// Four or five equal steps up to a round number, zero with them.
 fn ticks(most: f64) -> Vec<f64> {
-    let step = round_up([most / 5.0].into_iter());
+    let least = most / 5.0;
+    let unit = 10f64.powf(least.log10().floor());
+    let steps = [1.0, 2.0, 2.5, 5.0, 10.0].map(|s| s * unit);
+    let step = steps.into_iter().find(|s| *s >= least * 0.999).unwrap_or(least);
     (0..=5).map(|i| f64::from(i) * step).filter(|t| *t <= most * 1.001).collect()
 }
 
