@@ -20,6 +20,6 @@ report() {
         --json "$out/$name.json" --html "$out/$name.html" -- "${serve[@]}" | tee "$out/$name.txt"
 }
 
-report w1 "W1: one request at a time" --workload w1 --requests 4 --only "no KV,one at,continuous, paged,prefix,not ahead"
+report w1 "W1: one request at a time" --workload w1 --requests 4 --only "no KV,one at,continuous paged,prefix,not ahead"
 report w2 "W2: 16 to 64 clients, mixed lengths" --workload w2 --only "one at,static,continuous,prefix,prefill,round robin,priority,ahead" --priorities 3
-report w3 "W3: 16 to 64 clients that share a system prompt" --workload w3 --only "static, paged,continuous, paged,prefix"
+report w3 "W3: 16 to 64 clients that share a system prompt" --workload w3 --only "static paged,continuous paged,prefix"
