@@ -6,6 +6,7 @@ mod page;
 mod report;
 mod serve;
 mod session;
+mod svg;
 
 use std::process::ExitCode;
 

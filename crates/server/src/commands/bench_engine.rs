@@ -127,7 +127,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let machine = args.run.machine()?;
     let model = super::bench::model(args.config.as_deref(), &args.model)?;
     let most = args.sequences.iter().copied().max().unwrap_or(1).max(1);
-    let size = Size { sequences: most as u64, max_length: (args.input + args.output) as u64 };
+    let size = Size {
+        sequences: most as u64,
+        max_length: (args.input + args.output) as u64,
+        kv_blocks: None,
+    };
     let plan = session::plan(&model, &args.model, &args.run, Sym::B, size, &machine)?;
     let mut executor = session::load(plan, &model, &args.run, size, &machine)?;
     let own = [args.run.chunk(&machine)];
