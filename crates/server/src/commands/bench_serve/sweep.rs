@@ -88,13 +88,13 @@ impl Configuration {
     }
 
     /// The command that starts it, with flags that all have in common.
-    fn command(&self, common: &[&[String]]) -> Result<Vec<String>, Box<dyn Error>> {
+    fn command(&self, program: &Path, common: &[&[String]]) -> Vec<String> {
         if !self.command.is_empty() {
-            return Ok(self.command.clone());
+            return self.command.clone();
         }
-        let own = std::env::current_exe()?.display().to_string();
-        let first = [own, "serve".into(), "--port".into(), "{port}".into()];
-        Ok([&first[..], &common.concat(), &self.serve].concat())
+        let first =
+            [program.display().to_string(), "serve".into(), "--port".into(), "{port}".into()];
+        [&first[..], &common.concat(), &self.serve].concat()
     }
 }
 
@@ -115,11 +115,12 @@ pub(super) fn run(args: &Args, runtime: &Runtime) -> Result<Report, Box<dyn Erro
     if sweep.configuration.is_empty() {
         return Err("--only: no configuration has such a name".into());
     }
+    let program = args.program.clone().map_or_else(std::env::current_exe, Ok)?;
     let mut report: Option<Report> = None;
     let mut failures = Vec::new();
     for repeat in 0..args.repeats.or(sweep.repeats).unwrap_or(1) {
         for configuration in &sweep.configuration {
-            let command = configuration.command(&[&sweep.serve, &args.serve])?;
+            let command = configuration.command(&program, &[&sweep.serve, &args.serve]);
             let name = &configuration.name;
             match drive(args, runtime, &command, &loads, repeat) {
                 Ok((runs, ask)) => {
@@ -205,12 +206,12 @@ mod tests {
             input = 4
         "#;
         let sweep: Sweep = toml::from_str(text).expect("a sweep");
-        let command = sweep.configuration[0].command(&[&sweep.serve]).expect("a command");
+        let command = sweep.configuration[0].command(Path::new("infernum"), &[&sweep.serve]);
         assert_eq!(
-            command[1..],
-            ["serve", "--port", "{port}", "--max-sequences", "32", "--kv", "paged"]
+            command,
+            ["infernum", "serve", "--port", "{port}", "--max-sequences", "32", "--kv", "paged"]
         );
-        assert_eq!(sweep.configuration[1].command(&[]).expect("a command")[0], "vllm");
+        assert_eq!(sweep.configuration[1].command(Path::new("infernum"), &[])[0], "vllm");
         let loads = sweep.load[0].loads().expect("loads");
         assert_eq!(loads[1].name(), "w3, 32 at a time");
         assert_eq!(
