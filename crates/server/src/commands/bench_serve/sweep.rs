@@ -10,6 +10,7 @@ use super::load::{Load, LoadArgs};
 use super::report::Report;
 use super::server::Server;
 use super::summary::Run;
+use super::wire::Ask;
 use super::{Args, connect, drive_one};
 use crate::report as terminal;
 
@@ -122,21 +123,23 @@ pub(super) fn run(args: &Args, runtime: &Runtime) -> Result<Report, Box<dyn Erro
         for configuration in &sweep.configuration {
             let command = configuration.command(&program, &[&sweep.serve, &args.serve]);
             let name = &configuration.name;
-            match drive(args, runtime, &command, &loads, repeat) {
-                Ok((runs, ask)) => {
-                    let report =
-                        report.get_or_insert_with(|| Report::new(args.title.clone(), &ask));
-                    for mut run in runs {
-                        run.configuration.clone_from(name);
-                        progress(&run);
-                        report.runs.push(run);
-                    }
-                }
+            let mut fail = |reason: String| {
+                terminal::error(&*Box::<dyn Error>::from(format!("{name}: {reason}")));
+                failures.push(Failure { configuration: name.clone(), reason });
+            };
+            let driven = match drive(args, runtime, &command, &loads, repeat) {
+                Ok(driven) => driven,
                 Err(reason) => {
-                    let reason = reason.to_string();
-                    terminal::error(&*Box::<dyn Error>::from(format!("{name}: {reason}")));
-                    failures.push(Failure { configuration: name.clone(), reason });
+                    fail(reason.to_string());
+                    continue;
                 }
+            };
+            driven.ended.unwrap_or_else(fail);
+            let report = report.get_or_insert_with(|| Report::new(args.title.clone(), &driven.ask));
+            for mut run in driven.runs {
+                run.configuration.clone_from(name);
+                progress(&run);
+                report.runs.push(run);
             }
         }
     }
@@ -146,6 +149,14 @@ pub(super) fn run(args: &Args, runtime: &Runtime) -> Result<Report, Box<dyn Erro
     Ok(report)
 }
 
+/// What became of a server.
+struct Driven {
+    runs: Vec<Run>,
+    ask: Ask,
+    /// Whether it ended well, when asked to.
+    ended: Result<(), String>,
+}
+
 /// Starts a server, drives it with every load, and stops it.
 fn drive(
     args: &Args,
@@ -153,7 +164,7 @@ fn drive(
     command: &[String],
     loads: &[Load],
     repeat: u32,
-) -> Result<(Vec<Run>, super::Ask), Box<dyn Error>> {
+) -> Result<Driven, Box<dyn Error>> {
     let server = Server::start(command, runtime)?;
     let client = runtime.block_on(connect(&args.ask, &server.url, loads))?;
     let mut runs = Vec::with_capacity(loads.len());
@@ -167,8 +178,7 @@ fn drive(
     // Its connections would keep a draining server up; the runtime drops them with their tasks.
     drop(client);
     runtime.block_on(tokio::task::yield_now());
-    server.stop()?;
-    Ok((runs, ask))
+    Ok(Driven { runs, ask, ended: server.stop() })
 }
 
 /// A line for each run, on standard error: a sweep takes long.
