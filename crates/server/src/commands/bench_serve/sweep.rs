@@ -99,16 +99,9 @@ impl Configuration {
     }
 }
 
-/// Starts and drives each configuration in turn, as often as asked for.
-pub(super) fn run(args: &Args, runtime: &Runtime) -> Result<Report, Box<dyn Error>> {
+/// The configurations that are wanted, and what they are driven with.
+fn prepare(args: &Args) -> Result<(Sweep, Vec<Load>), Box<dyn Error>> {
     let mut sweep = args.sweep.as_deref().map_or_else(|| Ok(Sweep::matrix()), Sweep::read)?;
-    if sweep.load.is_empty() {
-        sweep.load.push(args.load.clone());
-    }
-    let mut loads = Vec::new();
-    for load in &sweep.load {
-        loads.extend(load.loads()?);
-    }
     let wanted = |c: &Configuration| {
         args.only.is_empty() || args.only.iter().any(|text| c.name.contains(text))
     };
@@ -116,6 +109,19 @@ pub(super) fn run(args: &Args, runtime: &Runtime) -> Result<Report, Box<dyn Erro
     if sweep.configuration.is_empty() {
         return Err("--only: no configuration has such a name".into());
     }
+    if sweep.load.is_empty() {
+        sweep.load.push(args.load.clone());
+    }
+    let mut loads = Vec::new();
+    for load in &sweep.load {
+        loads.extend(load.loads()?);
+    }
+    Ok((sweep, loads))
+}
+
+/// Starts and drives each configuration in turn, as often as asked for.
+pub(super) fn run(args: &Args, runtime: &Runtime) -> Result<Report, Box<dyn Error>> {
+    let (sweep, loads) = prepare(args)?;
     let program = args.program.clone().map_or_else(std::env::current_exe, Ok)?;
     let mut report: Option<Report> = None;
     let mut failures = Vec::new();
