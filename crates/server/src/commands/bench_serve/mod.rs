@@ -46,6 +46,9 @@ pub(crate) struct Args {
     /// Measured repetitions; configurations take turns, and the median counts.
     #[arg(long, value_name = "N")]
     repeats: Option<u32>,
+    /// Another build of `infernum` to start; this one when left out.
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
     /// Only configurations whose names hold one of these texts.
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     only: Vec<String>,

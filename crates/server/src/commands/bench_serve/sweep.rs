@@ -10,6 +10,7 @@ use super::load::{Load, LoadArgs};
 use super::report::Report;
 use super::server::Server;
 use super::summary::Run;
+use super::wire::Ask;
 use super::{Args, connect, drive_one};
 use crate::report as terminal;
 
@@ -88,26 +89,19 @@ impl Configuration {
     }
 
     /// The command that starts it, with flags that all have in common.
-    fn command(&self, common: &[&[String]]) -> Result<Vec<String>, Box<dyn Error>> {
+    fn command(&self, program: &Path, common: &[&[String]]) -> Vec<String> {
         if !self.command.is_empty() {
-            return Ok(self.command.clone());
+            return self.command.clone();
         }
-        let own = std::env::current_exe()?.display().to_string();
-        let first = [own, "serve".into(), "--port".into(), "{port}".into()];
-        Ok([&first[..], &common.concat(), &self.serve].concat())
+        let first =
+            [program.display().to_string(), "serve".into(), "--port".into(), "{port}".into()];
+        [&first[..], &common.concat(), &self.serve].concat()
     }
 }
 
-/// Starts and drives each configuration in turn, as often as asked for.
-pub(super) fn run(args: &Args, runtime: &Runtime) -> Result<Report, Box<dyn Error>> {
+/// The configurations that are wanted, and what they are driven with.
+fn prepare(args: &Args) -> Result<(Sweep, Vec<Load>), Box<dyn Error>> {
     let mut sweep = args.sweep.as_deref().map_or_else(|| Ok(Sweep::matrix()), Sweep::read)?;
-    if sweep.load.is_empty() {
-        sweep.load.push(args.load.clone());
-    }
-    let mut loads = Vec::new();
-    for load in &sweep.load {
-        loads.extend(load.loads()?);
-    }
     let wanted = |c: &Configuration| {
         args.only.is_empty() || args.only.iter().any(|text| c.name.contains(text))
     };
@@ -115,27 +109,43 @@ pub(super) fn run(args: &Args, runtime: &Runtime) -> Result<Report, Box<dyn Erro
     if sweep.configuration.is_empty() {
         return Err("--only: no configuration has such a name".into());
     }
+    if sweep.load.is_empty() {
+        sweep.load.push(args.load.clone());
+    }
+    let mut loads = Vec::new();
+    for load in &sweep.load {
+        loads.extend(load.loads()?);
+    }
+    Ok((sweep, loads))
+}
+
+/// Starts and drives each configuration in turn, as often as asked for.
+pub(super) fn run(args: &Args, runtime: &Runtime) -> Result<Report, Box<dyn Error>> {
+    let (sweep, loads) = prepare(args)?;
+    let program = args.program.clone().map_or_else(std::env::current_exe, Ok)?;
     let mut report: Option<Report> = None;
     let mut failures = Vec::new();
     for repeat in 0..args.repeats.or(sweep.repeats).unwrap_or(1) {
         for configuration in &sweep.configuration {
-            let command = configuration.command(&[&sweep.serve, &args.serve])?;
+            let command = configuration.command(&program, &[&sweep.serve, &args.serve]);
             let name = &configuration.name;
-            match drive(args, runtime, &command, &loads, repeat) {
-                Ok((runs, ask)) => {
-                    let report =
-                        report.get_or_insert_with(|| Report::new(args.title.clone(), &ask));
-                    for mut run in runs {
-                        run.configuration.clone_from(name);
-                        progress(&run);
-                        report.runs.push(run);
-                    }
-                }
+            let mut fail = |reason: String| {
+                terminal::error(&*Box::<dyn Error>::from(format!("{name}: {reason}")));
+                failures.push(Failure { configuration: name.clone(), reason });
+            };
+            let driven = match drive(args, runtime, &command, &loads, repeat) {
+                Ok(driven) => driven,
                 Err(reason) => {
-                    let reason = reason.to_string();
-                    terminal::error(&*Box::<dyn Error>::from(format!("{name}: {reason}")));
-                    failures.push(Failure { configuration: name.clone(), reason });
+                    fail(reason.to_string());
+                    continue;
                 }
+            };
+            driven.ended.unwrap_or_else(fail);
+            let report = report.get_or_insert_with(|| Report::new(args.title.clone(), &driven.ask));
+            for mut run in driven.runs {
+                run.configuration.clone_from(name);
+                progress(&run);
+                report.runs.push(run);
             }
         }
     }
@@ -145,6 +155,14 @@ pub(super) fn run(args: &Args, runtime: &Runtime) -> Result<Report, Box<dyn Erro
     Ok(report)
 }
 
+/// What became of a server.
+struct Driven {
+    runs: Vec<Run>,
+    ask: Ask,
+    /// Whether it ended well, when asked to.
+    ended: Result<(), String>,
+}
+
 /// Starts a server, drives it with every load, and stops it.
 fn drive(
     args: &Args,
@@ -152,7 +170,7 @@ fn drive(
     command: &[String],
     loads: &[Load],
     repeat: u32,
-) -> Result<(Vec<Run>, super::Ask), Box<dyn Error>> {
+) -> Result<Driven, Box<dyn Error>> {
     let server = Server::start(command, runtime)?;
     let client = runtime.block_on(connect(&args.ask, &server.url, loads))?;
     let mut runs = Vec::with_capacity(loads.len());
@@ -166,8 +184,7 @@ fn drive(
     // Its connections would keep a draining server up; the runtime drops them with their tasks.
     drop(client);
     runtime.block_on(tokio::task::yield_now());
-    server.stop()?;
-    Ok((runs, ask))
+    Ok(Driven { runs, ask, ended: server.stop() })
 }
 
 /// A line for each run, on standard error: a sweep takes long.
@@ -205,12 +222,12 @@ mod tests {
             input = 4
         "#;
         let sweep: Sweep = toml::from_str(text).expect("a sweep");
-        let command = sweep.configuration[0].command(&[&sweep.serve]).expect("a command");
+        let command = sweep.configuration[0].command(Path::new("infernum"), &[&sweep.serve]);
         assert_eq!(
-            command[1..],
-            ["serve", "--port", "{port}", "--max-sequences", "32", "--kv", "paged"]
+            command,
+            ["infernum", "serve", "--port", "{port}", "--max-sequences", "32", "--kv", "paged"]
         );
-        assert_eq!(sweep.configuration[1].command(&[]).expect("a command")[0], "vllm");
+        assert_eq!(sweep.configuration[1].command(Path::new("infernum"), &[])[0], "vllm");
         let loads = sweep.load[0].loads().expect("loads");
         assert_eq!(loads[1].name(), "w3, 32 at a time");
         assert_eq!(
