@@ -180,7 +180,9 @@ pub(crate) fn run(args: Args) -> Outcome {
         if args.models.is_empty() { vec![NamedModel::demo()] } else { args.models.clone() };
     for (i, model) in models.iter().enumerate() {
         if models[..i].iter().any(|m| m.name == model.name) {
-            return Err(format!("two models are named `{}`: use --model NAME=DIR", model.name).into());
+            return Err(
+                format!("two models are named `{}`: use --model NAME=DIR", model.name).into()
+            );
         }
     }
     let args = Arc::new(args);
