@@ -4,12 +4,13 @@ use std::io;
 
 use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, Serde, Value, ValueKind};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, escape_formatter};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use crate::pyjson::{self, Style};
+use crate::pyrepr;
 use crate::source::{ModelFiles, SourceError};
 use crate::tokenizer::{SpecialTokens, TokenizerError};
 
@@ -156,7 +157,7 @@ impl ChatTemplate {
             None => self.env.get_template(DEFAULT),
         };
         template
-            .and_then(|t| t.render_captured_to(Value::from(Serde(&context)), &mut out).map(|_| ()))
+            .and_then(|t| t.render_captured_to(context, &mut out).map(|_| ()))
             .map_err(|error| self.render_error(&error))?;
         String::from_utf8(out.0).map_err(|error| ChatError::Invalid {
             file: self.file.into(),
@@ -164,7 +165,7 @@ impl ChatTemplate {
         })
     }
 
-    fn context(&self, messages: &[Message], options: &RenderOptions) -> Map<String, Json> {
+    fn context(&self, messages: &[Message], options: &RenderOptions) -> Value {
         let mut context: Map<String, Json> =
             self.special.iter().map(|(role, token)| (role.into(), token.into())).collect();
         let tools = options.tools.clone().map_or(Json::Null, Json::Array);
@@ -176,7 +177,7 @@ impl ChatTemplate {
         context.insert("messages".into(), messages);
         let now = options.now.unwrap_or_else(|| jiff::Zoned::now().datetime());
         context.insert(NOW.into(), now.to_string().into());
-        context
+        pyrepr::value(&Json::Object(context))
     }
 
     fn render_error(&self, error: &Error) -> ChatError {

@@ -7,6 +7,7 @@ pub mod lower;
 mod mmap;
 mod model;
 mod pyjson;
+mod pyrepr;
 pub mod safetensors;
 pub mod source;
 pub mod spec;

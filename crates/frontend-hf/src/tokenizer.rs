@@ -70,6 +70,13 @@ impl SpecialTokens {
     }
 }
 
+impl FromIterator<(String, String)> for SpecialTokens {
+    /// Takes `(role, token)` pairs, each role once.
+    fn from_iter<I: IntoIterator<Item = (String, String)>>(pairs: I) -> SpecialTokens {
+        SpecialTokens(pairs.into_iter().collect())
+    }
+}
+
 /// A tokenizer. Cloning shares it.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {

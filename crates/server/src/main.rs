@@ -6,6 +6,7 @@ mod page;
 mod report;
 mod serve;
 mod session;
+mod svg;
 
 use std::process::ExitCode;
 
@@ -39,8 +40,12 @@ enum Command {
     Logits(commands::logits::Args),
     /// Measure prefill and decode speed.
     Bench(commands::bench::Args),
+    /// Measure many requests together, without a server.
+    BenchEngine(commands::bench_engine::Args),
     /// Find out which kernels are fastest on this GPU.
     Tune(commands::tune::Args),
+    /// Ask a running server whether it is ready.
+    Health(commands::health::Args),
     /// List the model families.
     Families(commands::families::Args),
     /// Show what this machine has.
@@ -73,7 +78,9 @@ fn main() -> ExitCode {
         Command::CheckRules(args) => commands::check_rules::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
+        Command::BenchEngine(args) => commands::bench_engine::run(&args),
         Command::Tune(args) => commands::tune::run(&args),
+        Command::Health(args) => commands::health::run(&args),
         Command::Families(args) => commands::families::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
     };
