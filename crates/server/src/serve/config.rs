@@ -155,7 +155,9 @@ fn read(path: &Path, options: &[&Arg]) -> Result<Vec<Given>, ConfigError> {
         message: error.message().to_owned(),
     })?;
     let mut all: Vec<Given> = Vec::new();
-    for (key, value) in table.get_ref() {
+    let mut entries: Vec<_> = table.get_ref().iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    for (key, value) in entries {
         let place = place(key.span().start);
         let written = key.get_ref().to_string();
         let key = written.replace('_', "-");

@@ -393,7 +393,7 @@ impl Drop for Generation {
         let used = self.used();
         let finish: Vec<&str> =
             self.choices.iter().map(|c| c.finish.map_or("abort", Finish::name)).collect();
-        let ms = |time: Duration| time.as_secs_f32() * 1e3;
+        let ms = |time: Duration| time.as_micros() as f64 / 1e3;
         tracing::info!(
             request_id = self.request_id,
             model = self.served.name,

@@ -45,7 +45,7 @@ pub(crate) async fn serve(
     let permits =
         Arc::new(Semaphore::new(args.limits.max_connections.get().min(Semaphore::MAX_PERMITS)));
     let connections = Connections {
-        service: app::router(app, args),
+        service: app::router(app),
         max_header: usize::try_from(args.limits.max_header_bytes).unwrap_or(usize::MAX),
         graceful,
     };
@@ -70,7 +70,7 @@ pub(crate) async fn serve(
     let limit = Duration::from_secs(args.limits.drain_timeout);
     tokio::select! {
         () = connections.graceful.shutdown() => {
-            tracing::info!(seconds = start.elapsed().as_secs_f32(), "drained");
+            tracing::info!(ms = start.elapsed().as_millis() as u64, "drained");
         }
         () = tokio::time::sleep(limit) => {
             tracing::warn!("--drain-timeout is over: what still runs is cut off");

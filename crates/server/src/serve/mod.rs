@@ -101,7 +101,7 @@ struct LimitArgs {
     /// Largest body of a request.
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20)]
     max_body_bytes: usize,
-    /// Largest head of a request.
+    /// Largest head of a request; at most twice that is read.
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 10,
           value_parser = clap::value_parser!(u64).range(8192..))]
     max_header_bytes: u64,

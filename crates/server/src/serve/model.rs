@@ -145,7 +145,7 @@ pub(crate) fn load_all(
             on = parts.on,
             max_model_len = parts.max_length,
             kv_blocks = parts.blocks,
-            seconds = start.elapsed().as_secs_f32(),
+            ms = start.elapsed().as_millis() as u64,
             "ready"
         );
         let served = parts.serve(&entry.name, &metrics, deliver);

@@ -276,11 +276,18 @@ pub(crate) fn encode_error(param: &str, error: &TokenizerError) -> ApiError {
 
 /// Reads JSON. Also gives the fields that the type does not have.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Vec<String>), ApiError> {
+    // serde would take a list for the fields in order.
+    if bytes.trim_ascii_start().first().is_some_and(|b| *b != b'{') {
+        return Err(ApiError::malformed("the body is not JSON: expected an object"));
+    }
     let mut unknown = Vec::new();
     let mut track = serde_path_to_error::Track::new();
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let tracked = serde_path_to_error::Deserializer::new(&mut json, &mut track);
-    let read = serde_ignored::deserialize(tracked, |path| unknown.push(path.to_string()));
+    let read = serde_ignored::deserialize(tracked, |path| {
+        // An option that is there is a step of its own: `?`.
+        unknown.push(path.to_string().replace(".?", ""));
+    });
     let read = read.and_then(|value: T| json.end().map(|()| value));
     let error = match read {
         Ok(value) => return Ok((value, unknown)),
