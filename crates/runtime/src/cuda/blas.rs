@@ -169,7 +169,8 @@ impl Blas {
         let (start, end) = (Event::new(gpu)?, Event::new(gpu)?);
         let mut times: Vec<f64> = vec![f64::INFINITY; candidates.len()];
         for (algo, best) in candidates.iter().zip(&mut times) {
-            let ready = Ready { algo: *algo, ..Ready::describe(shape)? };
+            let mut ready = Ready::describe(shape)?;
+            ready.algo = *algo;
             for round in 0..=ROUNDS {
                 stream.record(&start)?;
                 if self.launch(stream, &ready, shape, places).is_err() {
@@ -194,13 +195,13 @@ impl Blas {
     /// What is to run for a shape: what was found for its class, where that can do it, or the
     /// library's first choice.
     fn choose(&self, shape: Shape) -> Result<Ready> {
-        let ready = Ready::describe(shape)?;
+        let mut ready = Ready::describe(shape)?;
         let tuned = self.tuned.borrow().get(&shape.class()).copied();
-        let algo = match tuned.filter(|algo| self.takes(&ready, algo)) {
+        ready.algo = match tuned.filter(|algo| self.takes(&ready, algo)) {
             Some(algo) => algo,
             None => self.candidates(&ready, 1)?[0],
         };
-        Ok(Ready { algo, ..ready })
+        Ok(ready)
     }
 
     /// The library's best guesses, at least one.
