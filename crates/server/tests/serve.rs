@@ -461,7 +461,6 @@ fn choices_seeds_and_prompts() {
 }
 
 #[test]
-#[ignore = "needs an engine that tells log-probabilities"]
 fn log_probabilities() {
     let server = Server::start(&[]);
     let close = |a: &Value, b: f64| (a.as_f64().expect("a number") - b).abs() < 1e-3;
