@@ -183,14 +183,12 @@ impl Generation {
     async fn receive(&mut self) -> Result<(u32, Output), ApiError> {
         let received = self.running.outputs.recv();
         let output = match self.deadline {
-            None => received.await,
-            Some(deadline) => match tokio::time::timeout_at(deadline.into(), received).await {
-                Ok(output) => output,
-                Err(_) => {
-                    let message = "the request took longer than this server allows";
-                    return Err(self.fail(ApiError::timeout(message)));
-                }
-            },
+            None => Ok(received.await),
+            Some(deadline) => tokio::time::timeout_at(deadline.into(), received).await,
+        };
+        let Ok(output) = output else {
+            let message = "the request took longer than this server allows";
+            return Err(self.fail(ApiError::timeout(message)));
         };
         output.ok_or_else(|| self.fail(gone()))
     }

@@ -9,7 +9,9 @@ use infernum_frontend_hf::Config;
 use infernum_frontend_hf::chat::ChatTemplate;
 use infernum_frontend_hf::tokenizer::Tokenizer;
 use infernum_ir::Sym;
-use infernum_runtime::{CheckpointWeights, Engine, PlanExecutor, SamplingParams, StepInputs};
+use infernum_runtime::{
+    CheckpointWeights, Engine, KvMode, PlanExecutor, SamplingParams, StepInputs,
+};
 
 use super::Args;
 use super::metrics::{Metrics, ModelMetrics};
@@ -216,7 +218,13 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let options = args.engine.options(sequences);
     let engine = session::engine(executor, &args.run, size, &machine, options)?;
     let (worker, inbox, outbox) = connect(sequences, args.limits.queue);
-    let max_length = size.max_length as usize;
+    // A sequence can be no longer than the cache.
+    let max_length = (size.max_length as usize).min(blocks * StepInputs::BLOCK_SIZE);
+    if options.kv == KvMode::Contiguous && blocks < Size::one(size.max_length).blocks() {
+        let message = "a contiguous KV cache needs room for the longest sequence at least: choose \
+                       a shorter --max-length or a larger cache";
+        return Err(message.into());
+    }
     let parts = Parts {
         tokenizer,
         template,

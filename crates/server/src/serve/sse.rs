@@ -73,12 +73,9 @@ impl<D: Dialect> Stream<D> {
     async fn next(&mut self) -> Option<Bytes> {
         let generation = self.generation.as_mut()?;
         let mut frames = Frames::default();
-        let mut next = match tokio::time::timeout(KEEP_ALIVE, generation.next()).await {
-            Ok(next) => next,
-            Err(_) => {
-                frames.comment();
-                return Some(frames.0.into());
-            }
+        let Ok(mut next) = tokio::time::timeout(KEEP_ALIVE, generation.next()).await else {
+            frames.comment();
+            return Some(frames.0.into());
         };
         loop {
             match next {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::common::{
-    Asked, Chunk, Common, CommonFields, Head, Likelihood, MOST_LOGPROBS, Usage, encode,
+    Asked, Chunk, ChunkUsage, Common, CommonFields, Head, Likelihood, MOST_LOGPROBS, Usage, encode,
     encode_error, likeliest, likelihood, parse_with_common, room_for, token_limit, warn, within,
 };
 use crate::serve::app::App;
@@ -359,7 +359,7 @@ impl Streamed {
             created: self.head.created,
             model: &self.head.model,
             choices,
-            usage: self.usage.then_some(usage),
+            usage: ChunkUsage::of(self.usage, usage),
         });
     }
 }

@@ -376,9 +376,28 @@ pub(crate) struct Chunk<'a, C: Serialize> {
     pub(crate) created: u64,
     pub(crate) model: &'a str,
     pub(crate) choices: &'a [C],
-    /// Absent unless it is wanted, then null in all chunks but the last.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "ChunkUsage::is_absent")]
+    pub(crate) usage: ChunkUsage,
+}
+
+/// What a chunk says of usage.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum ChunkUsage {
+    /// Nothing: it is not wanted.
+    Absent,
+    /// It is wanted: null in all chunks but the last.
+    Told(Option<Usage>),
+}
+
+impl ChunkUsage {
+    pub(crate) fn of(wanted: bool, usage: Option<Usage>) -> ChunkUsage {
+        if wanted { ChunkUsage::Told(usage) } else { ChunkUsage::Absent }
+    }
+
+    fn is_absent(&self) -> bool {
+        matches!(self, ChunkUsage::Absent)
+    }
 }
 
 /// A token with its log-probability, as chats tell it.

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::common::{
-    Asked, Chunk, Common, CommonFields, Head, MOST_LOGPROBS, Usage, encode, encode_error, finite,
-    parse_with_common, room_for, token_limit, warn, within,
+    Asked, Chunk, ChunkUsage, Common, CommonFields, Head, MOST_LOGPROBS, Usage, encode,
+    encode_error, finite, parse_with_common, room_for, token_limit, warn, within,
 };
 use crate::serve::app::App;
 use crate::serve::error::{ApiError, json};
@@ -296,7 +296,7 @@ impl Streamed {
             created: self.head.created,
             model: &self.head.model,
             choices,
-            usage: self.usage.then_some(usage),
+            usage: ChunkUsage::of(self.usage, usage),
         });
     }
 }
