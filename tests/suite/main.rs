@@ -1,6 +1,7 @@
 //! End-to-end tests: fixtures, filetests, mutations.
 
 mod batch;
+mod engine;
 mod fused_numbers;
 mod fusion;
 mod ir_files;

@@ -100,6 +100,18 @@ impl Fixture {
         kernels: &Kernels,
         limits: Limits,
     ) -> Plan {
+        self.plan_of(dtype, pipeline, kernels, limits, Sym::T)
+    }
+
+    /// As [`Fixture::plan_within`]; it yields logits of these rows.
+    pub(crate) fn plan_of(
+        &self,
+        dtype: DType,
+        pipeline: &str,
+        kernels: &Kernels,
+        limits: Limits,
+        rows: Sym,
+    ) -> Plan {
         let machine = machine();
         let pipeline = if pipeline == "default" { machine.pipeline } else { pipeline };
         let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
@@ -108,7 +120,7 @@ impl Fixture {
         let choices = infernum_codegen::cuda::Choices::default();
         let options = Options {
             model: &self.model,
-            lower: self.options(dtype),
+            lower: LowerOptions { rows, ..self.options(dtype) },
             pipeline: &pipeline,
             kernels,
             costs: (&machine.costs, &costs),

@@ -53,6 +53,7 @@ fn build(
         kernels: Vec::new(),
         pick: None,
         sample: None,
+        feed: None,
     };
     let mut binder = Binder::default();
     for (bucket, module) in modules {

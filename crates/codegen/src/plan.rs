@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::cuda::{Device, Geometry};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -55,6 +55,8 @@ pub struct Plan {
     /// On a GPU, where the output has a row for each sequence: picks a token of each as the sequence
     /// asks.
     pub sample: Option<Launch>,
+    /// On a GPU that samples: puts the tokens of the step before where a step waits for them.
+    pub feed: Option<Launch>,
 }
 
 /// How the steps of one bucket run.

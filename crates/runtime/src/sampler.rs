@@ -66,7 +66,7 @@ impl SamplingParams {
         self.temperature == 0.0 || self.top_k == 1
     }
 
-    fn has_penalties(&self) -> bool {
+    pub(crate) fn has_penalties(&self) -> bool {
         let penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty);
         penalties != (1.0, 0.0, 0.0)
     }

@@ -4,6 +4,9 @@ use infernum_ir::interp::{SeqStep, Step};
 
 use crate::{Choice, ExecError, SamplingParams, Seen};
 
+/// Marks a token that is still to come; kernels/templates/feed_tokens.cu.j2 knows it, too.
+const FED: u32 = 1 << 31;
+
 /// The inputs of one step: tokens of several sequences, flattened, and where each sequence's
 /// rows lie in the paged KV cache. Filled again for every step, without allocating once it has
 /// grown.
@@ -15,6 +18,8 @@ pub struct StepInputs {
     blocks: Vec<u32>,
     /// Where each sequence's blocks begin in `blocks`.
     tables: Vec<usize>,
+    /// Whether any token is still to come.
+    fed: bool,
     /// Of sequences whose token is not simply the likeliest; in order.
     choices: Vec<Chosen>,
     seen: Vec<Seen>,
@@ -63,6 +68,7 @@ impl StepInputs {
             tokens: Vec::new(),
             blocks: Vec::new(),
             tables: Vec::new(),
+            fed: false,
             choices: Vec::new(),
             seen: Vec::new(),
         }
@@ -74,6 +80,7 @@ impl StepInputs {
         self.tokens.clear();
         self.blocks.clear();
         self.tables.clear();
+        self.fed = false;
         self.choices.clear();
         self.seen.clear();
     }
@@ -138,6 +145,29 @@ impl StepInputs {
         Ok(())
     }
 
+    /// As [`StepInputs::push`], of one token: that of row `row` of the step submitted before this one,
+    /// which need not have ended. For executors that [take](crate::Executor::feeds) it.
+    pub fn push_fed(
+        &mut self,
+        row: usize,
+        context: usize,
+        blocks: &[u32],
+    ) -> Result<(), ExecError> {
+        self.push(&[FED | row as u32], context, blocks)?;
+        self.fed = true;
+        Ok(())
+    }
+
+    /// Whether any token is that of a row of the step before.
+    pub fn is_fed(&self) -> bool {
+        self.fed
+    }
+
+    /// The row of the step before whose token a token is to be, if it is.
+    pub fn fed_row(token: u32) -> Option<usize> {
+        (token & FED != 0).then_some((token & !FED) as usize)
+    }
+
     /// Tokens in a block.
     pub fn block_size(&self) -> usize {
         self.block_size
@@ -153,7 +183,7 @@ impl StepInputs {
         self.step.seqs.iter().all(|s| s.new == 1)
     }
 
-    /// Token ids, u32 `[T]`.
+    /// Token ids, u32 `[T]`; see [`StepInputs::fed_row`].
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }

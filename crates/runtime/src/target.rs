@@ -118,7 +118,9 @@ pub struct Ticket(pub(crate) u64);
 
 /// Runs steps.
 pub trait Executor {
-    /// Starts a step. The inputs are copied: they may be changed as soon as this returns.
+    /// Starts a step. The inputs are copied: they may be changed as soon as this returns. The step
+    /// before must have been waited for, unless the executor [feeds](Executor::feeds) tokens; the one
+    /// before that, in any case.
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError>;
 
     /// Whether steps yield tokens, the greedy choice, instead of logits.
@@ -131,11 +133,17 @@ pub trait Executor {
         false
     }
 
+    /// Whether a step may be submitted while the one before it runs, and take tokens from it
+    /// ([`StepInputs::push_fed`]).
+    fn feeds(&self) -> bool {
+        false
+    }
+
     /// Whether steps bring their logits, or may leave them out where tokens
     /// ([`StepOutput::tokens`]) are picked anyway.
     fn set_logits(&mut self, _wanted: bool) {}
 
-    /// Waits for the step of the last ticket.
+    /// Waits for a step: that of the last ticket, or the one before where two are under way.
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError>;
 }
 
@@ -178,6 +186,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn samples(&self) -> bool {
         (**self).samples()
+    }
+
+    fn feeds(&self) -> bool {
+        (**self).feeds()
     }
 
     fn set_logits(&mut self, wanted: bool) {

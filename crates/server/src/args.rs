@@ -1,6 +1,7 @@
 //! Options that several commands share.
 
 use std::ffi::OsString;
+use std::ops::Deref;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -18,6 +19,13 @@ pub(crate) struct ModelArgs {
     /// Folder in Hugging Face format; the built-in demo model when left out.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) compile: CompileArgs,
+}
+
+/// How a model is compiled.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CompileArgs {
     /// Spec of your own, instead of the family that config.json names.
     #[arg(long, value_name = "FILE")]
     pub(crate) spec: Option<PathBuf>,
@@ -87,12 +95,16 @@ fn activation_dtype(text: &str) -> Result<DType, String> {
     }
 }
 
-impl ModelArgs {
-    /// The data files.
-    pub(crate) fn library(&self) -> Library {
-        Library::new(self.data.as_deref())
-    }
+/// A model's options are those of its compilation, too.
+impl Deref for ModelArgs {
+    type Target = CompileArgs;
 
+    fn deref(&self) -> &CompileArgs {
+        &self.compile
+    }
+}
+
+impl ModelArgs {
     /// The model's files.
     pub(crate) fn files(&self) -> Result<ModelFiles, Box<dyn std::error::Error>> {
         Ok(match &self.model {
@@ -104,6 +116,13 @@ impl ModelArgs {
     /// Opens the model with its checkpoint.
     pub(crate) fn open(&self) -> Result<Model, Box<dyn std::error::Error>> {
         Ok(Model::open(self.files()?, self.spec.as_deref(), &self.library())?)
+    }
+}
+
+impl CompileArgs {
+    /// The data files.
+    pub(crate) fn library(&self) -> Library {
+        Library::new(self.data.as_deref())
     }
 
     /// The passes to run, less what is disabled; `default` stands for the target's own.

@@ -4,11 +4,13 @@ mod args;
 mod commands;
 mod page;
 mod report;
+mod serve;
 mod session;
+mod svg;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// An LLM inference engine that works like a compiler.
 #[derive(Parser)]
@@ -20,6 +22,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Serve models to OpenAI clients.
+    Serve(Box<serve::Args>),
     /// Generate text, or chat.
     Generate(commands::generate::Args),
     /// Compile a model and show the IR and the plan.
@@ -36,6 +40,8 @@ enum Command {
     Logits(commands::logits::Args),
     /// Measure prefill and decode speed.
     Bench(commands::bench::Args),
+    /// Measure many requests together, without a server.
+    BenchEngine(commands::bench_engine::Args),
     /// Find out which kernels are fastest on this GPU.
     Tune(commands::tune::Args),
     /// Ask a running server whether it is ready.
@@ -46,8 +52,25 @@ enum Command {
     Doctor(commands::doctor::Args),
 }
 
+/// The command line; `serve` also reads the environment and a file. Exits where they are wrong.
+fn parse() -> Cli {
+    let variable = |name: &str| std::env::var(name).ok();
+    let mut command = Cli::command();
+    let matches =
+        serve::layered(&command, "serve", std::env::args_os().collect(), &variable);
+    let cli = matches.and_then(|m| Ok(Cli::from_arg_matches(&m)?));
+    cli.unwrap_or_else(|error| match error.downcast::<clap::Error>() {
+        Ok(error) => error.format(&mut command).exit(),
+        Err(error) => {
+            report::error(&*error);
+            std::process::exit(2)
+        }
+    })
+}
+
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let result = match parse().command {
+        Command::Serve(args) => serve::run(*args),
         Command::Generate(args) => commands::generate::run(&args),
         Command::Compile(args) => commands::compile::run(&args),
         Command::Ablate(args) => commands::ablate::run(&args),
@@ -56,6 +79,7 @@ fn main() -> ExitCode {
         Command::CheckRules(args) => commands::check_rules::run(&args),
         Command::Logits(args) => commands::logits::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
+        Command::BenchEngine(args) => commands::bench_engine::run(&args),
         Command::Tune(args) => commands::tune::run(&args),
         Command::Health(args) => commands::health::run(&args),
         Command::Families(args) => commands::families::run(&args),

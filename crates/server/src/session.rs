@@ -14,7 +14,8 @@ use infernum_passes::fuse::CostTable;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions, Gpu};
 use infernum_runtime::{
-    Engine, EngineLimits, EngineOptions, OptionsError, PlanExecutor, StepInputs, WeightSource,
+    CheckpointWeights, Engine, EngineLimits, EngineOptions, OptionsError, PlanExecutor,
+    RandomWeights, StepInputs, WeightSource,
 };
 
 use crate::args::ModelArgs;
@@ -149,17 +150,25 @@ impl Machine {
 pub(crate) struct Size {
     pub(crate) sequences: u64,
     pub(crate) max_length: u64,
+    /// Blocks of the KV cache; enough for all sequences at their longest when `None`.
+    pub(crate) kv_blocks: Option<usize>,
 }
 
 impl Size {
     /// One sequence.
     pub(crate) fn one(max_length: u64) -> Size {
-        Size { sequences: 1, max_length }
+        Size::of(1, max_length)
+    }
+
+    /// So many sequences, each with room in the cache.
+    pub(crate) fn of(sequences: u64, max_length: u64) -> Size {
+        Size { sequences, max_length, kv_blocks: None }
     }
 
     /// Blocks of the KV cache that it takes.
     pub(crate) fn blocks(self) -> usize {
-        (self.max_length.div_ceil(StepInputs::BLOCK_SIZE as u64) * self.sequences) as usize
+        let all = self.max_length.div_ceil(StepInputs::BLOCK_SIZE as u64) * self.sequences;
+        self.kv_blocks.unwrap_or(all as usize)
     }
 }
 
@@ -294,6 +303,26 @@ pub(crate) fn executor(
     })
 }
 
+/// Loads a plan with the model's weights, or random ones where it has none.
+pub(crate) fn load(
+    plan: Plan,
+    model: &Model,
+    run: &RunArgs,
+    size: Size,
+    machine: &Machine,
+) -> Result<Box<dyn PlanExecutor>, Box<dyn Error>> {
+    if let Some(checkpoint) = &model.checkpoint {
+        warm(checkpoint);
+        let weights = CheckpointWeights::new(checkpoint);
+        return executor(plan, &weights, run, size, false, machine);
+    }
+    let random = match machine {
+        Machine::Cpu => RandomWeights::of(&plan, 1),
+        Machine::Gpu(_) => RandomWeights::pooled(&plan, 1),
+    };
+    executor(plan, &random, run, size, false, machine)
+}
+
 /// Blocks of KV cache for `size`, or as many as fit, but enough for one sequence.
 fn fitting_blocks(plan: &Plan, size: Size, gpu: &Gpu, part: f64) -> Result<usize, Box<dyn Error>> {
     /// For libraries, kernels' own memory, inputs and graphs.
@@ -331,17 +360,21 @@ pub(crate) fn engine(
     machine: &Machine,
     options: EngineOptions,
 ) -> Result<Engine<Box<dyn PlanExecutor>>, OptionsError> {
+    let limits = limits(&*executor, run.chunk(machine), size);
+    Engine::new(executor, limits, options)
+}
+
+/// What an engine over an executor may hold.
+pub(crate) fn limits(executor: &dyn PlanExecutor, chunk: usize, size: Size) -> EngineLimits {
     let plan = executor.plan();
-    let vocab = plan.vocabulary();
-    let limits = EngineLimits {
+    EngineLimits {
         step: plan.limits,
         max_length: size.max_length as usize,
-        chunk: run.chunk(machine),
+        chunk,
         blocks: executor.kv_blocks(),
         block_size: StepInputs::BLOCK_SIZE,
-        vocab: vocab as usize,
-    };
-    Engine::new(executor, limits, options)
+        vocab: plan.vocabulary() as usize,
+    }
 }
 
 /// Reads a checkpoint's pages, with a progress bar, so that the first step does not wait for the

@@ -66,7 +66,8 @@ pub fn attach(
     }
     plan.pick = pick(plan, ARGMAX);
     plan.sample = pick(plan, SAMPLE).filter(|_| plan.output_rows == Some(Sym::B));
-    for launch in plan.pick.iter_mut().chain(&mut plan.sample) {
+    plan.feed = plan.sample.as_ref().map(feed);
+    for launch in plan.pick.iter_mut().chain(&mut plan.sample).chain(&mut plan.feed) {
         let name = launch.name.clone();
         launch.run = Some(attach.launch(launch, Bucket::ALL, &name)?);
     }
@@ -116,21 +117,8 @@ pub fn ceiling(
 ) -> Result<(Launch, KernelLaunch, Kernel), CudaError> {
     let ops = OpSet::default();
     let mut attach = Attach::new(&ops, library, device, Dims::default(), Choices::default());
-    let value = |cols: u64| Value {
-        arg: Arg::Buffer(0),
-        ty: TensorType::act(DType::U32, [1.into(), cols.into()]).into(),
-    };
-    let launch = Launch {
-        op: CEILING.to_owned(),
-        attrs: Vec::new(),
-        names: vec!["x".to_owned(), "y".to_owned()],
-        operands: vec![Some(value(bytes / 4))],
-        results: vec![value(1)],
-        name: CEILING.to_owned(),
-        loc: None,
-        frees: Vec::new(),
-        run: None,
-    };
+    let row = |cols: u64| TensorType::act(DType::U32, [1.into(), cols.into()]);
+    let launch = apart(CEILING, row(bytes / 4), row(1));
     match (attach.launch(&launch, Bucket::ALL, CEILING)?, attach.kernels.pop()) {
         (Run::Kernel(k), Some(kernel)) => Ok((launch, k, kernel)),
         _ => Err(CudaError::NoTemplate { launch: CEILING.to_owned(), op: CEILING.to_owned() }),
@@ -145,22 +133,38 @@ const ARGMAX: &str = "argmax";
 /// Any other.
 const SAMPLE: &str = "sample";
 
+/// Brings picked tokens to the next step.
+const FEED: &str = "feed_tokens";
+
 /// Picks a token of each row of the logits.
 fn pick(plan: &Plan, op: &str) -> Option<Launch> {
     let logits = plan.outputs().first()?.ty.clone();
     let rows = logits.shape.split_last()?.1.to_vec();
+    (logits.dtype.is_float() && logits.last_const().is_some())
+        .then(|| apart(op, logits, TensorType::act(DType::U32, rows)))
+}
+
+/// Feeds a step with the tokens that `sample` picked in the one before.
+fn feed(sample: &Launch) -> Launch {
+    let ids = sample.results.first().and_then(|v| v.ty.tensor().ok().cloned());
+    let tokens = TensorType::act(DType::U32, [Sym::T.into()]);
+    apart(FEED, ids.unwrap_or_else(|| tokens.clone()), tokens)
+}
+
+/// A launch that is no graph's.
+fn apart(op: &str, x: TensorType, y: TensorType) -> Launch {
     let value = |ty: TensorType| Value { arg: Arg::Buffer(0), ty: ty.into() };
-    (logits.dtype.is_float() && logits.last_const().is_some()).then(|| Launch {
+    Launch {
         op: op.to_owned(),
         attrs: Vec::new(),
         names: vec!["x".to_owned(), "y".to_owned()],
-        results: vec![value(TensorType::act(DType::U32, rows))],
-        operands: vec![Some(value(logits))],
+        operands: vec![Some(value(x))],
+        results: vec![value(y)],
         name: op.to_owned(),
         loc: None,
         frees: Vec::new(),
         run: None,
-    })
+    }
 }
 
 pub(super) struct Attach<'a> {
@@ -298,7 +302,7 @@ impl<'a> Attach<'a> {
     }
 
     fn template_of(&self, launch: &Launch, shown: &str) -> Result<String, CudaError> {
-        if [Launch::COPY, ARGMAX, SAMPLE, CEILING].contains(&launch.op.as_str()) {
+        if [Launch::COPY, ARGMAX, SAMPLE, FEED, CEILING].contains(&launch.op.as_str()) {
             return Ok(launch.op.clone());
         }
         let template = self.ops.find(&launch.op).ok().and_then(|op| op.cuda);

@@ -5,17 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{Plan, Run};
-use infernum_ir::{DType, Dims, TensorType};
+use infernum_codegen::{Launch, Plan, Run};
+use infernum_ir::{DType, Dims, StepInput, TensorType};
 
 use super::blas::Blas;
 use super::code::{Code, reads_contexts, uses_library};
-use super::driver::{DeviceMemory, Event, Function, Gpu, GpuError, Pinned, Stream, capture};
+use super::driver::{DeviceMemory, Event, Function, Gpu, GpuError, Stream, capture};
 use super::frame::{Frame, shape};
 use super::graphs::{self, Graphs, Key};
 use super::guards::{self, Watched};
 use super::inputs::Layout;
 use super::penalised::Penalised;
+use super::turn::Turn;
 use super::upload::Weights;
 use crate::cpu::convert;
 use crate::weights::load;
@@ -62,8 +63,6 @@ pub struct CudaExecutor {
     graphs: Graphs,
     core: Core,
     output: StepOutput,
-    /// Of the last step: rows and columns of its logits.
-    pending: (usize, usize),
     /// Whether steps bring their logits to the host, and not only the greedy tokens.
     want_logits: bool,
     ticket: u64,
@@ -87,15 +86,16 @@ struct Core {
     /// Rows of the cache that the step's tokens have, and the weights as they were, for guards.
     slots: Vec<usize>,
     intact: Vec<u8>,
-    /// The step's inputs on the host and on the GPU.
-    staged: Pinned,
+    /// The step's inputs on the GPU.
     inputs: DeviceMemory,
     layout: Layout,
     penalised: Penalised,
-    /// Tokens picked: on the GPU and on the host.
+    /// Tokens picked.
     ids: DeviceMemory,
-    host_ids: Pinned,
-    host_logits: Pinned,
+    /// Where the last step's tokens are.
+    picked: u64,
+    /// Of odd and of even steps.
+    turns: [Turn; 2],
     options: CudaOptions,
     /// By op, if measured.
     times: BTreeMap<String, Duration>,
@@ -128,13 +128,12 @@ impl CudaExecutor {
         let arena = DeviceMemory::zeroed(gpu, "activations", plan.arena_bytes + 2 * margin)?;
         let layout = Layout::new(&plan.limits, options.kv_blocks, reads_contexts(&plan));
         let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
-        let staged = Pinned::new(gpu, layout.bytes())?;
         let layout = layout.at(inputs.address());
         let rows = plan.outputs().first().and_then(|o| o.ty.shape.first());
         let most_rows = rows.map_or(0, |d| d.eval(&plan.limits));
         let ids = DeviceMemory::zeroed(gpu, "tokens", 4 * most_rows)?;
-        let host_ids = Pinned::new(gpu, 4 * most_rows as usize)?;
-        let host_logits = Pinned::new(gpu, 0)?;
+        let turn = || Turn::new(gpu, layout.bytes(), most_rows as usize);
+        let turns = [turn()?, turn()?];
         let core = Core {
             blas: uses_library(&plan).then(|| Blas::new(gpu)).transpose()?,
             device,
@@ -147,13 +146,12 @@ impl CudaExecutor {
             margin,
             slots: Vec::new(),
             intact: Vec::new(),
-            staged,
             inputs,
             layout,
             penalised: Penalised::new(gpu)?,
+            picked: ids.address(),
             ids,
-            host_ids,
-            host_logits,
+            turns,
             options,
             times: BTreeMap::new(),
             gpu: Arc::clone(gpu),
@@ -170,7 +168,6 @@ impl CudaExecutor {
             graphs: Graphs::default(),
             core,
             output: StepOutput::default(),
-            pending: (0, 0),
             want_logits: true,
             ticket: 0,
         })
@@ -214,16 +211,22 @@ impl CudaExecutor {
     fn begin(&mut self, inputs: &StepInputs) -> Result<(usize, Dims), ExecError> {
         let core = &mut self.core;
         core.gpu.bind()?;
-        // The staging memory is free once the step before has read it.
-        core.stream.synchronize()?;
+        let turn = &mut core.turns[(self.ticket + 1) as usize % 2];
+        turn.finish()?;
+        if !inputs.seen().is_empty() {
+            core.stream.synchronize()?;
+        }
         let (blocks, rows) = (core.options.kv_blocks, core.plan.output_rows);
         let seen = core.penalised.stage(inputs, &core.gpu, &core.stream)?;
         let (dims, used) =
-            core.layout.write(inputs, blocks, rows, seen, core.staged.bytes_mut())?;
+            core.layout.write(inputs, blocks, rows, seen, turn.staged.bytes_mut())?;
         let (tokens, decode_only) = (dims.t, inputs.is_decode_only());
         let schedule = core.plan.schedule(tokens, decode_only);
         let schedule = schedule.ok_or(ExecError::Bucket { tokens, decode_only })?;
-        core.stream.to_device(core.inputs.address(), &core.staged.bytes()[..used])?;
+        core.stream.to_device(core.inputs.address(), &turn.staged.bytes()[..used])?;
+        if inputs.is_fed() {
+            core.feed(&dims)?;
+        }
         if core.options.poison {
             let bytes = core.plan.arena_bytes as usize;
             core.stream.fill(core.arena_start(), guards::POISON, bytes)?;
@@ -234,7 +237,6 @@ impl CudaExecutor {
         Ok((schedule, dims))
     }
 
-    /// Brings the logits to the host, if they are wanted.
     /// The recording for a decode step; `None` if such steps are launched one by one.
     fn key(&self, sequences: u64, sampled: bool) -> Option<Key> {
         let plan = &self.core.plan;
@@ -272,20 +274,17 @@ impl CudaExecutor {
         Ok(())
     }
 
+    /// Has the step's tokens brought to the host, and its logits if they are wanted.
     fn finish(&mut self, schedule: usize, dims: &Dims) -> Result<Ticket, ExecError> {
         let core = &mut self.core;
         let (rows, columns, address) = core.output(schedule, dims);
-        let columns = if core.plan.yields_tokens() { 0 } else { columns };
-        if self.want_logits && rows * columns > 0 {
-            let bytes = 4 * rows * columns;
-            if core.host_logits.bytes().len() < bytes {
-                core.stream.synchronize()?;
-                core.host_logits = Pinned::new(&core.gpu, bytes)?;
-            }
-            core.stream.to_host(&mut core.host_logits.bytes_mut()[..bytes], address)?;
-        }
-        self.pending = (rows, columns);
+        let yields_tokens = core.plan.yields_tokens();
+        core.picked = if yields_tokens { address } else { core.ids.address() };
+        let columns = if yields_tokens || !self.want_logits { 0 } else { columns };
         self.ticket += 1;
+        let turn = &mut core.turns[self.ticket as usize % 2];
+        turn.ticket = self.ticket;
+        turn.bring(&core.gpu, &core.stream, (rows, columns), (core.picked, address))?;
         Ok(Ticket(self.ticket))
     }
 }
@@ -362,28 +361,23 @@ impl Executor for CudaExecutor {
         self.core.plan.sample.is_some()
     }
 
+    fn feeds(&self) -> bool {
+        self.core.plan.feed.is_some()
+    }
+
     /// Logits of sequences with penalties come with those applied.
     fn set_logits(&mut self, wanted: bool) {
         self.want_logits = wanted;
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
-        if ticket.0 != self.ticket {
+        let turn = &self.core.turns[ticket.0 as usize % 2];
+        if ticket.0 != turn.ticket {
             return Err(ExecError::Ticket);
         }
         self.core.gpu.bind()?;
-        self.core.stream.synchronize()?;
-        let (rows, columns) = self.pending;
-        let output = &mut self.output;
-        (output.rows, output.columns) = (rows, columns);
-        output.tokens.clear();
-        let ids: &[u32] = bytemuck::cast_slice(&self.core.host_ids.bytes()[..4 * rows]);
-        output.tokens.extend_from_slice(ids);
-        output.logits.clear();
-        if self.want_logits {
-            let logits = &self.core.host_logits.bytes()[..4 * rows * columns];
-            output.logits.extend_from_slice(bytemuck::cast_slice(logits));
-        }
+        turn.finish()?;
+        turn.read(&mut self.output);
         Ok(&self.output)
     }
 }
@@ -503,39 +497,46 @@ impl Core {
         Ok(())
     }
 
-    /// Picks a token of each row, the likeliest or (`sampled`) as the sequences ask, and brings it to
-    /// the host.
+    /// Picks a token of each row, the likeliest or (`sampled`) as the sequences ask.
     fn pick(&mut self, schedule: usize, dims: &Dims, sampled: bool) -> Result<(), ExecError> {
         let (rows, columns, logits) = self.output(schedule, dims);
-        if rows == 0 {
-            return Ok(());
-        }
-        if self.plan.yields_tokens() {
-            let host = &mut self.host_ids.bytes_mut()[..4 * rows];
-            self.stream.to_host(host, logits)?;
+        if rows == 0 || columns == 0 || self.plan.yields_tokens() {
             return Ok(());
         }
         let by = if sampled { self.plan.sample.as_ref() } else { None };
-        let Some(launch) = by.or(self.plan.pick.as_ref()) else { return Ok(()) };
+        let Some(launch) = by.or(self.plan.pick.as_ref()).cloned() else { return Ok(()) };
+        self.apart(&launch, dims, [logits, self.ids.address()], self.options.overlap)
+    }
+
+    /// Puts the tokens of the step before where this step's inputs wait for them.
+    fn feed(&mut self, dims: &Dims) -> Result<(), ExecError> {
+        let Some(launch) = self.plan.feed.clone() else { return Ok(()) };
+        let tokens = self.layout.input(StepInput::Tokens);
+        self.apart(&launch, dims, [self.picked, tokens], false)
+    }
+
+    /// Runs a kernel that is no call's: of one operand and one result.
+    fn apart(
+        &mut self,
+        launch: &Launch,
+        dims: &Dims,
+        places: [u64; 2],
+        overlaps: bool,
+    ) -> Result<(), ExecError> {
         let Some(Run::Kernel(k)) = &launch.run else { return Ok(()) };
-        if rows == 0 || columns == 0 {
-            return Ok(());
-        }
         let fail = |message| ExecError::Launch { launch: launch.name.clone(), message };
         let timer = self.options.profile.then(|| Timer::start(&self.gpu, &self.stream));
         let (grid, shared) = k.geometry.eval(launch, dims, &self.device).map_err(fail)?;
-        let mut arguments = vec![logits, self.ids.address()];
+        let mut arguments = places.to_vec();
         arguments.extend(self.scratch[k.kernel as usize].as_ref().map(DeviceMemory::address));
         arguments.push(self.inputs.address());
         let function = &self.functions[k.kernel as usize];
-        let overlaps = self.options.overlap && self.device.sm >= 90;
+        let overlaps = overlaps && self.device.sm >= 90;
         self.stream.launch(function, grid, k.geometry.block, shared, &mut arguments, overlaps)?;
         if let Some(timer) = timer {
             let time = timer?.stop(&self.gpu, &self.stream)?;
             *self.times.entry(launch.op.clone()).or_default() += time;
         }
-        let host = &mut self.host_ids.bytes_mut()[..4 * rows];
-        self.stream.to_host(host, self.ids.address())?;
         Ok(())
     }
 

@@ -13,6 +13,7 @@ mod graphs;
 mod guards;
 mod inputs;
 mod penalised;
+mod turn;
 mod upload;
 
 pub use ceiling::{CEILING_BYTES, read_ceiling};

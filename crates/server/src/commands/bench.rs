@@ -13,12 +13,16 @@ use infernum_runtime::cuda::{self, CEILING_BYTES, Gpu};
 use infernum_runtime::{CheckpointWeights, PlanExecutor, RandomWeights, StepInputs, WeightSource};
 use serde::Serialize;
 
+use super::bench_serve;
 use crate::args::ModelArgs;
 use crate::report::{self, Outcome};
 use crate::session::{self, Machine, RunArgs, Size, Speed};
 
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -44,6 +48,12 @@ pub(crate) struct Args {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Drive an OpenAI server with many clients, and keep the time.
+    Serve(Box<bench_serve::Args>),
 }
 
 /// What was measured.
@@ -87,6 +97,9 @@ pub(super) struct Run {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    if let Some(Command::Serve(args)) = &args.command {
+        return bench_serve::run(args);
+    }
     let machine = args.run.machine()?;
     let ceiling = match &machine {
         Machine::Cpu => read_ceiling(),
@@ -97,10 +110,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if args.prompt.contains(&0) || args.batch.contains(&0) || args.generate == 0 {
         return Err("--prompt, --batch and --generate: expected at least 1".into());
     }
-    let size = Size {
-        sequences: most(&args.batch) as u64,
-        max_length: (most(&args.prompt) + args.generate) as u64,
-    };
+    let longest = (most(&args.prompt) + args.generate) as u64;
+    let size = Size::of(most(&args.batch) as u64, longest);
     let plan = session::plan(&model, &args.model, &args.run, Sym::B, size, &machine)?;
     let report = measure(args, &model, plan, size, ceiling, &machine)?;
     if args.json {
@@ -177,7 +188,7 @@ fn measure(
             report.cases.push(case);
         }
     }
-    report.peak_memory_bytes = peak_memory();
+    report.peak_memory_bytes = peak_memory(std::process::id());
     report.profile = executor.profile().into_iter().map(|(op, t)| (op, t.as_secs_f64())).collect();
     Ok(report)
 }
@@ -333,9 +344,9 @@ fn read_ceiling() -> f64 {
     (0..4).map(|_| pass()).fold(0.0, f64::max)
 }
 
-/// The most memory this process has held, where the system tells.
-fn peak_memory() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+/// The most memory that a process has held, where the system tells.
+pub(super) fn peak_memory(process: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find(|l| l.starts_with("VmHWM:"))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
     Some(kib * 1024)

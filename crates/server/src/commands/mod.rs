@@ -2,6 +2,8 @@
 
 pub(crate) mod ablate;
 pub(crate) mod bench;
+pub(crate) mod bench_engine;
+mod bench_serve;
 pub(crate) mod check_kernels;
 pub(crate) mod check_rules;
 pub(crate) mod check_templates;

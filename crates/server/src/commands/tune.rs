@@ -133,10 +133,8 @@ impl<'a> Tuner<'a> {
     ) -> Result<Tuner<'a>, Box<dyn Error>> {
         let Machine::Gpu(gpu) = &machine else { return Err("there is no GPU".into()) };
         let library = Library::new(args.model.data.as_deref());
-        let size = Size {
-            sequences: args.batch.iter().copied().max().unwrap_or(1) as u64,
-            max_length: args.context as u64 + 1,
-        };
+        let sequences = args.batch.iter().copied().max().unwrap_or(1) as u64;
+        let size = Size::of(sequences, args.context as u64 + 1);
         let choices = args.run.choices(&device.arch);
         let with = Some((&device, &library, &choices));
         let plan = session::plan_with(model, &args.model, &args.run, Sym::B, size, &machine, with)?;

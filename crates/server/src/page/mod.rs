@@ -9,10 +9,21 @@ use std::error::Error;
 
 use infernum_ir::{Attr, Graph, Module, NodeKind, Op, Type};
 use infernum_passes::fuse::{self, Fired, GraphReport, NearMiss, Outcome, Refused, Report};
+use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, context};
 use serde::Serialize;
 
 use drawn::{Drawn, draw};
+
+/// The style that all pages begin with.
+pub(crate) const BASE_STYLE: &str = include_str!("base.css");
+
+/// Renders a template of a page; what it is given is escaped.
+pub(crate) fn render(template: &str, values: &impl Serialize) -> Result<String, minijinja::Error> {
+    let mut env = Environment::new();
+    env.set_auto_escape_callback(|_| AutoEscape::Html);
+    env.render_str(template, Value::from(Serde(values)))
+}
 
 /// What a call costs, in microseconds.
 pub(crate) type Cost<'a> = &'a dyn Fn(Op, &[Option<&Type>], &[Attr], &[Type]) -> f64;
@@ -85,11 +96,10 @@ pub(crate) fn html(
     let page = Page { model, target, buckets: fusions.iter().map(bucket).collect() };
     // In JSON `<` only occurs in texts; written so, none can end the element that holds the data.
     let data = serde_json::to_string(&page)?.replace('<', "\\u003c");
-    let mut env = Environment::new();
-    env.set_auto_escape_callback(|_| AutoEscape::Html);
-    env.add_template("page", include_str!("page.html"))?;
-    let (style, script) = (include_str!("page.css"), include_str!("page.js"));
-    Ok(env.get_template("page")?.render(context! { model, target, style, script, data })?)
+    let (style, script) =
+        (BASE_STYLE.to_owned() + include_str!("page.css"), include_str!("page.js"));
+    let values = context! { model, target, style, script, data };
+    Ok(render(include_str!("page.html"), &values)?)
 }
 
 fn bucket<'a>(fusion: &'a Fusion<'_>) -> Bucket<'a> {

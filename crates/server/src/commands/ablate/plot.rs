@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 
 use super::noise::Difference;
 use super::{Ablated, Row};
+use crate::svg::{escape, line, text};
 
 const STYLE: &str = "\
 svg { color-scheme: light dark; --paper: #fff; --ink: #1d1d20; --faint: #77747c; --line: #dedbd6;
@@ -153,27 +154,4 @@ fn percent(fraction: f64) -> String {
 
 fn plain(fraction: f64) -> String {
     format!("{:.1} %", fraction * 100.0)
-}
-
-fn line(out: &mut String, class: &str, from: (f64, f64), to: (f64, f64)) -> fmt::Result {
-    let ((x1, y1), (x2, y2)) = (from, to);
-    writeln!(
-        out,
-        "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>"
-    )
-}
-
-fn text(out: &mut String, (x, y): (f64, f64), class: &str, text: &str) -> fmt::Result {
-    write!(out, "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">")?;
-    escape(out, text)?;
-    writeln!(out, "</text>")
-}
-
-fn escape(out: &mut String, text: &str) -> fmt::Result {
-    text.chars().try_for_each(|c| match c {
-        '<' => out.write_str("&lt;"),
-        '>' => out.write_str("&gt;"),
-        '&' => out.write_str("&amp;"),
-        c => out.write_char(c),
-    })
 }

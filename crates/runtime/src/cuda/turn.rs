@@ -1,0 +1,77 @@
+//! The two steps that may be under way: what each brings to the GPU and back.
+
+use std::sync::Arc;
+
+use super::driver::{Event, Gpu, GpuError, Pinned, Stream};
+use crate::StepOutput;
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Turn {
+    /// Its inputs, read by the GPU while the host fills the other's.
+    pub(super) staged: Pinned,
+    tokens: Pinned,
+    logits: Pinned,
+    done: Event,
+    pub(super) ticket: u64,
+    rows: usize,
+    /// 0 where the logits stay on the GPU.
+    columns: usize,
+}
+
+impl Turn {
+    /// For inputs of so many bytes and so many rows of output.
+    pub(super) fn new(gpu: &Arc<Gpu>, inputs: usize, rows: usize) -> Result<Turn, GpuError> {
+        Ok(Turn {
+            staged: Pinned::new(gpu, inputs)?,
+            tokens: Pinned::new(gpu, 4 * rows)?,
+            logits: Pinned::new(gpu, 0)?,
+            done: Event::new(gpu)?,
+            ticket: 0,
+            rows: 0,
+            columns: 0,
+        })
+    }
+
+    /// Waits until the GPU is done with it.
+    pub(super) fn finish(&self) -> Result<(), GpuError> {
+        self.done.synchronize()
+    }
+
+    /// Has the tokens of a step brought back, and `columns` logits of each of its rows; 0 for none.
+    pub(super) fn bring(
+        &mut self,
+        gpu: &Arc<Gpu>,
+        stream: &Stream,
+        (rows, columns): (usize, usize),
+        (tokens, logits): (u64, u64),
+    ) -> Result<(), GpuError> {
+        (self.rows, self.columns) = (rows, columns);
+        if rows > 0 {
+            stream.to_host(&mut self.tokens.bytes_mut()[..4 * rows], tokens)?;
+        }
+        let bytes = 4 * rows * columns;
+        if self.logits.bytes().len() < bytes {
+            stream.synchronize()?;
+            self.logits = Pinned::new(gpu, bytes)?;
+        }
+        if bytes > 0 {
+            stream.to_host(&mut self.logits.bytes_mut()[..bytes], logits)?;
+        }
+        stream.record(&self.done)
+    }
+
+    /// What came back. The turn must be finished.
+    pub(super) fn read(&self, output: &mut StepOutput) {
+        (output.rows, output.columns) = (self.rows, self.columns);
+        output.tokens.clear();
+        output.tokens.extend_from_slice(words(&self.tokens, self.rows));
+        output.logits.clear();
+        let logits = &self.logits.bytes()[..4 * self.rows * self.columns];
+        output.logits.extend_from_slice(bytemuck::cast_slice(logits));
+    }
+}
+
+fn words(memory: &Pinned, n: usize) -> &[u32] {
+    bytemuck::cast_slice(&memory.bytes()[..4 * n])
+}

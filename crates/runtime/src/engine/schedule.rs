@@ -1,0 +1,256 @@
+//! What goes into a step: memory for those that run, room for those that wait, and whose turn it is.
+
+use infernum_ir::Dims;
+
+use super::{Batching, Engine, EngineError, Event, KvMode, Planned, Policy};
+use crate::Executor;
+
+/// A sequence that gave its memory up so often gives it up no more before others.
+const PREEMPTIONS: u32 = 2;
+
+impl<E: Executor> Engine<E> {
+    /// Those that were passed over for too long go first from now on.
+    pub(super) fn promote(&mut self) {
+        let (now, patience) = (self.stats.steps, self.options.patience);
+        let late = |slot: &usize| {
+            let s = &self.sequences[*slot];
+            !s.urgent && now.saturating_sub(s.served) > patience
+        };
+        let late: Vec<usize> = self.waiting.values().copied().filter(late).collect();
+        for slot in late {
+            self.waiting.remove(&self.rank(&self.sequences[slot]));
+            self.sequences[slot].urgent = true;
+            self.waiting.insert(self.rank(&self.sequences[slot]), slot);
+        }
+    }
+
+    /// Gives all that run the blocks for their next rows; false, giving none, if there are too few.
+    pub(super) fn reserve(&mut self) -> bool {
+        let pool = &self.pool;
+        let missing = self.running.iter().map(|slot| {
+            let s = &self.sequences[*slot];
+            pool.blocks_for(s.length()).saturating_sub(s.blocks.len())
+        });
+        if missing.sum::<usize>() > pool.free() {
+            return false;
+        }
+        for slot in &self.running {
+            let s = &mut self.sequences[*slot];
+            let length = s.length();
+            let grown = self.pool.grow(&mut s.blocks, length);
+            debug_assert!(grown, "the sum fitted");
+        }
+        true
+    }
+
+    /// As [`Engine::reserve`]; those that come last give their memory to those before them. Nothing
+    /// may be under way.
+    pub(super) fn reserve_by_preempting(&mut self) {
+        let mut order = std::mem::take(&mut self.order);
+        order.clear();
+        order.extend_from_slice(&self.running);
+        order.sort_unstable_by_key(|slot| self.rank(&self.sequences[*slot]));
+        let mut at = 0;
+        while at < order.len() {
+            let s = &mut self.sequences[order[at]];
+            let length = s.length();
+            if self.pool.grow(&mut s.blocks, length) {
+                at += 1;
+            } else if let Some(last) = order.pop() {
+                self.preempt(last);
+            }
+        }
+        self.order = order;
+    }
+
+    fn preempt(&mut self, slot: usize) {
+        let s = &mut self.sequences[slot];
+        self.pool.release(&mut s.blocks);
+        s.restart();
+        s.running = false;
+        s.preemptions += 1;
+        s.urgent |= s.preemptions >= PREEMPTIONS;
+        self.running.retain(|other| *other != slot);
+        let rank = self.rank(&self.sequences[slot]);
+        self.waiting.insert(rank, slot);
+        self.stats.preemptions += 1;
+    }
+
+    /// Lets those in that wait, in order, as long as memory and the options allow. None goes past one
+    /// that does not fit.
+    pub(super) fn admit(&mut self, events: &mut Vec<Event>) {
+        let most = match (self.options.batching, self.options.max_running) {
+            (Batching::None, _) => 1,
+            (_, 0) => self.limits.step.b as usize,
+            (_, most) => most,
+        };
+        if self.options.batching == Batching::Static && !self.running.is_empty() {
+            return;
+        }
+        while self.running.len() < most {
+            let Some((&rank, &slot)) = self.waiting.first_key_value() else { return };
+            let Some(found) = self.take_memory(slot) else { return };
+            self.waiting.remove(&rank);
+            self.running.push(slot);
+            let s = &mut self.sequences[slot];
+            s.running = true;
+            if !std::mem::replace(&mut s.started, true) {
+                events.push(Event::Started(s.id, found));
+            }
+            if self.options.prefix_cache {
+                self.stats.prefix_queries += s.tokens.len() as u64;
+                self.stats.prefix_hits += found as u64;
+            }
+        }
+    }
+
+    /// Gives a sequence the blocks of all its tokens, shared ones first: how many tokens those hold.
+    /// `None`, changing nothing, unless each that runs could have one more block, too.
+    fn take_memory(&mut self, slot: usize) -> Option<usize> {
+        while self.share_next(slot) {}
+        let grows = self.options.kv != KvMode::Contiguous;
+        let room = if grows { self.running.len() } else { 0 };
+        let s = &mut self.sequences[slot];
+        let missing = self.pool.blocks_for(s.tokens.len()) - s.blocks.len();
+        if missing + room > self.pool.free() {
+            self.pool.release(&mut s.blocks);
+            s.restart();
+            return None;
+        }
+        let found = s.computed;
+        self.pool.grow(&mut s.blocks, s.tokens.len()).then_some(found)
+    }
+
+    /// Takes a sequence's next block from the cache, if it is there; it computes one row at least.
+    fn share_next(&mut self, slot: usize) -> bool {
+        let (s, size) = (&mut self.sequences[slot], self.pool.block_size());
+        let (at, end) = (s.kept * size, (s.kept + 1) * size);
+        let ready = s.submitted == at && end < s.tokens.len() && !s.tells_prompt();
+        if !self.options.prefix_cache || !ready {
+            return false;
+        }
+        let Some((block, name)) = self.pool.share(s.prefix, &s.tokens[at..end]) else {
+            return false;
+        };
+        if s.kept < s.blocks.len() {
+            // It has its own already: another computed the same meanwhile.
+            let own = std::mem::replace(&mut s.blocks[s.kept], block);
+            self.pool.release(&mut vec![own]);
+        } else {
+            s.blocks.push(block);
+        }
+        s.prefix = crate::kv::Prefix::After(name);
+        s.kept += 1;
+        (s.computed, s.submitted) = (end, end);
+        true
+    }
+
+    /// Fills the inputs with what each has to compute, by turns, as far as the step goes; false if
+    /// there is nothing to compute.
+    pub(super) fn fill(&mut self) -> Result<bool, EngineError> {
+        self.inputs.clear();
+        self.next.planned = std::mem::take(&mut self.spare);
+        self.next.planned.clear();
+        self.next.step = self.stats.steps + 1;
+        self.next.needs_host = self.options.kv == KvMode::Off;
+        let mut order = std::mem::take(&mut self.order);
+        order.clear();
+        order.extend_from_slice(&self.running);
+        order.sort_unstable_by_key(|slot| self.turn(*slot));
+        let mut left = self.limits.step;
+        let decodes = order.iter().filter(|slot| self.sequences[**slot].decodes()).count();
+        let kept_free = if self.options.policy == Policy::PrefillFirst { 0 } else { decodes };
+        let mut prompts = self.limits.chunk.min((left.t as usize).saturating_sub(kept_free));
+        for &slot in &order {
+            if left.t == 0 || left.b == 0 {
+                break;
+            }
+            while self.share_next(slot) {}
+            let s = &self.sequences[slot];
+            let most = match (s.decodes(), self.is_late(slot)) {
+                (true, _) => 1,
+                // It waited too long for others' tokens to be kept free.
+                (false, true) => self.limits.chunk,
+                (false, false) => prompts,
+            };
+            let new = self.plan(slot, most, &mut left)?;
+            if !self.sequences[slot].decodes() {
+                prompts = prompts.saturating_sub(new);
+            }
+        }
+        self.order = order;
+        Ok(!self.next.planned.is_empty())
+    }
+
+    /// Plans up to `most` of a sequence's rows: how many.
+    fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> Result<usize, EngineError> {
+        let samples = self.executor.samples();
+        let s = &self.sequences[slot];
+        let (id, wanted) = (s.id, s.wanted(&self.limits).min(most));
+        // Each row's logits are wanted: each is a sequence of its own, over the same blocks.
+        let single = s.tells_prompt();
+        let mut done = 0;
+        while done < wanted {
+            let past = s.submitted + done;
+            let new = fitting_chunk(if single { 1 } else { wanted - done }, past, left);
+            if new == 0 {
+                break;
+            }
+            let context = past + new;
+            if let (Some((_, row)), true) = (s.coming, past == s.tokens.len()) {
+                self.inputs.push_fed(row, context, &s.blocks)?;
+            } else {
+                self.inputs.push(&s.tokens[past..context], context, &s.blocks)?;
+            }
+            let yields = context == s.length();
+            let by_host = s.needs_logits(samples);
+            if yields && samples && !by_host {
+                self.inputs.choose(&s.sampler.choice(context as u64));
+            }
+            self.next.needs_host |= by_host || s.request.sampling.has_penalties();
+            self.next.planned.push(Planned { slot, id, context, yields, by_host });
+            left.t -= new as u64;
+            left.b -= 1;
+            left.s -= context as u64;
+            left.pairs -= (new * context) as u64;
+            done += new;
+        }
+        Ok(done)
+    }
+
+    /// The smaller, the earlier its turn.
+    fn turn(&self, slot: usize) -> (bool, u64, super::Rank) {
+        let s = &self.sequences[slot];
+        let by_phase = match (self.options.policy, s.decodes()) {
+            (Policy::Fcfs | Policy::Priority, _) | (Policy::PrefillFirst, false) => 0,
+            (Policy::PrefillFirst, true) => 1,
+            (Policy::DecodeRoundRobin, true) => s.served,
+            (Policy::DecodeRoundRobin, false) => u64::MAX,
+        };
+        (!self.is_late(slot), by_phase, self.rank(s))
+    }
+
+    /// Whether a sequence that runs was passed over for too long.
+    fn is_late(&self, slot: usize) -> bool {
+        self.stats.steps.saturating_sub(self.sequences[slot].served) > self.options.patience
+    }
+}
+
+/// The most of `wanted` tokens, after `past` cached ones, that fit what is left of a step.
+pub(super) fn fitting_chunk(wanted: usize, past: usize, left: &Dims) -> usize {
+    if left.b == 0 {
+        return 0;
+    }
+    let (t, s, pairs) = (left.t as usize, left.s as usize, left.pairs as usize);
+    let mut new = wanted.min(t).min(s.saturating_sub(past));
+    // new * (past + new) <= pairs: start from the real root and correct for rounding.
+    if new * (past + new) > pairs {
+        let root =
+            ((past as f64).mul_add(past as f64, 4.0 * pairs as f64).sqrt() - past as f64) / 2.0;
+        new = new.min(root as usize + 1);
+        while new > 0 && new * (past + new) > pairs {
+            new -= 1;
+        }
+    }
+    new
+}

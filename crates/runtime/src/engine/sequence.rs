@@ -1,0 +1,116 @@
+//! A request under way.
+
+use super::{EngineLimits, Request, RequestId, State};
+use crate::kv::Prefix;
+use crate::sampler::Sampler;
+
+/// Who goes before whom: the smaller first. Urgent ones, then by priority, then by arrival.
+pub(super) type Rank = (bool, i32, RequestId);
+
+pub(super) struct Sequence {
+    pub(super) id: RequestId,
+    pub(super) request: Request,
+    pub(super) sampler: Sampler,
+    /// Prompt and output.
+    pub(super) tokens: Vec<u32>,
+    pub(super) blocks: Vec<u32>,
+    /// Rows in the cache, and with those of the step under way.
+    pub(super) computed: usize,
+    pub(super) submitted: usize,
+    /// The step under way, and its row, that yields the next token.
+    pub(super) coming: Option<(u64, usize)>,
+    /// Blocks that are kept for others, and what the next one depends on.
+    pub(super) kept: usize,
+    pub(super) prefix: Prefix,
+    /// Tokens of the prompt whose log-probabilities were told; there is none of the first.
+    pub(super) told: usize,
+    /// Whether it has memory, and ever had.
+    pub(super) running: bool,
+    pub(super) started: bool,
+    pub(super) preemptions: u32,
+    /// Passed over for too long, or too often.
+    pub(super) urgent: bool,
+    /// The step that it last had a part in; when it came if there was none.
+    pub(super) served: u64,
+}
+
+impl Sequence {
+    pub(super) fn new(id: RequestId, request: Request, now: u64) -> Sequence {
+        Sequence {
+            id,
+            sampler: Sampler::new(request.sampling, &request.tokens),
+            tokens: request.tokens.clone(),
+            blocks: Vec::new(),
+            computed: 0,
+            submitted: 0,
+            coming: None,
+            kept: 0,
+            prefix: Prefix::Root(request.salt),
+            told: 1,
+            running: false,
+            started: false,
+            preemptions: 0,
+            urgent: false,
+            served: now,
+            request,
+        }
+    }
+
+    pub(super) fn generated(&self) -> usize {
+        self.tokens.len() - self.request.tokens.len()
+    }
+
+    /// Its tokens, that of the step under way included.
+    pub(super) fn length(&self) -> usize {
+        self.tokens.len() + usize::from(self.coming.is_some())
+    }
+
+    /// Whether it has all tokens that it may have, once those under way have come.
+    pub(super) fn is_full(&self, max_length: usize) -> bool {
+        let coming = self.length() - self.tokens.len();
+        self.generated() + coming >= self.request.max_tokens || self.length() >= max_length
+    }
+
+    /// Rows that can be computed next.
+    pub(super) fn wanted(&self, limits: &EngineLimits) -> usize {
+        let known = self.tokens.len() - self.submitted.min(self.tokens.len());
+        match self.coming {
+            Some(_) if known == 0 && !self.is_full(limits.max_length) => 1,
+            _ => known,
+        }
+    }
+
+    /// Whether its next row yields a token.
+    pub(super) fn decodes(&self) -> bool {
+        self.submitted >= self.request.tokens.len() && self.submitted + 1 == self.length()
+    }
+
+    /// Whether the prompt's log-probabilities are still to be told: every row's logits are wanted.
+    pub(super) fn tells_prompt(&self) -> bool {
+        self.request.prompt_logprobs.is_some() && self.told < self.request.tokens.len()
+    }
+
+    /// Whether the host has to see the logits to pick a token, though the executor `samples`.
+    pub(super) fn needs_logits(&self, samples: bool) -> bool {
+        let request = &self.request;
+        request.logprobs.is_some()
+            || !request.bias.is_empty()
+            || self.tells_prompt()
+            || (!samples && !request.sampling.is_greedy())
+    }
+
+    /// Forgets what is in the cache; its blocks are with others already.
+    pub(super) fn restart(&mut self) {
+        (self.computed, self.submitted, self.kept) = (0, 0, 0);
+        self.prefix = Prefix::Root(self.request.salt);
+    }
+
+    pub(super) fn state(&self) -> State {
+        match (self.running, self.started) {
+            (false, false) => State::Waiting,
+            (false, true) => State::Preempted,
+            _ if self.submitted < self.request.tokens.len() => State::Prefill,
+            _ => State::Decode,
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What came of a step: tokens, ends, and blocks that others may share.
+
+use super::sequence::Sequence;
+use super::{Engine, EngineError, Event, FinishReason, Flight, KvMode, Planned};
+use crate::kv::Prefix;
+use crate::{Executor, Logprobs, StepOutput};
+
+impl<E: Executor> Engine<E> {
+    /// Settles the step under way, if there is one.
+    pub(super) fn settle(&mut self, events: &mut Vec<Event>) -> Result<(), EngineError> {
+        self.flight.take().map_or(Ok(()), |flight| self.settle_step(flight, events))
+    }
+
+    /// Waits for a step and does what comes of it.
+    pub(super) fn settle_step(
+        &mut self,
+        flight: Flight,
+        events: &mut Vec<Event>,
+    ) -> Result<(), EngineError> {
+        let Some(ticket) = flight.ticket else { return Ok(()) };
+        let output = match self.executor.wait(ticket) {
+            Ok(output) => output,
+            Err(error) => {
+                self.fail(&flight, events);
+                if let Some(after) = self.flight.take() {
+                    self.fail(&after, events); // it was fed by this one
+                }
+                return Err(error.into());
+            }
+        };
+        for (row, planned) in flight.planned.iter().enumerate() {
+            let Some(s) = self.sequences.get_mut(planned.slot).filter(|s| s.id == planned.id)
+            else {
+                continue; // cancelled, or ended by the step before
+            };
+            s.computed = planned.context;
+            if s.tells_prompt() && (s.told..s.request.tokens.len()).contains(&planned.context) {
+                // A row of the prompt says how likely the prompt's next token was.
+                let (next, top) = (s.request.tokens[planned.context], s.request.prompt_logprobs);
+                let logprobs = Logprobs::new(output.row(row), next, top.unwrap_or(0));
+                s.told = planned.context + 1;
+                events.push(Event::Prompt(s.id, Box::new(logprobs)));
+            }
+            if planned.yields {
+                s.coming = s.coming.filter(|(step, _)| *step != flight.step);
+                if s.request.max_tokens > 0 {
+                    let (token, logprobs) = pick(s, output, row, planned.by_host, &mut self.row);
+                    s.tokens.push(token);
+                    if !s.request.stop.contains(&token) {
+                        events.push(Event::Token(s.id, token, logprobs));
+                    }
+                }
+            }
+        }
+        for planned in &flight.planned {
+            self.after_row(*planned, events);
+        }
+        self.spare = flight.planned;
+        Ok(())
+    }
+
+    /// Keeps what is full for others, and ends what has ended.
+    fn after_row(&mut self, planned: Planned, events: &mut Vec<Event>) {
+        let Some(s) = self.sequences.get_mut(planned.slot).filter(|s| s.id == planned.id) else {
+            return;
+        };
+        let size = self.pool.block_size();
+        while self.options.prefix_cache && (s.kept + 1) * size <= s.computed {
+            let (at, tokens) = (s.kept, &s.tokens[s.kept * size..(s.kept + 1) * size]);
+            let (block, name) = self.pool.keep(s.blocks[at], s.prefix, tokens);
+            s.blocks[at] = block;
+            s.prefix = Prefix::After(name);
+            s.kept += 1;
+        }
+        if !planned.yields {
+            return;
+        }
+        if self.options.kv == KvMode::Off {
+            self.pool.release(&mut s.blocks);
+            s.restart();
+        }
+        let last = s.tokens.last().filter(|_| s.generated() > 0);
+        let reason = if last.is_some_and(|t| s.request.stop.contains(t)) {
+            FinishReason::Stop
+        } else if s.generated() >= s.request.max_tokens || s.tokens.len() >= self.limits.max_length
+        {
+            FinishReason::Length
+        } else {
+            return;
+        };
+        events.push(Event::Finished(s.id, reason));
+        self.remove(planned.slot);
+    }
+
+    /// Ends all that had a part in a step.
+    pub(super) fn fail(&mut self, flight: &Flight, events: &mut Vec<Event>) {
+        for planned in &flight.planned {
+            if self.sequences.get(planned.slot).is_some_and(|s| s.id == planned.id) {
+                events.push(Event::Finished(planned.id, FinishReason::Failed));
+                self.remove(planned.slot);
+            }
+        }
+    }
+}
+
+/// The token of a row: the executor's, if it picked one as asked, or else the host's.
+fn pick(
+    s: &mut Sequence,
+    output: &StepOutput,
+    row: usize,
+    by_host: bool,
+    scratch: &mut Vec<f32>,
+) -> (u32, Option<Box<Logprobs>>) {
+    if let Some(&token) = output.tokens.get(row).filter(|_| !by_host) {
+        s.sampler.note(token);
+        return (token, None);
+    }
+    scratch.clear();
+    scratch.extend_from_slice(output.row(row));
+    for (token, bias) in &s.request.bias {
+        if let Some(logit) = scratch.get_mut(*token as usize) {
+            *logit += bias;
+        }
+    }
+    let token = s.sampler.sample(scratch, s.tokens.len() as u64);
+    let logprobs = s.request.logprobs.map(|top| Box::new(Logprobs::new(scratch, token, top)));
+    (token, logprobs)
+}

@@ -1,0 +1,577 @@
+//! The engine on an executor whose next token is a hash of the rows it was given: whatever reads a
+//! wrong row, a row too early or another's row yields another text.
+
+use std::collections::BTreeMap;
+
+use infernum_ir::Dims;
+use proptest::prelude::*;
+
+use super::schedule::fitting_chunk;
+use super::*;
+use crate::{ExecError, Logprobs, SamplingParams, StepOutput};
+
+const VOCAB: usize = 50;
+
+/// What it is able to do, and how far its last steps are.
+struct Fake {
+    /// Picks tokens itself, as a GPU does, and gives no logits unless they are asked for.
+    samples: bool,
+    feeds: bool,
+    logits: bool,
+    rows: Vec<Option<u32>>,
+    block_size: usize,
+    limits: Dims,
+    /// Of the last two steps.
+    outputs: [StepOutput; 2],
+    submitted: u64,
+    waited: u64,
+    /// This step fails.
+    fails_at: Option<u64>,
+}
+
+fn hash(tokens: impl Iterator<Item = u32>) -> u32 {
+    tokens.fold(17u32, |h, t| h.wrapping_mul(31).wrapping_add(t)) % VOCAB as u32
+}
+
+/// The logits after these tokens: the hash is the likeliest, the one after it comes next.
+fn logits(tokens: impl Iterator<Item = u32>) -> Vec<f32> {
+    let next = hash(tokens) as usize;
+    let value = |t: usize| match (t + VOCAB - next) % VOCAB {
+        0 => 2.0,
+        1 => 1.0,
+        _ => 0.0,
+    };
+    (0..VOCAB).map(value).collect()
+}
+
+impl Executor for Fake {
+    fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
+        let dims = inputs.step().dims();
+        assert!(dims.t <= self.limits.t && dims.b <= self.limits.b);
+        assert!(dims.s <= self.limits.s && dims.pairs <= self.limits.pairs);
+        let under_way = self.submitted - self.waited;
+        assert!(under_way == 0 || (self.feeds && under_way == 1), "too many steps under way");
+        assert!(!inputs.is_fed() || under_way == 1, "fed by a step that has ended");
+        if self.fails_at == Some(self.submitted) {
+            self.fails_at = None;
+            return Err(ExecError::Inputs("as planned".to_owned()));
+        }
+        let before = self.outputs[(self.submitted % 2) as usize].tokens.clone();
+        self.submitted += 1;
+        let mut output = std::mem::take(&mut self.outputs[(self.submitted % 2) as usize]);
+        output.logits.clear();
+        output.tokens.clear();
+        let mut choices: BTreeMap<_, _> = inputs.choices().collect();
+        let slot = |i: usize, p: usize| {
+            inputs.blocks(i)[p / self.block_size] as usize * self.block_size + p % self.block_size
+        };
+        // All rows are written before any is read, as a layer does.
+        let mut tokens = inputs.tokens().iter();
+        for (i, seq) in inputs.step().seqs.iter().enumerate() {
+            for p in seq.context - seq.new..seq.context {
+                let token = tokens.next().map(|t| match StepInputs::fed_row(*t) {
+                    Some(row) => before[row],
+                    None => *t,
+                });
+                self.rows[slot(i, p)] = token;
+            }
+        }
+        for (i, seq) in inputs.step().seqs.iter().enumerate() {
+            let context =
+                (0..seq.context).map(|p| self.rows[slot(i, p)].expect("a row that was written"));
+            let row = logits(context);
+            if self.samples {
+                let token = choices.remove(&i).map_or(crate::argmax(&row), |c| c.pick(&row));
+                output.tokens.push(token);
+            }
+            if self.logits || !self.samples {
+                output.logits.extend(row);
+            }
+        }
+        output.rows = dims.b as usize;
+        output.columns = VOCAB;
+        self.outputs[(self.submitted % 2) as usize] = output;
+        Ok(Ticket(self.submitted))
+    }
+
+    fn samples(&self) -> bool {
+        self.samples
+    }
+
+    fn feeds(&self) -> bool {
+        self.feeds
+    }
+
+    fn set_logits(&mut self, wanted: bool) {
+        self.logits = wanted;
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
+        assert_eq!(ticket.0, self.waited + 1, "steps are waited for in order");
+        self.waited += 1;
+        Ok(&self.outputs[(ticket.0 % 2) as usize])
+    }
+}
+
+const MAX_LENGTH: usize = 40;
+const BLOCK: usize = 4;
+
+fn engine_with(
+    step: Dims,
+    chunk: usize,
+    blocks: usize,
+    gpu: bool,
+    options: EngineOptions,
+) -> Engine<Fake> {
+    let executor = Fake {
+        samples: gpu,
+        feeds: gpu,
+        logits: true,
+        rows: vec![None; blocks * BLOCK],
+        block_size: BLOCK,
+        limits: step,
+        outputs: Default::default(),
+        submitted: 0,
+        waited: 0,
+        fails_at: None,
+    };
+    let limits = EngineLimits {
+        step,
+        max_length: MAX_LENGTH,
+        chunk,
+        blocks,
+        block_size: BLOCK,
+        vocab: VOCAB,
+    };
+    Engine::new(executor, limits, options).expect("options that agree")
+}
+
+fn engine(step: Dims, chunk: usize) -> Engine<Fake> {
+    engine_with(step, chunk, 64, false, EngineOptions::default())
+}
+
+const STEP: Dims = Dims { t: 8, b: 4, s: 160, pairs: 300 };
+
+impl Engine<Fake> {
+    /// Fails if a block is lost or has users that do not know of it.
+    fn audit(&self) {
+        let users: Vec<&[u32]> = self.sequences.iter().map(|(_, s)| s.blocks.as_slice()).collect();
+        self.pool.check(&users);
+        for (_, s) in &self.sequences {
+            assert!(s.running || s.blocks.is_empty(), "waiting with memory");
+        }
+        assert_eq!(self.running.len() + self.waiting.len(), self.sequences.len());
+    }
+}
+
+/// What a request yields when it is alone, one step after another.
+fn solo(request: &Request) -> (Vec<u32>, FinishReason) {
+    let mut sampler = crate::Sampler::new(request.sampling, &request.tokens);
+    let mut tokens = request.tokens.clone();
+    loop {
+        let output = tokens.len() - request.tokens.len();
+        if output >= request.max_tokens || (output > 0 && tokens.len() >= MAX_LENGTH) {
+            return (tokens.split_off(request.tokens.len()), FinishReason::Length);
+        }
+        let mut row = logits(tokens.iter().copied());
+        request.bias.iter().for_each(|(t, b)| row[*t as usize] += b);
+        let token = sampler.sample(&mut row, tokens.len() as u64);
+        if request.stop.contains(&token) {
+            return (tokens.split_off(request.tokens.len()), FinishReason::Stop);
+        }
+        tokens.push(token);
+    }
+}
+
+/// A small generator: the tests need many numbers, not good ones.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+
+    fn request(&mut self) -> Request {
+        // Few beginnings, so that prefixes are shared; some prompts end differently.
+        let (salt, length, alphabet) =
+            (self.below(2) as u64, 1 + self.below(24), 1 + self.below(3));
+        let mut tokens: Vec<u32> = (0..length).map(|i| (i % alphabet) as u32).collect();
+        if self.below(3) == 0 {
+            tokens.push(self.below(VOCAB) as u32);
+        }
+        let sampling = match self.below(4) {
+            0 => SamplingParams {
+                temperature: 1.0,
+                seed: self.below(9) as u64,
+                ..SamplingParams::default()
+            },
+            1 => SamplingParams {
+                temperature: 0.7,
+                top_k: 3,
+                repetition_penalty: 1.2,
+                ..SamplingParams::default()
+            },
+            _ => SamplingParams::default(),
+        };
+        Request {
+            max_tokens: self.below(18),
+            stop: vec![self.below(VOCAB) as u32; self.below(2)],
+            bias: vec![(self.below(VOCAB) as u32, 3.0); usize::from(self.below(8) == 0)],
+            logprobs: (self.below(10) == 0).then_some(2),
+            prompt_logprobs: (self.below(20) == 0).then_some(1),
+            priority: self.below(4) as i32,
+            salt,
+            sampling,
+            ..Request::new(tokens, 0)
+        }
+    }
+}
+
+/// What is known of a request that has not ended.
+struct Live {
+    request: Request,
+    started: bool,
+    prompt: usize,
+    output: Vec<u32>,
+    since: u64,
+}
+
+/// Requests that live at once at most.
+const LIVE: usize = 16;
+
+/// Steps within which each of them must end: twice the work of all, a row at a time.
+fn bound(options: &EngineOptions) -> u64 {
+    let tokens = if options.kv == KvMode::Off { 18 } else { 1 };
+    (2 * LIVE * MAX_LENGTH * tokens + 400) as u64
+}
+
+/// Random arrivals and cancellations, so many steps; panics at anything that must not be.
+fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
+    let (mut random, bound) = (Random(seed), bound(engine.options()));
+    let mut live: BTreeMap<RequestId, Live> = BTreeMap::new();
+    let mut events = Vec::new();
+    for now in 0..steps {
+        // In waves, so that it is full at times and empty at others.
+        let arrivals = if now / 300 % 3 == 2 { 12 } else { 3 };
+        if live.len() < LIVE && random.below(arrivals) == 0 {
+            let request = random.request();
+            let id = match engine.submit(request.clone()) {
+                Ok(id) => id,
+                Err(EngineError::CacheTooSmall { .. }) => continue,
+                Err(other) => panic!("{other}"),
+            };
+            let new = Live { request, started: false, prompt: 1, output: Vec::new(), since: now };
+            assert!(live.insert(id, new).is_none(), "a name given twice");
+        }
+        if random.below(40) == 0 && !live.is_empty() {
+            let id = *live.keys().nth(random.below(live.len())).expect("one of them");
+            engine.cancel(id);
+            live.remove(&id);
+            engine.audit();
+        }
+        engine.step(&mut events).expect("a step");
+        for event in events.drain(..) {
+            match event {
+                Event::Started(id, found) => {
+                    let l = live.get_mut(&id).expect("an event of one that lives");
+                    assert!(!std::mem::replace(&mut l.started, true), "started twice");
+                    assert!(found < l.request.tokens.len());
+                }
+                Event::Prompt(id, logprobs) => {
+                    let l = live.get_mut(&id).expect("an event of one that lives");
+                    let before = l.request.tokens[..l.prompt].iter().copied();
+                    let expected = Logprobs::new(&logits(before), l.request.tokens[l.prompt], 1);
+                    assert_eq!(*logprobs, expected);
+                    l.prompt += 1;
+                }
+                Event::Token(id, token, logprobs) => {
+                    let l = live.get_mut(&id).expect("an event of one that lives");
+                    assert!(l.started);
+                    assert_eq!(logprobs.is_some(), l.request.logprobs.is_some());
+                    l.output.push(token);
+                }
+                Event::Finished(id, reason) => {
+                    let l = live.remove(&id).expect("one that had not ended");
+                    assert_eq!((l.output, reason), solo(&l.request), "{:?}", l.request);
+                    let told = if l.request.prompt_logprobs.is_some() {
+                        l.request.tokens.len()
+                    } else {
+                        1
+                    };
+                    assert_eq!(l.prompt, told);
+                }
+            }
+        }
+        if now % 64 == 0 {
+            engine.audit();
+            let starved = live.values().find(|l| now - l.since > bound);
+            assert!(starved.is_none(), "waits since long: {:?}", starved.map(|l| &l.request));
+        }
+    }
+    for _ in 0..bound {
+        engine.step(&mut events).expect("a step");
+        events.drain(..).for_each(|e| {
+            if let Event::Finished(id, _) = e {
+                live.remove(&id);
+            }
+        });
+    }
+    assert!(live.is_empty() && engine.is_idle(), "some never ended");
+    engine.audit();
+    assert_eq!(engine.blocks().0, engine.blocks().1, "memory was lost");
+    engine.stats()
+}
+
+/// Every combination of options that is not refused.
+fn all_options() -> Vec<EngineOptions> {
+    let mut all = Vec::new();
+    for policy in [Policy::Fcfs, Policy::PrefillFirst, Policy::DecodeRoundRobin, Policy::Priority] {
+        for batching in [Batching::Continuous, Batching::Static, Batching::None] {
+            for kv in [KvMode::Paged, KvMode::Contiguous, KvMode::Off] {
+                for (prefix_cache, ahead) in
+                    [(true, true), (true, false), (false, true), (false, false)]
+                {
+                    let options = EngineOptions {
+                        policy,
+                        batching,
+                        kv,
+                        prefix_cache,
+                        ahead,
+                        max_running: 0,
+                        patience: 60,
+                    };
+                    if options.check().is_ok() {
+                        all.push(options);
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// More than one million steps in all.
+#[test]
+fn whatever_comes_every_request_ends_once_with_its_own_text() {
+    let all = all_options();
+    let steps = 1_200_000 / (2 * all.len()) as u64;
+    let mut totals = Stats::default();
+    for (i, options) in all.iter().enumerate() {
+        for gpu in [false, true] {
+            let mut random = Random(i as u64);
+            let b = 1 + random.below(6) as u64;
+            let t = b.max(1 + random.below(16) as u64);
+            let step = Dims { t, b, s: 40 * b, pairs: 40 * b + random.below(200) as u64 };
+            // Room for one or two of the longest: it is full most of the time.
+            let blocks = 10 + random.below(8);
+            let engine = engine_with(step, 1 + random.below(16), blocks, gpu, *options);
+            let stats = stress(2 * i as u64 + u64::from(gpu), steps, engine);
+            totals.steps += stats.steps;
+            totals.preemptions += stats.preemptions;
+            totals.prefix_hits += stats.prefix_hits;
+        }
+    }
+    // The test would be worth little if these did not happen.
+    assert!(totals.preemptions > 5_000, "{totals:?}");
+    assert!(totals.prefix_hits > 100_000, "{totals:?}");
+    assert!(totals.steps > 1_000_000, "{totals:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    /// As above, on few steps, so that a failure is found small.
+    #[test]
+    fn any_sizes_and_options(
+        seed in any::<u64>(), which in any::<prop::sample::Index>(), gpu in any::<bool>(),
+        b in 1..6u64, t in 1..20u64, pairs in 0..300u64, chunk in 1..16usize, blocks in 10..40usize,
+        max_running in 0..8usize, steps in 1..400u64,
+    ) {
+        let all = all_options();
+        let options = EngineOptions { max_running, ..all[which.index(all.len())] };
+        let step = Dims { t: t.max(b), b, s: 40 * b, pairs: 40 * b + pairs };
+        stress(seed, steps, engine_with(step, chunk, blocks, gpu, options));
+    }
+}
+
+/// Runs until nothing is left to do.
+fn finish(engine: &mut Engine<Fake>) -> Vec<Event> {
+    let mut events = Vec::new();
+    while !engine.is_idle() {
+        engine.step(&mut events).expect("a step");
+    }
+    events
+}
+
+#[test]
+fn an_executor_that_samples_picks_what_the_host_would() {
+    let sampling = SamplingParams {
+        temperature: 0.8,
+        top_p: 0.9,
+        repetition_penalty: 1.3,
+        frequency_penalty: 0.2,
+        ..SamplingParams::default()
+    };
+    let outputs = |gpu: bool| {
+        let mut engine = engine_with(STEP, 4, 64, gpu, EngineOptions::default());
+        for seed in 0..5 {
+            let sampling = SamplingParams { seed, ..sampling };
+            let sampling = if seed == 0 { SamplingParams::default() } else { sampling };
+            let tokens = vec![seed as u32 + 1; 1 + 3 * seed as usize];
+            engine.submit(Request { sampling, ..Request::new(tokens, 20) }).expect("a request");
+        }
+        let mut events = Vec::new();
+        while !engine.is_idle() {
+            engine.step(&mut events).expect("a step");
+            assert!(!gpu || !engine.executor.logits, "logits nobody needs");
+        }
+        events.retain(|e| !matches!(e, Event::Started(..)));
+        events.sort_by_key(|e| match e {
+            Event::Started(id, _)
+            | Event::Prompt(id, _)
+            | Event::Token(id, ..)
+            | Event::Finished(id, _) => *id,
+        });
+        events
+    };
+    assert_eq!(outputs(true), outputs(false));
+}
+
+#[test]
+fn a_step_is_submitted_while_the_one_before_runs() {
+    let mut engine = engine_with(STEP, 8, 64, true, EngineOptions::default());
+    engine.submit(Request::new(vec![1, 2, 3], 5)).expect("a request");
+    let mut events = Vec::new();
+    for _ in 0..3 {
+        engine.step(&mut events).expect("a step");
+        assert_eq!(engine.executor.submitted, engine.executor.waited + 1);
+    }
+    // A request whose tokens the host picks is waited for.
+    engine.submit(Request { logprobs: Some(1), ..Request::new(vec![4], 5) }).expect("a request");
+    engine.step(&mut events).expect("a step");
+    assert_eq!(engine.executor.submitted, engine.executor.waited);
+}
+
+#[test]
+fn stop_tokens_end_a_request_and_are_not_part_of_it() {
+    let mut engine = engine(STEP, 8);
+    let stop = vec![hash([1, 2, 3].into_iter())];
+    let request = Request { stop, ..Request::new(vec![1, 2, 3], 5) };
+    let id = engine.submit(request).expect("a request");
+    let events = finish(&mut engine);
+    assert_eq!(events, [Event::Started(id, 0), Event::Finished(id, FinishReason::Stop)]);
+}
+
+#[test]
+fn a_prefix_is_computed_once_per_tenant() {
+    let mut engine = engine(STEP, 8);
+    let mut found = Vec::new();
+    for (salt, end) in [(0, 1), (0, 2), (1, 1), (0, 1)] {
+        let mut tokens = vec![7; 10];
+        tokens.push(end);
+        engine.submit(Request { salt, ..Request::new(tokens, 1) }).expect("a request");
+        found.extend(finish(&mut engine).into_iter().filter_map(|e| match e {
+            Event::Started(_, n) => Some(n),
+            _ => None,
+        }));
+    }
+    assert_eq!(found, [0, 8, 0, 8], "two blocks of four; nothing of another tenant's");
+    let stats = engine.stats();
+    assert_eq!((stats.prefix_queries, stats.prefix_hits), (44, 16));
+}
+
+#[test]
+fn cancelled_requests_free_their_memory_at_once() {
+    for gpu in [false, true] {
+        let mut engine = engine_with(STEP, 8, 64, gpu, EngineOptions::default());
+        let ids: Vec<_> = (0..6)
+            .map(|i| engine.submit(Request::new(vec![i; 9], 20)).expect("a request"))
+            .collect();
+        let mut events = Vec::new();
+        for _ in 0..4 {
+            engine.step(&mut events).expect("a step");
+        }
+        assert!(engine.stats().used_blocks > 0 && engine.stats().waiting > 0);
+        ids.iter().for_each(|id| engine.cancel(*id));
+        assert_eq!((engine.stats().used_blocks, engine.stats().waiting), (0, 0));
+        assert_eq!(finish(&mut engine), [], "no event of what was cancelled");
+    }
+}
+
+#[test]
+fn a_failed_step_fails_its_requests_and_no_others() {
+    let options = EngineOptions { max_running: 2, ..EngineOptions::default() };
+    let mut engine = engine_with(STEP, 8, 64, true, options);
+    let ids: Vec<_> =
+        (0..3).map(|i| engine.submit(Request::new(vec![i], 4)).expect("a request")).collect();
+    engine.executor.fails_at = Some(1);
+    let mut events = Vec::new();
+    engine.step(&mut events).expect("the first step");
+    engine.step(&mut events).expect_err("the second step");
+    events.extend(finish(&mut engine));
+    let ends = events.iter().filter_map(|e| match e {
+        Event::Finished(id, reason) => Some((*id, *reason)),
+        _ => None,
+    });
+    let expected = [FinishReason::Failed, FinishReason::Failed, FinishReason::Length];
+    assert_eq!(ends.collect::<Vec<_>>(), ids.into_iter().zip(expected).collect::<Vec<_>>());
+    engine.audit();
+}
+
+#[test]
+fn bad_requests_are_refused() {
+    let mut engine = engine_with(STEP, 8, 5, false, EngineOptions::default());
+    let mut refusal = |tokens: Vec<u32>, max| {
+        engine.submit(Request::new(tokens, max)).expect_err("a bad request")
+    };
+    assert!(matches!(refusal(vec![], 1), EngineError::EmptyPrompt));
+    assert!(matches!(refusal(vec![0; 41], 1), EngineError::TooLong { .. }));
+    assert!(matches!(refusal(vec![99], 1), EngineError::Token { .. }));
+    assert!(matches!(refusal(vec![0; 10], 11), EngineError::CacheTooSmall { .. }));
+}
+
+#[test]
+fn the_lowest_priority_ends_though_higher_ones_never_stop_coming() {
+    for policy in [Policy::Priority, Policy::PrefillFirst, Policy::DecodeRoundRobin, Policy::Fcfs] {
+        let options = EngineOptions { policy, patience: 50, ..EngineOptions::default() };
+        let mut engine = engine_with(STEP, 8, 12, false, options);
+        let low = Request { priority: 9, ..Request::new(vec![1; 12], 16) };
+        let low = engine.submit(low).expect("a request");
+        let mut events = Vec::new();
+        for i in 0.. {
+            while engine.stats().waiting < 2 {
+                engine.submit(Request::new(vec![i % 40; 20], 20)).expect("a request");
+            }
+            engine.step(&mut events).expect("a step");
+            if engine.state(low).is_none() {
+                break;
+            }
+            assert!(i < 600, "{policy:?}: still {:?}", engine.state(low));
+        }
+    }
+}
+
+#[test]
+fn options_that_contradict_each_other_are_refused() {
+    let none = EngineOptions::default();
+    let refused = |options: EngineOptions| options.check().expect_err("a contradiction");
+    let contiguous = EngineOptions { kv: KvMode::Contiguous, ..none };
+    assert_eq!(refused(contiguous), OptionsError::PrefixContiguous);
+    let off = EngineOptions { kv: KvMode::Off, ..none };
+    assert_eq!(refused(off), OptionsError::PrefixOff);
+    assert_eq!(refused(EngineOptions { prefix_cache: false, ..off }), OptionsError::AheadOff);
+    assert_eq!(refused(EngineOptions { patience: 0, ..none }), OptionsError::NoPatience);
+    let alone = EngineOptions { batching: Batching::None, policy: Policy::PrefillFirst, ..none };
+    assert_eq!(refused(alone), OptionsError::PolicyAlone(Policy::PrefillFirst));
+}
+
+#[test]
+fn chunks_fit() {
+    let left = |t, s, pairs| Dims { t, b: 1, s, pairs };
+    assert_eq!(fitting_chunk(100, 0, &left(64, 1000, 10_000)), 64);
+    assert_eq!(fitting_chunk(100, 0, &left(64, 1000, 100)), 10);
+    assert_eq!(fitting_chunk(100, 90, &left(64, 100, 10_000)), 10);
+    assert_eq!(fitting_chunk(1, 99, &left(64, 100, 100)), 1);
+    assert_eq!(fitting_chunk(1, 99, &left(64, 100, 99)), 0);
+}

@@ -1,0 +1,393 @@
+//! `/v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use infernum_frontend_hf::chat::{ChatError, Message, RenderOptions};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::common::{
+    Asked, Chunk, Common, CommonFields, Head, Likelihood, MOST_LOGPROBS, Usage, encode,
+    encode_error, likelihood, likeliest, parse_with_common, room_for, token_limit, warn, within,
+};
+use crate::serve::app::App;
+use crate::serve::error::{ApiError, json};
+use crate::serve::generation::{Generation, Job, Piece, TokenLogprob, Used};
+use crate::serve::model::Served;
+use crate::serve::sse::{self, Dialect, Frames};
+use crate::serve::text::Spelling;
+
+/// Fields of chats only.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct ChatFields {
+    /// The conversation so far.
+    #[schema(value_type = Vec<ChatMessage>, min_items = 1)]
+    messages: Vec<Message>,
+    /// As `max_tokens`, which it goes before.
+    #[schema(minimum = 1)]
+    max_completion_tokens: Option<i64>,
+    /// Tell the log-probabilities of the tokens.
+    logprobs: Option<bool>,
+    /// Tell those of so many of the likeliest tokens, too; needs `logprobs`.
+    #[schema(minimum = 0, maximum = 20)]
+    top_logprobs: Option<i64>,
+    /// Only `{"type": "text"}` for now.
+    #[schema(value_type = Option<ResponseFormat>)]
+    response_format: Option<Value>,
+    /// Not supported yet.
+    #[schema(max_items = 0)]
+    tools: Option<Vec<Value>>,
+    /// Only `none` for now.
+    #[schema(value_type = Option<ToolChoice>)]
+    tool_choice: Option<Value>,
+    /// Without effect while there are no tools.
+    #[allow(dead_code, reason = "accepted for clients that send it")]
+    parallel_tool_calls: Option<bool>,
+    /// Further variables of the model's chat template, such as `enable_thinking`.
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// A request, for the API's description.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "read in two parts, described in one")]
+pub(crate) struct ChatRequest {
+    #[serde(flatten)]
+    own: ChatFields,
+    #[serde(flatten)]
+    common: CommonFields,
+}
+
+/// A message.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "messages go to templates as they are")]
+pub(crate) struct ChatMessage {
+    /// system, user, assistant or what else the model's template knows.
+    role: String,
+    content: Option<Content>,
+}
+
+/// A message's text.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "for the API's description")]
+pub(crate) enum Content {
+    Text(String),
+    Parts(Vec<ContentPart>),
+}
+
+/// Part of a message: `{"type": "text", "text": …}`.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "for the API's description")]
+pub(crate) struct ContentPart {
+    r#type: TextType,
+    text: String,
+}
+
+/// The one kind that there is.
+#[derive(ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[allow(dead_code, reason = "for the API's description")]
+pub(crate) enum TextType {
+    Text,
+}
+
+/// The one kind that there is.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "for the API's description")]
+pub(crate) struct ResponseFormat {
+    r#type: TextType,
+}
+
+/// The one kind that there is.
+#[derive(ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[allow(dead_code, reason = "for the API's description")]
+pub(crate) enum ToolChoice {
+    None,
+}
+
+/// The answer.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ChatCompletion {
+    id: String,
+    /// `chat.completion`
+    object: &'static str,
+    created: u64,
+    model: String,
+    choices: Vec<ChatChoice>,
+    usage: Usage,
+}
+
+#[derive(Serialize, ToSchema)]
+struct ChatChoice {
+    index: usize,
+    message: Answer,
+    #[schema(required = true)]
+    logprobs: Option<ChatLogprobs>,
+    /// `stop` or `length`
+    finish_reason: &'static str,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Answer {
+    role: &'static str,
+    content: String,
+    #[schema(required = true)]
+    refusal: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+struct ChatLogprobs {
+    content: Vec<ChatLogprob>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+struct ChatLogprob {
+    #[serde(flatten)]
+    token: Likelihood,
+    top_logprobs: Vec<Likelihood>,
+}
+
+/// Answers a conversation.
+#[utoipa::path(
+    post, path = "/v1/chat/completions", tag = "OpenAI",
+    request_body = ChatRequest,
+    responses(
+        (status = 200, description = "The answer; with `stream` as server-sent events",
+         content((ChatCompletion = "application/json"), (String = "text/event-stream"))),
+        (status = "4XX", description = "The request's fault", body = inline(super::super::error::ErrorResponse<'static>)),
+        (status = 503, description = "Loading, or shutting down", body = inline(super::super::error::ErrorResponse<'static>)),
+    )
+)]
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let asked = Asked::read(&app, request).await?;
+    let (fields, common_fields, unknown) = parse_with_common::<ChatFields>(&asked.bytes)?;
+    let served = app.model_for_work(Some(&common_fields.model))?.clone();
+    let common = common_fields.check(&served, asked.tenant)?;
+    let logprobs = fields.check()?;
+    let wanted = match fields.max_completion_tokens {
+        Some(n) => token_limit("max_completion_tokens", Some(n), 1)?,
+        None => token_limit("max_tokens", common_fields.max_tokens, 1)?,
+    };
+    let messages = messages(fields.messages)?;
+    let extra = fields.chat_template_kwargs.unwrap_or_default();
+    let of = served.clone();
+    let tokens = encode(move || prompt(&of, &messages, true, extra)).await?;
+    let most = room_for("messages", tokens.len(), wanted, &served)?;
+    let requests =
+        (0..common.n).map(|i| common.request(tokens.clone(), most, i, logprobs, None)).collect();
+    let job = Job {
+        requests,
+        per_prompt: common.n,
+        stops: common.stops.clone(),
+        echo: None,
+        request_id: asked.request_id,
+    };
+    let generation = Generation::start(&app, &served, job).await?;
+    let response = answer(&served, &common, logprobs.is_some(), generation).await?;
+    Ok(warn(response, &unknown))
+}
+
+impl ChatFields {
+    /// Refuses what is not built; says how many log-probabilities are wanted.
+    fn check(&self) -> Result<Option<usize>, ApiError> {
+        let null = |v: &&Value| v.is_null();
+        let choice = self.tool_choice.as_ref().filter(|v| !null(v));
+        if let Some(choice) = choice.filter(|c| c.as_str() != Some("none")) {
+            let message = format!("tool_choice: only `none` is supported yet, found {choice}");
+            return Err(ApiError::unsupported("tool_choice", message));
+        }
+        if choice.is_none() && self.tools.as_ref().is_some_and(|t| !t.is_empty()) {
+            let message = "tools are not supported yet; send `tool_choice`: \"none\" or no tools";
+            return Err(ApiError::unsupported("tools", message));
+        }
+        if let Some(format) = self.response_format.as_ref().filter(|v| !null(v))
+            && format.get("type").and_then(Value::as_str) != Some("text")
+        {
+            let message = "response_format: only {\"type\": \"text\"} is supported yet";
+            return Err(ApiError::unsupported("response_format", message));
+        }
+        let top = within("top_logprobs", self.top_logprobs.unwrap_or(0), 0, MOST_LOGPROBS)?;
+        match self.logprobs {
+            Some(true) => Ok(Some(top as usize)),
+            _ if top > 0 => Err(ApiError::value("top_logprobs", "top_logprobs: needs `logprobs`: true")),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Messages as templates read them: a list of parts becomes one text.
+pub(crate) fn messages(messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::value("messages", "messages: expected at least one"));
+    }
+    let plain = |(i, mut message): (usize, Message)| {
+        let param = |field: &str| format!("messages.{i}.{field}");
+        let malformed = |field: &str, expected: &str| {
+            let param = param(field);
+            ApiError::malformed(format!("{param}: expected {expected}")).param(param)
+        };
+        if message.role().is_none_or(str::is_empty) {
+            return Err(malformed("role", "a role, such as `user`"));
+        }
+        match message.0.get("content") {
+            Some(Value::String(_) | Value::Null) => {}
+            Some(Value::Array(parts)) => {
+                let text = parts_text(parts).map_err(|e| e.param(param("content")))?;
+                message.0.insert("content".to_owned(), text.into());
+            }
+            // A turn of tool calls has none.
+            None if message.0.contains_key("tool_calls") => {}
+            None => return Err(malformed("content", "a text")),
+            Some(_) => return Err(malformed("content", "a string or a list of parts")),
+        }
+        Ok(message)
+    };
+    messages.into_iter().enumerate().map(plain).collect()
+}
+
+/// The texts of a list of parts, a line each.
+fn parts_text(parts: &[Value]) -> Result<String, ApiError> {
+    fn part(part: &Value) -> Result<&str, ApiError> {
+        let kind = part.get("type").and_then(Value::as_str);
+        let Some(kind) = kind else {
+            return Err(ApiError::malformed("content: expected parts with a `type`"));
+        };
+        if kind != "text" {
+            let message = format!("content: parts of type `{kind}` are not supported, only `text`");
+            return Err(ApiError::unsupported("messages", message));
+        }
+        let text = part.get("text").and_then(Value::as_str);
+        text.ok_or_else(|| ApiError::malformed("content: a part of type `text` has no `text`"))
+    }
+    Ok(parts.iter().map(part).collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+/// The tokens of a conversation.
+pub(crate) fn prompt(
+    served: &Served,
+    messages: &[Message],
+    add_generation_prompt: bool,
+    extra: Map<String, Value>,
+) -> Result<Vec<u32>, ApiError> {
+    let template = served.template.as_ref().map_err(|e| ApiError::unsupported("model", e))?;
+    let options = RenderOptions { add_generation_prompt, extra, ..RenderOptions::default() };
+    let text = template.render(messages, &options).map_err(|error| match error {
+        ChatError::Refused { .. } | ChatError::Render { .. } => {
+            ApiError::value("messages", error.to_string())
+        }
+        error => ApiError::internal(error.to_string()),
+    })?;
+    served.tokenizer.encode(&text, false).map_err(|e| encode_error("messages", &e))
+}
+
+async fn answer(
+    served: &Arc<Served>,
+    common: &Common,
+    logprobs: bool,
+    mut generation: Generation,
+) -> Result<Response, ApiError> {
+    let head = Head::new("chatcmpl", served);
+    let spelling = logprobs.then(|| served.spelling.clone());
+    if common.stream {
+        let (usage, begun) = (common.include_usage, vec![false; common.n]);
+        return Ok(sse::stream(generation, Streamed { head, spelling, usage, begun }));
+    }
+    let wholes = generation.collect().await?;
+    let choice = |(index, whole): (usize, crate::serve::generation::Whole)| ChatChoice {
+        index,
+        message: Answer { role: "assistant", content: whole.text, refusal: None },
+        logprobs: told(spelling.as_ref(), &whole.logprobs),
+        finish_reason: whole.finish.name(),
+    };
+    let choices = wholes.into_iter().enumerate().map(choice).collect();
+    let usage = generation.used().into();
+    let Head { id, created, model } = head;
+    let body = ChatCompletion { id, object: "chat.completion", created, model, choices, usage };
+    Ok(json(StatusCode::OK, &body))
+}
+
+fn told(spelling: Option<&Spelling>, logprobs: &[TokenLogprob]) -> Option<ChatLogprobs> {
+    let spelling = spelling?;
+    let told = |l: &TokenLogprob| ChatLogprob {
+        token: likelihood(spelling, l.token, l.logprob.unwrap_or_default()),
+        top_logprobs: likeliest(spelling, l),
+    };
+    Some(ChatLogprobs { content: logprobs.iter().map(told).collect() })
+}
+
+/// The answer as a stream.
+struct Streamed {
+    head: Head,
+    /// Present where log-probabilities are told.
+    spelling: Option<Spelling>,
+    usage: bool,
+    /// Choices whose role was sent.
+    begun: Vec<bool>,
+}
+
+#[derive(Serialize)]
+struct DeltaChoice<'a> {
+    index: usize,
+    delta: Delta<'a>,
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Default, Serialize)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+impl Streamed {
+    fn send(&self, frames: &mut Frames, choices: &[DeltaChoice<'_>], usage: Option<Usage>) {
+        frames.push(&Chunk {
+            id: &self.head.id,
+            object: "chat.completion.chunk",
+            created: self.head.created,
+            model: &self.head.model,
+            choices,
+            usage: self.usage.then_some(usage),
+        });
+    }
+}
+
+impl Dialect for Streamed {
+    fn piece(&mut self, frames: &mut Frames, piece: Piece) {
+        let index = piece.choice;
+        let send = |delta, logprobs, finish_reason, frames: &mut Frames| {
+            self.send(frames, &[DeltaChoice { index, delta, logprobs, finish_reason }], None);
+        };
+        if !self.begun[index] {
+            let role = Delta { role: Some("assistant"), content: Some("") };
+            send(role, None, None, frames);
+        }
+        let mut logprobs = told(self.spelling.as_ref(), &piece.logprobs);
+        if !piece.text.is_empty() {
+            let content = Delta { role: None, content: Some(&piece.text) };
+            send(content, logprobs.take(), None, frames);
+        }
+        if let Some(finish) = piece.finish {
+            // Tokens without a text of their own are told with the end.
+            let rest = logprobs.filter(|l| !l.content.is_empty());
+            send(Delta::default(), rest, Some(finish.name()), frames);
+        }
+        self.begun[index] = true;
+    }
+
+    fn usage(&mut self, frames: &mut Frames, used: Used) {
+        if self.usage {
+            self.send(frames, &[], Some(used.into()));
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! What requests for chats and completions have in common.
+
+use std::collections::BTreeMap;
+
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::Response;
+use infernum_frontend_hf::tokenizer::TokenizerError;
+use infernum_runtime::{Request, SamplingParams};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::serve::app::App;
+use crate::serve::auth::Tenant;
+use crate::serve::error::ApiError;
+use crate::serve::generation::{MOST_CHOICES, TokenLogprob, Used};
+use crate::serve::model::Served;
+use crate::serve::text::Spelling;
+
+/// Names the fields of a request that nobody knows.
+pub(crate) const WARNING: HeaderName = HeaderName::from_static("x-infernum-warning");
+
+/// Stop strings of one request at most.
+const MOST_STOPS: usize = 4;
+/// Likeliest tokens that are told at most.
+pub(crate) const MOST_LOGPROBS: i64 = 20;
+/// Stands for minus infinity, which JSON has not.
+const NEVER: f32 = -9999.0;
+
+/// Fields that chats and completions share.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct CommonFields {
+    /// One of the models that `/v1/models` lists.
+    pub(crate) model: String,
+    /// Most tokens to generate. More than the model has room for is cut to that.
+    #[schema(minimum = 0)]
+    pub(crate) max_tokens: Option<i64>,
+    /// 0 picks the likeliest. The checkpoint's own (generation_config.json) when left out, else 1.
+    #[schema(minimum = 0, maximum = 2)]
+    temperature: Option<f64>,
+    /// Only the likeliest tokens that together have this probability. The checkpoint's, else 1.
+    #[schema(exclusive_minimum = 0, maximum = 1)]
+    top_p: Option<f64>,
+    /// Only the K likeliest tokens; 0 and -1 for all. The checkpoint's, else all.
+    #[schema(minimum = -1, maximum = 4_294_967_295_i64)]
+    top_k: Option<i64>,
+    /// Only tokens at least this likely, relative to the likeliest.
+    #[schema(minimum = 0, maximum = 1)]
+    min_p: Option<f64>,
+    /// Subtracted from a token's logit for each time it was generated.
+    #[schema(minimum = -2, maximum = 2)]
+    frequency_penalty: Option<f64>,
+    /// Subtracted from a token's logit if it was generated.
+    #[schema(minimum = -2, maximum = 2)]
+    presence_penalty: Option<f64>,
+    /// Makes tokens seen in prompt or output less likely.
+    #[schema(minimum = 0.01, maximum = 100)]
+    repetition_penalty: Option<f64>,
+    /// Up to four strings that end the text; they are not part of it.
+    stop: Option<Stop>,
+    /// Fixes the random choices.
+    seed: Option<i64>,
+    /// How many choices.
+    #[schema(minimum = 1, maximum = 128)]
+    n: Option<i64>,
+    /// Added to the logits of tokens, -100 to 100, by token id.
+    logit_bias: Option<BTreeMap<String, f64>>,
+    /// Send the text as it comes, as server-sent events.
+    pub(crate) stream: Option<bool>,
+    pub(crate) stream_options: Option<StreamOptions>,
+    /// Accepted for clients that send it.
+    #[allow(dead_code, reason = "prefix caches are kept apart by key")]
+    user: Option<String>,
+    /// The lower, the sooner, where the server runs with `--policy priority`.
+    #[schema(minimum = -2_147_483_648_i64, maximum = 2_147_483_647_i64)]
+    priority: Option<i64>,
+    /// Cached prefixes are shared among requests of one key with the same salt only.
+    cache_salt: Option<String>,
+    /// Go on past the model's end token.
+    ignore_eos: Option<bool>,
+}
+
+/// One stop string, or several.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Stop {
+    One(String),
+    Several(Vec<String>),
+}
+
+/// How it is streamed.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct StreamOptions {
+    /// Send a last chunk that says how many tokens were used.
+    pub(crate) include_usage: Option<bool>,
+}
+
+/// What of a request was asked for in common fields, checked.
+pub(crate) struct Common {
+    pub(crate) n: usize,
+    pub(crate) stops: Vec<String>,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+    /// For each choice but its prompt.
+    template: Request,
+}
+
+impl CommonFields {
+    /// Checks all that does not depend on the prompt.
+    pub(crate) fn check(&self, served: &Served, tenant: Tenant) -> Result<Common, ApiError> {
+        let n = within("n", self.n.unwrap_or(1), 1, MOST_CHOICES as i64)? as usize;
+        let stream = self.stream.unwrap_or(false);
+        if self.stream_options.is_some() && !stream {
+            let message = "stream_options: expected only with `stream`: true";
+            return Err(ApiError::value("stream_options", message));
+        }
+        let usage = self.stream_options.as_ref().and_then(|o| o.include_usage);
+        let low = i64::from(i32::MIN);
+        let priority = within("priority", self.priority.unwrap_or(0), low, i64::from(i32::MAX))?;
+        let stop = if self.ignore_eos == Some(true) { Vec::new() } else { served.stop.clone() };
+        let template = Request {
+            stop,
+            sampling: self.sampling(served)?,
+            bias: self.bias(served)?,
+            priority: priority as i32,
+            salt: tenant.salt(self.cache_salt.as_deref()),
+            ..Request::default()
+        };
+        let include_usage = usage.unwrap_or(false);
+        Ok(Common { n, stops: self.stops()?, stream, include_usage, template })
+    }
+
+    fn sampling(&self, served: &Served) -> Result<SamplingParams, ApiError> {
+        let defaults = served.defaults.0;
+        let number = |name, given: Option<f64>, default: f32, low: f64, high: f64| {
+            let Some(x) = given else { return Ok(default) };
+            if (low..=high).contains(&x) {
+                return Ok(x as f32);
+            }
+            let message = format!("{name}: expected {low} to {high}, found {x}");
+            Err(ApiError::value(name, message))
+        };
+        let top_k = match self.top_k {
+            None => defaults.top_k,
+            Some(-1) => 0,
+            Some(k) => within("top_k", k, -1, i64::from(u32::MAX))? as u32,
+        };
+        let sampling = SamplingParams {
+            temperature: number("temperature", self.temperature, defaults.temperature, 0.0, 2.0)?,
+            top_k,
+            top_p: number("top_p", self.top_p, defaults.top_p, 0.0, 1.0)?,
+            min_p: number("min_p", self.min_p, defaults.min_p, 0.0, 1.0)?,
+            repetition_penalty: number(
+                "repetition_penalty",
+                self.repetition_penalty,
+                defaults.repetition_penalty,
+                0.01,
+                100.0,
+            )?,
+            frequency_penalty: number("frequency_penalty", self.frequency_penalty, 0.0, -2.0, 2.0)?,
+            presence_penalty: number("presence_penalty", self.presence_penalty, 0.0, -2.0, 2.0)?,
+            seed: self.seed.map_or_else(|| fastrand::u64(..), |seed| seed as u64),
+        };
+        // What is left is what rounding made of it.
+        sampling.check().map_err(|e| ApiError::value(e.name, e.to_string()))?;
+        Ok(sampling)
+    }
+
+    fn stops(&self) -> Result<Vec<String>, ApiError> {
+        let stops = match &self.stop {
+            None => return Ok(Vec::new()),
+            Some(Stop::One(stop)) => vec![stop.clone()],
+            Some(Stop::Several(stops)) => stops.clone(),
+        };
+        if stops.len() > MOST_STOPS {
+            let message = format!("stop: expected at most {MOST_STOPS} strings, found {}", stops.len());
+            return Err(ApiError::value("stop", message));
+        }
+        Ok(stops)
+    }
+
+    fn bias(&self, served: &Served) -> Result<Vec<(u32, f32)>, ApiError> {
+        let refuse = |message: String| ApiError::value("logit_bias", format!("logit_bias: {message}"));
+        let pair = |(key, bias): (&String, &f64)| {
+            let token = key.parse::<u32>().ok().filter(|t| (*t as usize) < served.vocab);
+            let token = token.ok_or_else(|| {
+                refuse(format!("expected token ids below {}, found `{key}`", served.vocab))
+            })?;
+            if !(-100.0..=100.0).contains(bias) {
+                return Err(refuse(format!("expected -100 to 100 for token {key}, found {bias}")));
+            }
+            Ok((token, *bias as f32))
+        };
+        self.logit_bias.iter().flatten().map(pair).collect()
+    }
+}
+
+impl Common {
+    /// A request for a choice, counted from 0. Each has a seed of its own.
+    pub(crate) fn request(
+        &self,
+        tokens: Vec<u32>,
+        max_tokens: usize,
+        choice: usize,
+        logprobs: Option<usize>,
+        prompt_logprobs: Option<usize>,
+    ) -> Request {
+        let mut request = self.template.clone();
+        request.sampling.seed = derived_seed(request.sampling.seed, choice as u64);
+        Request { tokens, max_tokens, logprobs, prompt_logprobs, ..request }
+    }
+}
+
+/// The seed of a choice: the request's own for the first, well mixed ones for the rest
+/// (SplitMix64, Steele et al. 2014).
+fn derived_seed(seed: u64, choice: u64) -> u64 {
+    if choice == 0 {
+        return seed;
+    }
+    let mut z = seed.wrapping_add(choice.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// A whole number in its range.
+pub(crate) fn within(name: &str, x: i64, low: i64, high: i64) -> Result<i64, ApiError> {
+    if (low..=high).contains(&x) {
+        return Ok(x);
+    }
+    Err(ApiError::value(name, format!("{name}: expected {low} to {high}, found {x}")))
+}
+
+/// Tokens that may follow a prompt: what was asked for, as far as there is room.
+pub(crate) fn room_for(
+    param: &str,
+    prompt: usize,
+    wanted: Option<usize>,
+    served: &Served,
+) -> Result<usize, ApiError> {
+    let limit = served.max_length;
+    let left = limit.saturating_sub(prompt);
+    if prompt > limit || (left == 0 && wanted != Some(0)) {
+        let message = format!(
+            "this model's maximum context length is {limit} tokens, and the prompt has {prompt}; \
+             shorten it"
+        );
+        return Err(ApiError::too_long(param, message));
+    }
+    Ok(wanted.map_or(left, |n| n.min(left)))
+}
+
+/// Checks `max_tokens` or its like.
+pub(crate) fn token_limit(
+    name: &str,
+    given: Option<i64>,
+    least: i64,
+) -> Result<Option<usize>, ApiError> {
+    given.map(|n| within(name, n, least, i64::MAX).map(|n| n as usize)).transpose()
+}
+
+/// Token ids of a text; long ones take a while and must not hold up others.
+pub(crate) async fn encode<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(ApiError::internal("the text could not be encoded")))
+}
+
+/// What the tokenizer could not do.
+pub(crate) fn encode_error(param: &str, error: &TokenizerError) -> ApiError {
+    ApiError::value(param, error.to_string())
+}
+
+/// Reads JSON. Also gives the fields that the type does not have.
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Vec<String>), ApiError> {
+    let mut unknown = Vec::new();
+    let mut track = serde_path_to_error::Track::new();
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let tracked = serde_path_to_error::Deserializer::new(&mut json, &mut track);
+    let read = serde_ignored::deserialize(tracked, |path| unknown.push(path.to_string()));
+    let read = read.and_then(|value: T| json.end().map(|()| value));
+    let error = match read {
+        Ok(value) => return Ok((value, unknown)),
+        Err(error) => error,
+    };
+    if !error.is_data() {
+        return Err(ApiError::malformed(format!("the body is not JSON: {error}")));
+    }
+    let (path, message) = (track.path().to_string(), error.to_string());
+    // serde names a missing field in its message only.
+    let missing = message.strip_prefix("missing field `").and_then(|m| m.split_once('`'));
+    let param = match missing {
+        Some((field, _)) if path == "." => field.to_owned(),
+        Some((field, _)) => format!("{path}.{field}"),
+        None => path,
+    };
+    let error = ApiError::malformed(if param == "." { message.clone() } else { format!("{param}: {message}") });
+    Err(if param == "." { error } else { error.param(param) })
+}
+
+/// Reads a request of two parts that stand in one object, `T` and [`CommonFields`].
+pub(crate) fn parse_with_common<T: DeserializeOwned>(
+    bytes: &[u8],
+) -> Result<(T, CommonFields, Vec<String>), ApiError> {
+    let (own, others) = parse::<T>(bytes)?;
+    let (common, mut unknown) = parse::<CommonFields>(bytes)?;
+    unknown.retain(|field| others.contains(field));
+    Ok((own, common, unknown))
+}
+
+/// Names unknown fields in a header.
+pub(crate) fn warn(mut response: Response, unknown: &[String]) -> Response {
+    if unknown.is_empty() {
+        return response;
+    }
+    let names: String = unknown.join(", ").chars().filter(|c| (' '..='~').contains(c)).collect();
+    let names: String = names.chars().take(512).collect();
+    if let Ok(value) = HeaderValue::from_str(&format!("unknown fields were ignored: {names}")) {
+        response.headers_mut().insert(WARNING, value);
+    }
+    response
+}
+
+/// Tokens that a request used.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub(crate) struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: PromptDetails,
+    completion_tokens_details: CompletionDetails,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+struct PromptDetails {
+    /// Tokens found in the prefix cache.
+    cached_tokens: usize,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+struct CompletionDetails {
+    reasoning_tokens: usize,
+}
+
+impl From<Used> for Usage {
+    fn from(used: Used) -> Usage {
+        Usage {
+            prompt_tokens: used.prompt,
+            completion_tokens: used.completion,
+            total_tokens: used.prompt + used.completion,
+            prompt_tokens_details: PromptDetails { cached_tokens: used.cached },
+            completion_tokens_details: CompletionDetails { reasoning_tokens: 0 },
+        }
+    }
+}
+
+/// One chunk of a stream.
+#[derive(Serialize)]
+pub(crate) struct Chunk<'a, C: Serialize> {
+    pub(crate) id: &'a str,
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) model: &'a str,
+    pub(crate) choices: &'a [C],
+    /// Absent unless it is wanted, then null in all chunks but the last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) usage: Option<Option<Usage>>,
+}
+
+/// A token with its log-probability, as chats tell it.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Likelihood {
+    pub(crate) token: String,
+    pub(crate) logprob: f32,
+    #[schema(required = true)]
+    pub(crate) bytes: Option<Vec<u8>>,
+}
+
+/// A log-probability that JSON can hold.
+pub(crate) fn finite(logprob: f32) -> f32 {
+    logprob.max(NEVER)
+}
+
+/// The likeliest tokens of one, spelt.
+pub(crate) fn likeliest(spelling: &Spelling, of: &TokenLogprob) -> Vec<Likelihood> {
+    of.top.iter().map(|(token, logprob)| likelihood(spelling, *token, *logprob)).collect()
+}
+
+/// A token, spelt.
+pub(crate) fn likelihood(spelling: &Spelling, token: u32, logprob: f32) -> Likelihood {
+    let bytes = spelling.bytes(token);
+    Likelihood { token: Spelling::shown(&bytes), logprob: finite(logprob), bytes: Some(bytes) }
+}
+
+/// What all answers begin with.
+pub(crate) struct Head {
+    pub(crate) id: String,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+}
+
+impl Head {
+    pub(crate) fn new(prefix: &str, served: &Served) -> Head {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Head {
+            id: format!("{prefix}-{}", crate::serve::app::random_id()),
+            created: now.unwrap_or_default().as_secs(),
+            model: served.name.clone(),
+        }
+    }
+}
+
+/// What comes with every request for text.
+pub(crate) struct Asked {
+    pub(crate) bytes: axum::body::Bytes,
+    pub(crate) tenant: Tenant,
+    pub(crate) request_id: String,
+}
+
+impl Asked {
+    /// Reads a request.
+    pub(crate) async fn read(app: &App, request: axum::extract::Request) -> Result<Asked, ApiError> {
+        let (parts, body) = request.into_parts();
+        Ok(Asked {
+            tenant: parts.extensions.get().copied().unwrap_or_default(),
+            request_id: crate::serve::app::request_id(&parts.extensions),
+            bytes: app.body(body).await?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_of_choices_differ() {
+        assert_eq!(derived_seed(7, 0), 7);
+        let mut seeds: Vec<u64> = (0..100).map(|i| derived_seed(7, i)).collect();
+        seeds.extend((0..100).map(|i| derived_seed(8, i)));
+        seeds.sort_unstable();
+        seeds.dedup();
+        assert_eq!(seeds.len(), 200);
+    }
+
+    #[test]
+    fn parsing_names_what_is_wrong_and_what_is_unknown() {
+        let fails = |json: &str| {
+            let error = parse::<CommonFields>(json.as_bytes()).expect_err(json);
+            serde_json::to_value(error.response()).expect("JSON")["error"]["param"].clone()
+        };
+        assert_eq!(fails("{}"), "model");
+        assert_eq!(fails("{"), serde_json::Value::Null);
+        assert_eq!(fails("[]"), serde_json::Value::Null);
+        assert_eq!(fails(r#"{"model":"m","temperature":"hot"}"#), "temperature");
+        assert_eq!(fails(r#"{"model":"m","stream_options":{"include_usage":1}}"#), "stream_options.include_usage");
+        assert_eq!(fails(r#"{"model":"m"} x"#), serde_json::Value::Null);
+        let (_, unknown) =
+            parse::<CommonFields>(br#"{"model":"m","x":1,"stream_options":{"y":[2]},"n":null}"#)
+                .expect("it is one");
+        assert_eq!(unknown, ["x", "stream_options.y"]);
+    }
+}

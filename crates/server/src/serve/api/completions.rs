@@ -1,0 +1,348 @@
+//! `/v1/completions`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::common::{
+    Asked, Chunk, Common, CommonFields, Head, MOST_LOGPROBS, Usage, encode, encode_error, finite,
+    parse_with_common, room_for, token_limit, warn, within,
+};
+use crate::serve::app::App;
+use crate::serve::error::{ApiError, json};
+use crate::serve::generation::{Generation, Job, MOST_CHOICES, Piece, TokenLogprob, Used, Whole};
+use crate::serve::model::Served;
+use crate::serve::sse::{self, Dialect, Frames};
+use crate::serve::text::Spelling;
+
+/// Tokens to generate when a request does not say, as OpenAI has it.
+const DEFAULT_TOKENS: usize = 16;
+
+/// Fields of completions only.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct CompletionFields {
+    prompt: Prompt,
+    /// Generate so many and give back the `n` likeliest, by mean log-probability.
+    #[schema(minimum = 1, maximum = 128)]
+    best_of: Option<i64>,
+    /// Give the prompt back before the text.
+    echo: Option<bool>,
+    /// Tell the log-probabilities of the tokens, and of so many of the likeliest.
+    #[schema(minimum = 0, maximum = 20)]
+    logprobs: Option<i64>,
+    /// Not supported yet.
+    #[schema(max_length = 0)]
+    suffix: Option<String>,
+}
+
+/// What to continue.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+    Texts(Vec<String>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+/// A request, for the API's description.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "read in two parts, described in one")]
+pub(crate) struct CompletionRequest {
+    #[serde(flatten)]
+    own: CompletionFields,
+    #[serde(flatten)]
+    common: CommonFields,
+}
+
+/// The answer.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Completion {
+    id: String,
+    /// `text_completion`
+    object: &'static str,
+    created: u64,
+    model: String,
+    choices: Vec<CompletionChoice>,
+    usage: Usage,
+}
+
+#[derive(Serialize, ToSchema)]
+struct CompletionChoice {
+    text: String,
+    index: usize,
+    #[schema(required = true)]
+    logprobs: Option<CompletionLogprobs>,
+    /// `stop` or `length`
+    #[schema(required = true)]
+    finish_reason: Option<&'static str>,
+}
+
+/// Lists of one length, an entry a token.
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+struct CompletionLogprobs {
+    tokens: Vec<String>,
+    /// null for the first token of a prompt.
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
+    /// Characters of the text before each.
+    text_offset: Vec<usize>,
+}
+
+/// Continues texts.
+#[utoipa::path(
+    post, path = "/v1/completions", tag = "OpenAI",
+    request_body = CompletionRequest,
+    responses(
+        (status = 200, description = "The continuations; with `stream` as server-sent events",
+         content((Completion = "application/json"), (String = "text/event-stream"))),
+        (status = "4XX", description = "The request's fault", body = inline(super::super::error::ErrorResponse<'static>)),
+        (status = 503, description = "Loading, or shutting down", body = inline(super::super::error::ErrorResponse<'static>)),
+    )
+)]
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let asked = Asked::read(&app, request).await?;
+    let (fields, common_fields, unknown) = parse_with_common::<CompletionFields>(&asked.bytes)?;
+    let served = app.model_for_work(Some(&common_fields.model))?.clone();
+    let common = common_fields.check(&served, asked.tenant)?;
+    let wanted = token_limit("max_tokens", common_fields.max_tokens, 0)?;
+    let plan = Plan::check(&fields, &common, wanted.unwrap_or(DEFAULT_TOKENS))?;
+    let (of, prompt) = (served.clone(), fields.prompt);
+    let prompts = encode(move || encode_prompts(&of, prompt, plan.echo)).await?;
+    let job = plan.job(&served, &common, prompts, asked.request_id)?;
+    let generation = Generation::start(&app, &served, job).await?;
+    let response = answer(&served, &common, &plan, generation).await?;
+    Ok(warn(response, &unknown))
+}
+
+/// What is wanted, checked.
+#[derive(Clone, Copy)]
+struct Plan {
+    best_of: usize,
+    echo: bool,
+    logprobs: Option<usize>,
+    max_tokens: usize,
+}
+
+impl Plan {
+    fn check(
+        fields: &CompletionFields,
+        common: &Common,
+        max_tokens: usize,
+    ) -> Result<Plan, ApiError> {
+        if fields.suffix.as_ref().is_some_and(|s| !s.is_empty()) {
+            return Err(ApiError::unsupported("suffix", "suffix: not supported yet"));
+        }
+        let n = common.n as i64;
+        let best_of = fields.best_of.unwrap_or(n);
+        let best_of = within("best_of", best_of, n, MOST_CHOICES as i64)? as usize;
+        if common.stream && best_of > common.n {
+            let message = "best_of: what is best is known at the end only, so it cannot stream";
+            return Err(ApiError::value("best_of", message));
+        }
+        let logprobs = fields.logprobs.map(|n| within("logprobs", n, 0, MOST_LOGPROBS));
+        let logprobs = logprobs.transpose()?.map(|n| n as usize);
+        Ok(Plan { best_of, echo: fields.echo.unwrap_or(false), logprobs, max_tokens })
+    }
+
+    fn job(
+        self,
+        served: &Served,
+        common: &Common,
+        prompts: Vec<(Vec<u32>, String)>,
+        request_id: String,
+    ) -> Result<Job, ApiError> {
+        let all = prompts.len().saturating_mul(self.best_of);
+        if all > MOST_CHOICES {
+            let message = format!(
+                "prompt: expected at most {MOST_CHOICES} choices in all, found {} prompts of {}",
+                prompts.len(),
+                self.best_of,
+            );
+            return Err(ApiError::value("prompt", message));
+        }
+        let mut requests = Vec::with_capacity(all);
+        // What is best is judged by log-probabilities.
+        let chooses = self.best_of > common.n;
+        let logprobs = self.logprobs.or(chooses.then_some(0));
+        let of_prompt = self.logprobs.filter(|_| self.echo);
+        for (tokens, _) in &prompts {
+            let most = room_for("prompt", tokens.len(), Some(self.max_tokens), served)?;
+            let request =
+                |i| common.request(tokens.clone(), most, i, logprobs, of_prompt);
+            requests.extend((0..self.best_of).map(request));
+        }
+        Ok(Job {
+            requests,
+            per_prompt: self.best_of,
+            stops: common.stops.clone(),
+            echo: self.echo.then(|| prompts.into_iter().map(|(_, text)| text).collect()),
+            request_id,
+        })
+    }
+}
+
+/// Tokens of the prompts, and their texts where they are to be echoed.
+fn encode_prompts(
+    served: &Served,
+    prompt: Prompt,
+    echo: bool,
+) -> Result<Vec<(Vec<u32>, String)>, ApiError> {
+    let encode = |text: String| {
+        let tokens = served.tokenizer.encode(&text, true);
+        let mut tokens = tokens.map_err(|e| encode_error("prompt", &e))?;
+        if tokens.is_empty() {
+            // Nothing to continue: a text of its own.
+            tokens.extend(served.tokenizer.bos_id());
+        }
+        Ok((tokens, text))
+    };
+    let decode = |tokens: Vec<u32>| {
+        let text = if echo { served.tokenizer.decode(&tokens, true) } else { Ok(String::new()) };
+        let text = text.map_err(|e| encode_error("prompt", &e))?;
+        Ok((tokens, text))
+    };
+    let prompts: Result<Vec<_>, ApiError> = match prompt {
+        Prompt::Text(text) => encode(text).map(|p| vec![p]),
+        Prompt::Tokens(tokens) => decode(tokens).map(|p| vec![p]),
+        Prompt::Texts(texts) => texts.into_iter().map(encode).collect(),
+        Prompt::TokenLists(lists) => lists.into_iter().map(decode).collect(),
+    };
+    let prompts = prompts?;
+    if prompts.is_empty() || prompts.iter().any(|(tokens, _)| tokens.is_empty()) {
+        return Err(ApiError::value("prompt", "prompt: expected at least one token"));
+    }
+    Ok(prompts)
+}
+
+async fn answer(
+    served: &Arc<Served>,
+    common: &Common,
+    plan: &Plan,
+    mut generation: Generation,
+) -> Result<Response, ApiError> {
+    let head = Head::new("cmpl", served);
+    let spelling = plan.logprobs.map(|_| served.spelling.clone());
+    if common.stream {
+        let streamed = Streamed { head, spelling, usage: common.include_usage };
+        return Ok(sse::stream(generation, streamed));
+    }
+    let wholes = best(generation.collect().await?, plan.best_of, common.n);
+    let choice = |(index, whole): (usize, Whole)| CompletionChoice {
+        text: whole.text,
+        index,
+        logprobs: told(spelling.as_ref(), &whole.logprobs),
+        finish_reason: Some(whole.finish.name()),
+    };
+    let choices = wholes.into_iter().enumerate().map(choice).collect();
+    let usage = generation.used().into();
+    let Head { id, created, model } = head;
+    let body = Completion { id, object: "text_completion", created, model, choices, usage };
+    Ok(json(StatusCode::OK, &body))
+}
+
+/// The `n` likeliest of each prompt's `of` choices, the likeliest first; all in order where no
+/// choice is to be made.
+fn best(wholes: Vec<Whole>, of: usize, n: usize) -> Vec<Whole> {
+    if of == n {
+        return wholes;
+    }
+    let mut wholes = wholes.into_iter();
+    let mut best = Vec::new();
+    loop {
+        let mut group: Vec<Whole> = wholes.by_ref().take(of).collect();
+        if group.is_empty() {
+            return best;
+        }
+        group.sort_by(|a, b| b.mean.total_cmp(&a.mean));
+        best.extend(group.into_iter().take(n));
+    }
+}
+
+fn told(spelling: Option<&Spelling>, logprobs: &[TokenLogprob]) -> Option<CompletionLogprobs> {
+    let spelling = spelling?;
+    let shown = |token| Spelling::shown(&spelling.bytes(token));
+    let mut told = CompletionLogprobs::default();
+    for l in logprobs {
+        told.tokens.push(shown(l.token));
+        told.token_logprobs.push(l.logprob.map(finite));
+        let top = || l.top.iter().map(|(token, logprob)| (shown(*token), finite(*logprob)));
+        told.top_logprobs.push(l.logprob.map(|_| top().collect()));
+        told.text_offset.push(l.offset);
+    }
+    Some(told)
+}
+
+/// The answer as a stream.
+struct Streamed {
+    head: Head,
+    /// Present where log-probabilities are told.
+    spelling: Option<Spelling>,
+    usage: bool,
+}
+
+impl Streamed {
+    fn send(&self, frames: &mut Frames, choices: &[CompletionChoice], usage: Option<Usage>) {
+        frames.push(&Chunk {
+            id: &self.head.id,
+            object: "text_completion",
+            created: self.head.created,
+            model: &self.head.model,
+            choices,
+            usage: self.usage.then_some(usage),
+        });
+    }
+}
+
+impl Dialect for Streamed {
+    fn piece(&mut self, frames: &mut Frames, piece: Piece) {
+        let mut logprobs = told(self.spelling.as_ref(), &piece.logprobs);
+        let mut send = |text, logprobs, finish_reason| {
+            let choice = CompletionChoice { text, index: piece.choice, logprobs, finish_reason };
+            self.send(frames, &[choice], None);
+        };
+        if !piece.text.is_empty() {
+            send(piece.text, logprobs.take(), None);
+        }
+        if let Some(finish) = piece.finish {
+            let rest = logprobs.filter(|l| !l.tokens.is_empty());
+            send(String::new(), rest, Some(finish.name()));
+        }
+    }
+
+    fn usage(&mut self, frames: &mut Frames, used: Used) {
+        if self.usage {
+            self.send(frames, &[], Some(used.into()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::generation::Finish;
+
+    #[test]
+    fn the_likeliest_are_given_back() {
+        let whole = |text: &str, mean| Whole {
+            text: text.to_owned(),
+            logprobs: Vec::new(),
+            finish: Finish::Stop,
+            mean,
+        };
+        let all = vec![
+            whole("a", -2.0), whole("b", -1.0), whole("c", -3.0),
+            whole("d", -0.5), whole("e", -9.0), whole("f", f64::NEG_INFINITY),
+        ];
+        let texts: Vec<String> = best(all, 3, 2).into_iter().map(|w| w.text).collect();
+        assert_eq!(texts, ["b", "a", "d", "e"]);
+    }
+}

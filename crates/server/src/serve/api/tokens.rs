@@ -1,0 +1,111 @@
+//! `/tokenize` and `/detokenize`, as vLLM has them.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use infernum_frontend_hf::chat::Message;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::chat::{self, ChatMessage};
+use super::common::{Asked, encode, encode_error, parse, warn};
+use crate::serve::app::App;
+use crate::serve::error::{ApiError, json};
+
+/// A text, or a conversation.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct TokenizeRequest {
+    /// The first model when left out.
+    model: Option<String>,
+    prompt: Option<String>,
+    /// Instead of `prompt`.
+    #[schema(value_type = Option<Vec<ChatMessage>>)]
+    messages: Option<Vec<Message>>,
+    /// Add what the tokenizer puts around a text; true for a prompt when left out.
+    add_special_tokens: Option<bool>,
+    /// End a conversation where the answer begins; true when left out.
+    add_generation_prompt: Option<bool>,
+    /// Further variables of the model's chat template.
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// Its tokens.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Tokenized {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+}
+
+/// Tokens.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct DetokenizeRequest {
+    /// The first model when left out.
+    model: Option<String>,
+    tokens: Vec<u32>,
+}
+
+/// Their text.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Detokenized {
+    prompt: String,
+}
+
+/// Counts the tokens of a text.
+#[utoipa::path(post, path = "/tokenize", tag = "Tokens", request_body = TokenizeRequest, responses(
+    (status = 200, description = "The tokens", body = Tokenized),
+    (status = "4XX", description = "The request's fault", body = inline(super::super::error::ErrorResponse<'static>)),
+    (status = 503, description = "Loading", body = inline(super::super::error::ErrorResponse<'static>)),
+))]
+pub(crate) async fn tokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let asked = Asked::read(&app, request).await?;
+    let (request, unknown) = parse::<TokenizeRequest>(&asked.bytes)?;
+    let served = app.model(request.model.as_deref())?.clone();
+    let max_model_len = served.max_length;
+    let tokens = encode(move || match (request.prompt, request.messages) {
+        (Some(text), None) => {
+            let special = request.add_special_tokens.unwrap_or(true);
+            served.tokenizer.encode(&text, special).map_err(|e| encode_error("prompt", &e))
+        }
+        (None, Some(messages)) => {
+            let messages = chat::messages(messages)?;
+            let prompt = request.add_generation_prompt.unwrap_or(true);
+            let extra = request.chat_template_kwargs.unwrap_or_default();
+            chat::prompt(&served, &messages, prompt, extra)
+        }
+        _ => Err(ApiError::malformed("expected either `prompt` or `messages`").param("prompt")),
+    });
+    let tokens = tokens.await?;
+    let body = Tokenized { count: tokens.len(), max_model_len, tokens };
+    Ok(warn(json(StatusCode::OK, &body), &unknown))
+}
+
+/// The text of tokens.
+#[utoipa::path(post, path = "/detokenize", tag = "Tokens", request_body = DetokenizeRequest, responses(
+    (status = 200, description = "The text", body = Detokenized),
+    (status = "4XX", description = "The request's fault", body = inline(super::super::error::ErrorResponse<'static>)),
+    (status = 503, description = "Loading", body = inline(super::super::error::ErrorResponse<'static>)),
+))]
+pub(crate) async fn detokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let asked = Asked::read(&app, request).await?;
+    let (request, unknown) = parse::<DetokenizeRequest>(&asked.bytes)?;
+    let served = app.model(request.model.as_deref())?.clone();
+    if let Some(token) = request.tokens.iter().find(|t| **t as usize >= served.vocab) {
+        let message =
+            format!("tokens: token {token} is outside the vocabulary of {}", served.vocab);
+        return Err(ApiError::value("tokens", message));
+    }
+    let prompt = encode(move || {
+        served.tokenizer.decode(&request.tokens, false).map_err(|e| encode_error("tokens", &e))
+    });
+    Ok(warn(json(StatusCode::OK, &Detokenized { prompt: prompt.await? }), &unknown))
+}

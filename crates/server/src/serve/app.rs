@@ -1,0 +1,212 @@
+//! Routes, and what every request passes through on its way to them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::request_id::{
+    MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer,
+};
+
+use super::error::ApiError;
+use super::metrics::Metrics;
+use super::model::{Entry, Served};
+use super::{Args, api, auth};
+
+/// How long a client may take for the body of a request.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Seconds after which to ask again for a model that is loading.
+const LOADING: u64 = 5;
+
+/// What all requests share.
+pub(crate) struct App {
+    pub(crate) models: Vec<Entry>,
+    pub(crate) metrics: Metrics,
+    pub(crate) keys: auth::Keys,
+    pub(crate) max_body: usize,
+    pub(crate) request_timeout: Option<Duration>,
+    cors: CorsLayer,
+    draining: AtomicBool,
+}
+
+impl App {
+    pub(crate) fn new(args: &Args, models: Vec<Entry>, metrics: Metrics) -> Result<App, String> {
+        let keys = auth::Keys::read(&args.listen.api_key, args.listen.api_key_file.as_deref())?;
+        let seconds = args.limits.request_timeout;
+        Ok(App {
+            models,
+            metrics,
+            keys,
+            max_body: args.limits.max_body_bytes,
+            request_timeout: (seconds > 0).then(|| Duration::from_secs(seconds)),
+            cors: cors(&args.listen.cors_origin)?,
+            draining: AtomicBool::new(false),
+        })
+    }
+
+    /// Takes no more work.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether new work is refused.
+    pub(crate) fn draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// A model by name; the first where no name is given.
+    pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Served>, ApiError> {
+        let entry = match name {
+            Some(name) => self.models.iter().find(|m| m.name == name),
+            None => self.models.first(),
+        };
+        let entry = entry.ok_or_else(|| {
+            let known: Vec<String> = self.models.iter().map(|m| format!("`{}`", m.name)).collect();
+            ApiError::unknown_model(name.unwrap_or_default(), &known.join(", "))
+        })?;
+        entry.served().ok_or_else(|| {
+            let message = format!("the model `{}` is loading", entry.name);
+            ApiError::unavailable("model_loading", message, LOADING)
+        })
+    }
+
+    /// As [`App::model`], for new work.
+    pub(crate) fn model_for_work(&self, name: Option<&str>) -> Result<&Arc<Served>, ApiError> {
+        if self.draining() {
+            let message = "the server is shutting down";
+            return Err(ApiError::unavailable("shutting_down", message, LOADING));
+        }
+        self.model(name)
+    }
+
+    /// A request's body.
+    pub(crate) async fn body(&self, body: Body) -> Result<Bytes, ApiError> {
+        let read = axum::body::to_bytes(body, self.max_body);
+        match tokio::time::timeout(BODY_TIMEOUT, read).await {
+            Ok(Ok(bytes)) => Ok(bytes),
+            Ok(Err(error)) if is_limit(&error) => Err(ApiError::too_large(self.max_body)),
+            Ok(Err(error)) => {
+                Err(ApiError::malformed(format!("the body could not be read: {error}")))
+            }
+            Err(_) => Err(ApiError::timeout("the body took too long to arrive")),
+        }
+    }
+}
+
+/// Whether reading ended at the limit.
+fn is_limit(error: &axum::Error) -> bool {
+    let mut source: Option<&dyn std::error::Error> = Some(error);
+    while let Some(e) = source {
+        if e.is::<http_body_util::LengthLimitError>() {
+            return true;
+        }
+        source = e.source();
+    }
+    false
+}
+
+/// All routes.
+pub(crate) fn router(app: &Arc<App>, _args: &Args) -> Router {
+    Router::new()
+        .route("/", get(api::pages::chat))
+        .route("/docs", get(api::pages::docs))
+        .route("/openapi.json", get(api::pages::openapi))
+        .route("/health", get(api::system::health))
+        .route("/version", get(api::system::version))
+        .route("/metrics", get(api::system::metrics))
+        .route("/v1/models", get(api::models::list))
+        .route("/v1/models/{*id}", get(api::models::one))
+        .route("/v1/chat/completions", post(api::chat::create))
+        .route("/v1/completions", post(api::completions::create))
+        .route("/tokenize", post(api::tokens::tokenize))
+        .route("/detokenize", post(api::tokens::detokenize))
+        .fallback(nothing)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(app.clone())
+        .layer(from_fn_with_state(app.clone(), auth::check))
+        .layer(app.cors.clone())
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn(trace))
+        .layer(PropagateRequestIdLayer::new(REQUEST_ID))
+        .layer(SetRequestIdLayer::new(REQUEST_ID, NewId))
+}
+
+async fn nothing(uri: Uri) -> ApiError {
+    ApiError::not_found(uri.path())
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::method(method.as_str(), uri.path())
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "the layer's signature")]
+fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+    ApiError::internal("the server has a bug; its log says where").into_response()
+}
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Names requests whose client did not.
+#[derive(Clone, Copy)]
+struct NewId;
+
+impl MakeRequestId for NewId {
+    fn make_request_id<B>(&mut self, _: &axum::http::Request<B>) -> Option<RequestId> {
+        HeaderValue::from_str(&format!("req-{}", random_id())).ok().map(RequestId::new)
+    }
+}
+
+/// 24 random characters.
+pub(crate) fn random_id() -> String {
+    (0..24).map(|_| fastrand::alphanumeric().to_ascii_lowercase()).collect()
+}
+
+/// The name of a request, shortened for logs.
+pub(crate) fn request_id(extensions: &axum::http::Extensions) -> String {
+    let id = extensions.get::<RequestId>().and_then(|id| id.header_value().to_str().ok());
+    id.unwrap_or_default().chars().take(128).collect()
+}
+
+/// Notes what was answered.
+async fn trace(request: Request, next: axum::middleware::Next) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let id = request_id(request.extensions());
+    let start = std::time::Instant::now();
+    let response = next.run(request).await;
+    let (status, ms) = (response.status().as_u16(), start.elapsed().as_secs_f32() * 1e3);
+    if status >= 500 {
+        tracing::warn!(request_id = id, %method, path, status, ms, "answered");
+    } else {
+        tracing::debug!(request_id = id, %method, path, status, ms, "answered");
+    }
+    response
+}
+
+fn cors(origins: &[String]) -> Result<CorsLayer, String> {
+    let layer = CorsLayer::new();
+    if origins.is_empty() {
+        return Ok(layer);
+    }
+    let origin = if origins.iter().any(|o| o == "*") {
+        AllowOrigin::from(Any)
+    } else {
+        let parse = |o: &String| {
+            o.parse::<HeaderValue>().map_err(|_| format!("--cors-origin: `{o}` is no origin"))
+        };
+        AllowOrigin::list(origins.iter().map(parse).collect::<Result<Vec<_>, _>>()?)
+    };
+    Ok(layer
+        .allow_origin(origin)
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(tower_http::cors::AllowHeaders::mirror_request())
+        .expose_headers([REQUEST_ID, header::RETRY_AFTER, api::common::WARNING]))
+}

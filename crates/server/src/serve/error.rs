@@ -1,0 +1,188 @@
+//! Errors, as OpenAI's clients expect them.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use infernum_runtime::{EngineError, SamplingError};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Why a request was refused, or failed.
+#[derive(Clone, Debug)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    pub(crate) body: ErrorBody,
+    /// Seconds after which it is worth another try.
+    pub(crate) retry_after: Option<u64>,
+}
+
+/// What went wrong. All four keys are always there.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct ErrorBody {
+    message: String,
+    /// Such as `invalid_request_error`.
+    r#type: &'static str,
+    /// The field at fault.
+    #[schema(required = true)]
+    param: Option<String>,
+    #[schema(required = true)]
+    code: Option<&'static str>,
+}
+
+/// The body of every answer that is an error.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ErrorResponse<'a> {
+    error: &'a ErrorBody,
+}
+
+const INVALID: &str = "invalid_request_error";
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
+        let body = ErrorBody { message: message.into(), r#type: kind, param: None, code: None };
+        ApiError { status, body, retry_after: None }
+    }
+
+    /// Not JSON, or not of the shape that was expected.
+    pub(crate) fn malformed(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, INVALID, message)
+    }
+
+    /// A value out of range, or one that is not supported.
+    pub(crate) fn value(param: &str, message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, INVALID, message)
+            .param(param)
+            .code("invalid_value")
+    }
+
+    /// A feature that is not built yet.
+    pub(crate) fn unsupported(param: &str, message: impl Into<String>) -> ApiError {
+        ApiError::value(param, message).code("unsupported_value")
+    }
+
+    /// More tokens than the model, or its cache, holds.
+    pub(crate) fn too_long(param: &str, message: impl Into<String>) -> ApiError {
+        ApiError::malformed(message).param(param).code("context_length_exceeded")
+    }
+
+    pub(crate) fn unauthorized(message: &str) -> ApiError {
+        ApiError::new(StatusCode::UNAUTHORIZED, INVALID, message).code("invalid_api_key")
+    }
+
+    pub(crate) fn unknown_model(name: &str, known: &str) -> ApiError {
+        let message = format!("the model `{name}` does not exist; this server has {known}");
+        ApiError::new(StatusCode::NOT_FOUND, INVALID, message)
+            .param("model")
+            .code("model_not_found")
+    }
+
+    pub(crate) fn not_found(path: &str) -> ApiError {
+        ApiError::new(StatusCode::NOT_FOUND, INVALID, format!("there is nothing at {path}"))
+            .code("not_found")
+    }
+
+    pub(crate) fn method(method: &str, path: &str) -> ApiError {
+        let message = format!("{path} does not take {method}");
+        ApiError::new(StatusCode::METHOD_NOT_ALLOWED, INVALID, message).code("method_not_allowed")
+    }
+
+    pub(crate) fn too_large(limit: usize) -> ApiError {
+        let message = format!("the body is larger than the {limit} bytes that this server takes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID, message).code("body_too_large")
+    }
+
+    pub(crate) fn timeout(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message).code("request_timeout")
+    }
+
+    /// The queue is full.
+    pub(crate) fn busy(retry_after: u64) -> ApiError {
+        let message = "too many requests are waiting; try again later";
+        let mut error =
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+                .code("queue_full");
+        error.retry_after = Some(retry_after);
+        error
+    }
+
+    /// Not now.
+    pub(crate) fn unavailable(
+        code: &'static str,
+        message: impl Into<String>,
+        retry_after: u64,
+    ) -> ApiError {
+        let mut error =
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable_error", message)
+                .code(code);
+        error.retry_after = Some(retry_after);
+        error
+    }
+
+    /// Our fault.
+    pub(crate) fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+            .code("internal_error")
+    }
+
+    /// Names the field at fault.
+    pub(crate) fn param(mut self, param: impl Into<String>) -> ApiError {
+        self.body.param = Some(param.into());
+        self
+    }
+
+    fn code(mut self, code: &'static str) -> ApiError {
+        self.body.code = Some(code);
+        self
+    }
+
+    /// As JSON.
+    pub(crate) fn response(&self) -> ErrorResponse<'_> {
+        ErrorResponse { error: &self.body }
+    }
+}
+
+/// What the engine refuses.
+impl From<&EngineError> for ApiError {
+    fn from(error: &EngineError) -> ApiError {
+        let message = error.to_string();
+        match error {
+            EngineError::EmptyPrompt | EngineError::Token { .. } => {
+                ApiError::value("prompt", message)
+            }
+            EngineError::TooLong { .. } | EngineError::CacheTooSmall { .. } => {
+                ApiError::too_long("prompt", message)
+            }
+            EngineError::Sampling(SamplingError { name, .. }) => ApiError::value(name, message),
+            EngineError::GreedyOnly => ApiError::unsupported("temperature", message),
+            EngineError::Exec(_) => ApiError::internal(message),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = json(self.status, &self.response());
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let schemes = ["Bearer", "Basic realm=\"infernum: any name, the key as password\""];
+            for scheme in schemes {
+                headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(scheme));
+            }
+        }
+        response
+    }
+}
+
+/// An answer of JSON.
+pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    // Our own types: no maps with keys that are not strings.
+    let body = serde_json::to_vec(value).unwrap_or_default();
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
+    let kind = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,245 @@
+//! What Prometheus reads.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use infernum_runtime::{FinishReason, Stats};
+use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+
+/// Upper bounds of the histograms' buckets in seconds, by metric.
+const TTFT: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+];
+const ITL: &[f64] = &[
+    0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5,
+];
+const REQUEST: &[f64] = &[
+    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
+    60.0, 120.0, 240.0, 480.0, 960.0,
+];
+
+/// All histograms: name, what it measures, buckets.
+const HISTOGRAMS: [(&str, &str, &[f64]); 6] = [
+    ("time_to_first_token_seconds", "From arrival to the first token", TTFT),
+    ("inter_token_latency_seconds", "From one token to the next", ITL),
+    ("e2e_request_latency_seconds", "From arrival to the end", REQUEST),
+    ("request_queue_time_seconds", "From arrival to the first step", REQUEST),
+    ("request_prefill_time_seconds", "From the first step to the first token", REQUEST),
+    ("request_decode_time_seconds", "From the first token to the last", REQUEST),
+];
+const GAUGES: [(&str, &str); 4] = [
+    ("num_requests_running", "Requests with memory"),
+    ("num_requests_waiting", "Requests that wait for memory"),
+    ("kv_cache_usage_perc", "Part of the KV cache that requests hold, 0 to 1"),
+    ("cache_config_info", "The KV cache: tokens in a block, and blocks"),
+];
+const COUNTERS: [(&str, &str); 6] = [
+    ("prompt_tokens_total", "Tokens of prompts"),
+    ("generation_tokens_total", "Tokens generated"),
+    ("request_success_total", "Requests that ended, by reason"),
+    ("prefix_cache_hits_total", "Tokens of prompts found in the prefix cache"),
+    ("prefix_cache_queries_total", "Tokens of prompts looked for in the prefix cache"),
+    ("num_preemptions_total", "How often a request gave its memory up"),
+];
+
+const METADATA: Metadata<'static> = Metadata::new("infernum", Level::INFO, None);
+
+/// All metrics of the server.
+pub(crate) struct Metrics {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    prefix: &'static str,
+}
+
+impl Metrics {
+    /// `prefix` is `infernum` or, for tools made for it, `vllm`.
+    pub(crate) fn new(prefix: &'static str) -> Result<Metrics, BuildError> {
+        let name = |name: &str| format!("{prefix}:{name}");
+        let mut builder = PrometheusBuilder::new();
+        for (n, _, buckets) in HISTOGRAMS {
+            builder = builder.set_buckets_for_metric(Matcher::Full(name(n)), buckets)?;
+        }
+        let recorder = builder.build_recorder();
+        for (n, text, _) in HISTOGRAMS {
+            recorder.describe_histogram(name(n).into(), None, text.into());
+        }
+        for (n, text) in GAUGES {
+            recorder.describe_gauge(name(n).into(), None, text.into());
+        }
+        for (n, text) in COUNTERS {
+            recorder.describe_counter(name(n).into(), None, text.into());
+        }
+        Ok(Metrics { handle: recorder.handle(), recorder, prefix })
+    }
+
+    /// The text that Prometheus reads.
+    pub(crate) fn render(&self) -> String {
+        self.handle.render()
+    }
+
+    /// Moves what was measured to its buckets; needed now and then where nobody reads.
+    pub(crate) fn upkeep(&self) {
+        self.handle.run_upkeep();
+    }
+
+    fn key(&self, model: &str, name: &str, more: &[(&'static str, String)]) -> Key {
+        let labels = [("model_name", model.to_owned())].into_iter().chain(more.iter().cloned());
+        let labels: Vec<Label> = labels.map(|(k, v)| Label::new(k, v)).collect();
+        Key::from_parts(format!("{}:{name}", self.prefix), labels)
+    }
+
+    /// The metrics of one model.
+    pub(crate) fn model(&self, model: &str, block_size: usize, blocks: usize) -> ModelMetrics {
+        let key = |name: &str| self.key(model, name, &[]);
+        let counter = |name| self.recorder.register_counter(&key(name), &METADATA);
+        let gauge = |name| self.recorder.register_gauge(&key(name), &METADATA);
+        let histogram = |name| self.recorder.register_histogram(&key(name), &METADATA);
+        let finished = |reason: &str| {
+            let labels = [("finished_reason", reason.to_owned())];
+            let key = self.key(model, "request_success_total", &labels);
+            let counter = self.recorder.register_counter(&key, &METADATA);
+            counter.absolute(0);
+            counter
+        };
+        let labels =
+            [("block_size", block_size.to_string()), ("num_gpu_blocks", blocks.to_string())];
+        let info = self.key(model, "cache_config_info", &labels);
+        self.recorder.register_gauge(&info, &METADATA).set(1.0);
+        let metrics = ModelMetrics {
+            running: gauge("num_requests_running"),
+            waiting: gauge("num_requests_waiting"),
+            usage: gauge("kv_cache_usage_perc"),
+            ttft: histogram("time_to_first_token_seconds"),
+            itl: histogram("inter_token_latency_seconds"),
+            e2e: histogram("e2e_request_latency_seconds"),
+            queue: histogram("request_queue_time_seconds"),
+            prefill: histogram("request_prefill_time_seconds"),
+            decode: histogram("request_decode_time_seconds"),
+            prompt_tokens: counter("prompt_tokens_total"),
+            generation_tokens: counter("generation_tokens_total"),
+            prefix_hits: counter("prefix_cache_hits_total"),
+            prefix_queries: counter("prefix_cache_queries_total"),
+            preemptions: counter("num_preemptions_total"),
+            stop: finished("stop"),
+            length: finished("length"),
+            abort: finished("abort"),
+            error: finished("error"),
+        };
+        metrics.set(&Stats::default(), 0);
+        metrics.prompt_tokens.absolute(0);
+        metrics.generation_tokens.absolute(0);
+        metrics
+    }
+}
+
+/// Handles of one model's metrics.
+pub(crate) struct ModelMetrics {
+    running: Gauge,
+    waiting: Gauge,
+    usage: Gauge,
+    pub(crate) ttft: Histogram,
+    pub(crate) itl: Histogram,
+    pub(crate) e2e: Histogram,
+    pub(crate) queue: Histogram,
+    pub(crate) prefill: Histogram,
+    pub(crate) decode: Histogram,
+    pub(crate) prompt_tokens: Counter,
+    pub(crate) generation_tokens: Counter,
+    prefix_hits: Counter,
+    prefix_queries: Counter,
+    preemptions: Counter,
+    stop: Counter,
+    length: Counter,
+    pub(crate) abort: Counter,
+    error: Counter,
+}
+
+impl ModelMetrics {
+    /// Shows how the engine stood after its last step; `queued` requests have not reached it yet.
+    pub(crate) fn set(&self, stats: &Stats, queued: usize) {
+        self.running.set(stats.running as f64);
+        self.waiting.set((stats.waiting + queued) as f64);
+        self.usage.set(stats.used_blocks as f64 / stats.total_blocks.max(1) as f64);
+        self.prefix_hits.absolute(stats.prefix_hits);
+        self.prefix_queries.absolute(stats.prefix_queries);
+        self.preemptions.absolute(stats.preemptions);
+    }
+
+    /// Counts a request that ended by itself.
+    pub(crate) fn finished(&self, reason: FinishReason) {
+        match reason {
+            FinishReason::Stop => self.stop.increment(1),
+            FinishReason::Length => self.length.increment(1),
+            FinishReason::Failed => self.error.increment(1),
+        }
+    }
+
+    /// Counts a request that a stop string ended.
+    pub(crate) fn stopped(&self) {
+        self.stop.increment(1);
+    }
+}
+
+/// Adds a duration to a histogram.
+pub(crate) fn record(histogram: &Histogram, time: Duration) {
+    histogram.record(time.as_secs_f64());
+}
+
+/// One of a counted thing, while it lives.
+#[derive(Debug)]
+pub(crate) struct Counted(std::sync::Arc<AtomicUsize>);
+
+impl Counted {
+    /// Counts one that was added to `count` already.
+    pub(crate) fn holding(count: &std::sync::Arc<AtomicUsize>) -> Counted {
+        Counted(count.clone())
+    }
+
+    /// Adds one.
+    pub(crate) fn one(count: &std::sync::Arc<AtomicUsize>) -> Counted {
+        count.fetch_add(1, Ordering::AcqRel);
+        Counted(count.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_metrics_are_there_under_both_prefixes() {
+        for prefix in ["infernum", "vllm"] {
+            let metrics = Metrics::new(prefix).expect("buckets");
+            let model = metrics.model("m", 16, 8);
+            record(&model.ttft, Duration::from_millis(3));
+            let used = Stats { used_blocks: 2, total_blocks: 8, running: 1, ..Stats::default() };
+            model.set(&used, 3);
+            model.finished(FinishReason::Length);
+            let text = metrics.render();
+            for expected in [
+                "num_requests_running{model_name=\"m\"} 1",
+                "num_requests_waiting{model_name=\"m\"} 3",
+                "kv_cache_usage_perc{model_name=\"m\"} 0.25",
+                "time_to_first_token_seconds_bucket{model_name=\"m\",le=\"0.001\"} 0",
+                "time_to_first_token_seconds_bucket{model_name=\"m\",le=\"0.005\"} 1",
+                "request_success_total{model_name=\"m\",finished_reason=\"length\"} 1",
+                "request_success_total{model_name=\"m\",finished_reason=\"stop\"} 0",
+                "cache_config_info{model_name=\"m\",block_size=\"16\",num_gpu_blocks=\"8\"} 1",
+                "prompt_tokens_total{model_name=\"m\"} 0",
+                "prefix_cache_queries_total{model_name=\"m\"} 0",
+            ] {
+                let line = format!("{prefix}:{expected}");
+                assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! The models that are served: how they load, and what requests need to know of them.
+
+use std::error::Error;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Instant, SystemTime};
+
+use infernum_frontend_hf::chat::ChatTemplate;
+use infernum_frontend_hf::tokenizer::Tokenizer;
+use infernum_frontend_hf::Config;
+use infernum_ir::Sym;
+use infernum_runtime::{CheckpointWeights, Engine, PlanExecutor, SamplingParams, StepInputs};
+
+use super::Args;
+use super::metrics::{Metrics, ModelMetrics};
+use super::text::Spelling;
+use super::worker::{Inbox, Outbox, Worker, connect};
+use crate::args::ModelArgs;
+use crate::session::{self, Machine, Size};
+
+/// A model as the command line names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NamedModel {
+    pub(crate) name: String,
+    /// `None` for the built-in demo.
+    pub(crate) folder: Option<std::path::PathBuf>,
+}
+
+impl NamedModel {
+    /// The built-in demo model.
+    pub(crate) fn demo() -> NamedModel {
+        NamedModel { name: "ember".to_owned(), folder: None }
+    }
+
+    /// `DIR`, named as the folder is, or `NAME=DIR`; `demo` for DIR is the built-in model.
+    pub(crate) fn parse(text: &str) -> Result<NamedModel, String> {
+        let (name, folder) = match text.split_once('=') {
+            Some((name, folder)) => (Some(name.to_owned()), folder),
+            None => (None, text),
+        };
+        let path = std::path::PathBuf::from(folder);
+        let own = || {
+            let full = path.canonicalize().unwrap_or_else(|_| path.clone());
+            full.file_name().map(|n| n.to_string_lossy().into_owned())
+        };
+        let name = name.or_else(own).filter(|n| !n.is_empty());
+        let name = name.ok_or_else(|| format!("expected DIR or NAME=DIR, found `{text}`"))?;
+        if folder.is_empty() {
+            return Err(format!("expected NAME=DIR, found `{text}`"));
+        }
+        Ok(NamedModel { name, folder: (folder != "demo").then_some(path) })
+    }
+}
+
+/// What a request that says nothing else is sampled with: generation_config.json's values, then
+/// OpenAI's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults(pub(crate) SamplingParams);
+
+impl Defaults {
+    fn of(config: &Config) -> Defaults {
+        let given = |key: &str| config.generation(key).and_then(serde_json::Value::as_f64);
+        let or = |key, default: f32| given(key).map_or(default, |x| x as f32);
+        let none = SamplingParams::default();
+        Defaults(SamplingParams {
+            temperature: or("temperature", 1.0),
+            top_k: given("top_k").map_or(none.top_k, |k| k as u32),
+            top_p: or("top_p", none.top_p),
+            min_p: or("min_p", none.min_p),
+            repetition_penalty: or("repetition_penalty", none.repetition_penalty),
+            ..none
+        })
+    }
+}
+
+/// A model that is ready.
+pub(crate) struct Served {
+    pub(crate) name: String,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) spelling: Spelling,
+    /// Or why there is none.
+    pub(crate) template: Result<ChatTemplate, String>,
+    pub(crate) defaults: Defaults,
+    /// Tokens that end a text.
+    pub(crate) stop: Vec<u32>,
+    pub(crate) max_length: usize,
+    pub(crate) vocab: usize,
+    pub(crate) worker: Arc<Worker>,
+    pub(crate) metrics: Arc<ModelMetrics>,
+}
+
+/// A model on its way.
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    ready: OnceLock<Arc<Served>>,
+}
+
+impl Entry {
+    pub(crate) fn new(name: &str) -> Entry {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let created = now.unwrap_or_default().as_secs();
+        Entry { name: name.to_owned(), created, ready: OnceLock::new() }
+    }
+
+    /// The model, once it is loaded.
+    pub(crate) fn served(&self) -> Option<&Arc<Served>> {
+        self.ready.get()
+    }
+}
+
+/// Loads the models, one after the other, each on the thread that will run it; `deliver` is given
+/// the task that each needs. The first error ends it, as text: what caused it may not leave its
+/// thread.
+pub(crate) fn load_all(
+    models: &[NamedModel],
+    entries: &[Entry],
+    args: &Arc<Args>,
+    metrics: &Metrics,
+    deliver: &dyn Fn(Outbox, Arc<ModelMetrics>),
+) -> Result<Vec<JoinHandle<()>>, String> {
+    let mut threads = Vec::new();
+    for (model, entry) in models.iter().zip(entries) {
+        let (sender, loaded) = std::sync::mpsc::channel();
+        let (model, args) = (model.clone(), args.clone());
+        let start = Instant::now();
+        let thread = std::thread::Builder::new()
+            .name(format!("engine {}", model.name))
+            .spawn(move || match load(&model, &args) {
+                Ok((parts, engine, inbox)) => {
+                    if sender.send(Ok(parts)).is_ok() {
+                        inbox.serve(engine);
+                    }
+                }
+                Err(error) => drop(sender.send(Err(chain(&*error)))),
+            })
+            .map_err(|e| format!("cannot start a thread: {e}"))?;
+        threads.push(thread);
+        let parts = loaded.recv().unwrap_or_else(|_| Err("it panicked".to_owned()));
+        let parts = parts.map_err(|e| format!("model `{}`: {e}", entry.name))?;
+        let metrics = Arc::new(metrics.model(&entry.name, StepInputs::BLOCK_SIZE, parts.blocks));
+        tracing::info!(
+            model = entry.name,
+            on = parts.on,
+            max_model_len = parts.max_length,
+            kv_blocks = parts.blocks,
+            seconds = start.elapsed().as_secs_f32(),
+            "ready"
+        );
+        let served = parts.serve(&entry.name, &metrics, deliver);
+        let _ = entry.ready.set(Arc::new(served)); // only ever set here
+    }
+    Ok(threads)
+}
+
+/// What leaves the engine's thread.
+struct Parts {
+    tokenizer: Tokenizer,
+    template: Result<ChatTemplate, String>,
+    defaults: Defaults,
+    stop: Vec<u32>,
+    max_length: usize,
+    vocab: usize,
+    blocks: usize,
+    on: String,
+    worker: Worker,
+    outbox: Outbox,
+}
+
+impl Parts {
+    fn serve(
+        self,
+        name: &str,
+        metrics: &Arc<ModelMetrics>,
+        deliver: &dyn Fn(Outbox, Arc<ModelMetrics>),
+    ) -> Served {
+        deliver(self.outbox, metrics.clone());
+        Served {
+            name: name.to_owned(),
+            spelling: Spelling::new(&self.tokenizer),
+            tokenizer: self.tokenizer,
+            template: self.template,
+            defaults: self.defaults,
+            stop: self.stop,
+            max_length: self.max_length,
+            vocab: self.vocab,
+            worker: Arc::new(self.worker),
+            metrics: metrics.clone(),
+        }
+    }
+}
+
+type Loaded = (Parts, Engine<Box<dyn PlanExecutor>>, Inbox);
+
+fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
+    let model_args = ModelArgs { model: named.folder.clone(), compile: args.compile.clone() };
+    let model = model_args.open()?;
+    let tokenizer = Tokenizer::open(&model.files)?;
+    let template = ChatTemplate::open(&model.files).map_err(|e| e.to_string());
+    let stop = model.config.eos_ids(tokenizer.eos_id())?;
+    let defaults = Defaults::of(&model.config);
+    defaults.0.check()?;
+    let machine = args.run.machine()?;
+    let sequences = args.engine.sequences(&machine);
+    let size = Size::of(sequences as u64, model_args.length(&model)?);
+    super::super::commands::tune::lazily(&model, &model_args, &args.run, &machine)?;
+    let plan = session::plan(&model, &model_args, &args.run, Sym::B, size, &machine)?;
+    let size = args.engine.with_cache(size, plan.kv_bytes_per_token(), &machine);
+    let vocab = plan.vocabulary() as usize;
+    let checkpoint = model.checkpoint.as_ref().ok_or("the model has no weights")?;
+    session::warm(checkpoint);
+    let weights = CheckpointWeights::new(checkpoint);
+    let executor = session::executor(plan, &weights, &args.run, size, false, &machine)?;
+    let (blocks, on) = (executor.kv_blocks(), executor.describe());
+    let options = args.engine.options(sequences);
+    let engine = session::engine(executor, &args.run, size, &machine, options)?;
+    let (worker, inbox, outbox) = connect(sequences, args.limits.queue);
+    let max_length = size.max_length as usize;
+    let parts = Parts {
+        tokenizer, template, defaults, stop, max_length, vocab, blocks, on, worker, outbox,
+    };
+    Ok((parts, engine, inbox))
+}
+
+/// An error with its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(e) = cause {
+        let next = e.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = e.source();
+    }
+    text
+}
+
+/// The KV cache of the CPU when nothing else is asked for.
+const CPU_CACHE: u64 = 1 << 30;
+
+impl super::EngineArgs {
+    /// Sequences that run together.
+    fn sequences(&self, machine: &Machine) -> usize {
+        let default = if matches!(machine, Machine::Cpu) { 32 } else { 256 };
+        self.max_sequences.unwrap_or(default)
+    }
+
+    /// The size with the cache that was asked for. A GPU gives what it has; the host is shared,
+    /// and gives [`CPU_CACHE`], but always enough for one sequence.
+    fn with_cache(&self, size: Size, token_bytes: u64, machine: &Machine) -> Size {
+        let block = StepInputs::BLOCK_SIZE;
+        let asked = self.kv_blocks.or_else(|| self.kv_tokens.map(|n| n.div_ceil(block)));
+        let least = Size::one(size.max_length).blocks();
+        let default = match machine {
+            Machine::Gpu(_) => None,
+            Machine::Cpu => {
+                let most = CPU_CACHE / token_bytes.saturating_mul(block as u64).max(1);
+                Some(size.blocks().min((most as usize).max(least)))
+            }
+        };
+        Size { kv_blocks: asked.or(default), ..size }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_named() {
+        let parse = |text| NamedModel::parse(text).map(|m| (m.name, m.folder));
+        let dir = |text: &str| Some(std::path::PathBuf::from(text));
+        assert_eq!(parse("a=/x/y"), Ok(("a".to_owned(), dir("/x/y"))));
+        assert_eq!(parse("/x/y"), Ok(("y".to_owned(), dir("/x/y"))));
+        assert_eq!(parse("a=demo"), Ok(("a".to_owned(), None)));
+        assert!(parse("=x").is_err() && parse("x=").is_err() && parse("").is_err());
+    }
+}

@@ -1,0 +1,515 @@
+//! A model's engine on a thread of its own, and the task that hands its events to requests.
+//!
+//! The thread does nothing but step: commands are taken between steps, and a step's events leave
+//! it in one batch. Text and JSON are made by the tasks of the requests.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use infernum_runtime::{
+    Engine, EngineError, Event, FinishReason, Logprobs, PlanExecutor, Request, RequestId, Stats,
+};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::metrics::{Counted, ModelMetrics, record};
+
+/// Steps that may fail one after the other before the model counts as sick.
+const SICK: u32 = 3;
+
+/// What the engine's thread is told.
+enum Command {
+    Submit(Box<Submission>),
+    Cancel(u64, End),
+}
+
+/// Why a request is no longer wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Its text reached a stop string.
+    Stopped,
+    /// Nobody listens.
+    Aborted,
+}
+
+struct Submission {
+    key: u64,
+    request: Request,
+    sink: Sink,
+}
+
+/// Where a request's outputs go.
+struct Sink {
+    choice: u32,
+    outputs: UnboundedSender<(u32, Output)>,
+    arrival: Instant,
+    waiting: Option<Counted>,
+    _inflight: Counted,
+}
+
+/// What becomes of a request; the first is `Accepted` or `Rejected`, the last `Finished`,
+/// `Rejected` or `Failed`.
+#[derive(Debug)]
+pub(crate) enum Output {
+    Accepted,
+    Rejected(EngineError),
+    /// Tokens of its prompt that were in the cache.
+    Started(usize),
+    Prompt(Box<Logprobs>),
+    Token(u32, Option<Box<Logprobs>>),
+    Finished(FinishReason),
+    Failed(Arc<str>),
+}
+
+/// What one step, and the commands before it, did.
+#[derive(Default)]
+struct Batch {
+    accepted: Vec<(RequestId, Sink, usize)>,
+    rejected: Vec<(Sink, EngineError)>,
+    events: Vec<Event>,
+    cancelled: Vec<(RequestId, End)>,
+    error: Option<Arc<str>>,
+    /// When the step began and ended.
+    times: Option<(Instant, Instant)>,
+}
+
+impl Batch {
+    fn is_empty(&self) -> bool {
+        self.accepted.is_empty()
+            && self.rejected.is_empty()
+            && self.events.is_empty()
+            && self.cancelled.is_empty()
+    }
+}
+
+/// How a model's engine stands, for everybody to see.
+pub(crate) struct Status {
+    alive: AtomicBool,
+    /// Steps that failed since the last that did not.
+    failures: AtomicU32,
+    stats: Mutex<Stats>,
+    /// Requests handed over that have not ended.
+    inflight: Arc<AtomicUsize>,
+    /// Those that have not started.
+    waiting: Arc<AtomicUsize>,
+    /// Recent time from start to end of a request, in milliseconds.
+    service_ms: AtomicU32,
+}
+
+impl Status {
+    fn new() -> Status {
+        Status {
+            alive: AtomicBool::new(true),
+            failures: AtomicU32::new(0),
+            stats: Mutex::default(),
+            inflight: Arc::default(),
+            waiting: Arc::default(),
+            service_ms: AtomicU32::new(1000),
+        }
+    }
+
+    /// Whether steps succeed.
+    pub(crate) fn healthy(&self) -> bool {
+        self.alive.load(Ordering::Acquire) && self.failures.load(Ordering::Acquire) < SICK
+    }
+
+    /// How the engine stood after its last step.
+    pub(crate) fn stats(&self) -> Stats {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Requests handed over that the engine has not counted yet.
+    pub(crate) fn queued(&self) -> usize {
+        let stats = self.stats();
+        self.inflight.load(Ordering::Acquire).saturating_sub(stats.running + stats.waiting)
+    }
+
+    /// Seconds until those that wait now have started, if all goes on as it did.
+    pub(crate) fn retry_after(&self) -> u64 {
+        let running = self.stats().running.max(1) as u64;
+        let waiting = self.waiting.load(Ordering::Acquire) as u64 + 1;
+        let service = u64::from(self.service_ms.load(Ordering::Relaxed));
+        (service * waiting / running).div_ceil(1000).clamp(1, 120)
+    }
+
+    /// Takes room for `n` requests where no more than `running + queue` are under way and the
+    /// engine has no `queue` of its own.
+    fn admit(&self, n: usize, running: usize, queue: usize) -> Result<Vec<Counted>, Busy> {
+        let (waiting, all) = (self.waiting.load(Ordering::Acquire), running + queue);
+        if waiting > 0 && waiting >= queue && self.stats().waiting >= queue.max(1) {
+            return Err(Busy);
+        }
+        let add = |count: usize| count.checked_add(n).filter(|count| *count <= all);
+        self.inflight.fetch_update(Ordering::AcqRel, Ordering::Acquire, add).map_err(|_| Busy)?;
+        Ok((0..n).map(|_| Counted::holding(&self.inflight)).collect())
+    }
+}
+
+/// The queue is full.
+pub(crate) struct Busy;
+
+/// The engine's thread ended.
+pub(crate) struct Gone;
+
+/// Speaks to a model's engine.
+pub(crate) struct Worker {
+    commands: Sender<Command>,
+    next_key: std::sync::atomic::AtomicU64,
+    pub(crate) status: Arc<Status>,
+    /// Requests that run together, and that may wait.
+    room: (usize, usize),
+}
+
+impl Worker {
+    /// The most requests that can be under way.
+    pub(crate) fn room(&self) -> usize {
+        self.room.0 + self.room.1
+    }
+
+    /// Takes room for `n` requests.
+    pub(crate) fn admit(&self, n: usize) -> Result<Vec<Counted>, Busy> {
+        self.status.admit(n, self.room.0, self.room.1)
+    }
+
+    /// Hands requests over, one for each room that was taken. Dropping the result cancels what has
+    /// not ended.
+    pub(crate) fn submit(
+        self: &Arc<Worker>,
+        requests: Vec<Request>,
+        rooms: Vec<Counted>,
+    ) -> Result<Running, Gone> {
+        let (sender, outputs) = unbounded_channel();
+        let first = self.next_key.fetch_add(requests.len() as u64, Ordering::Relaxed);
+        let live = vec![true; requests.len()];
+        let mut running = Running { worker: self.clone(), first, live, outputs };
+        for ((choice, request), room) in (0u32..).zip(requests).zip(rooms) {
+            let sink = Sink {
+                choice,
+                outputs: sender.clone(),
+                arrival: Instant::now(),
+                waiting: Some(Counted::one(&self.status.waiting)),
+                _inflight: room,
+            };
+            let key = first + u64::from(choice);
+            let submission = Box::new(Submission { key, request, sink });
+            if self.commands.send(Command::Submit(submission)).is_err() {
+                running.live.clear();
+                return Err(Gone);
+            }
+        }
+        Ok(running)
+    }
+}
+
+/// Requests under way, for whoever asked for them.
+pub(crate) struct Running {
+    worker: Arc<Worker>,
+    first: u64,
+    live: Vec<bool>,
+    pub(crate) outputs: UnboundedReceiver<(u32, Output)>,
+}
+
+impl Running {
+    /// Notes that a request ended by itself.
+    pub(crate) fn ended(&mut self, choice: u32) {
+        if let Some(live) = self.live.get_mut(choice as usize) {
+            *live = false;
+        }
+    }
+
+    /// Ends one request.
+    pub(crate) fn cancel(&mut self, choice: u32, end: End) {
+        if self.live.get(choice as usize) == Some(&true) {
+            self.ended(choice);
+            // A thread that is gone runs nothing.
+            let _ = self.worker.commands.send(Command::Cancel(self.first + u64::from(choice), end));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        (0..self.live.len() as u32).for_each(|choice| self.cancel(choice, End::Aborted));
+    }
+}
+
+/// The engine's side: what [`connect`] gives to the thread.
+pub(crate) struct Inbox {
+    commands: Receiver<Command>,
+    batches: UnboundedSender<Batch>,
+    status: Arc<Status>,
+}
+
+/// A worker, the inbox to [`Inbox::serve`] on the engine's thread, and the rest to
+/// [`Outbox::deliver`] as a task.
+pub(crate) fn connect(running: usize, queue: usize) -> (Worker, Inbox, Outbox) {
+    let (commands, inbox) = channel();
+    let (batches, outbox) = unbounded_channel();
+    let status = Arc::new(Status::new());
+    let worker = Worker {
+        commands,
+        next_key: 0.into(),
+        status: status.clone(),
+        room: (running, queue),
+    };
+    let inbox = Inbox { commands: inbox, batches, status: status.clone() };
+    (worker, inbox, Outbox { batches: outbox, status, slots: HashMap::new() })
+}
+
+/// The engine with the names that requests have outside.
+struct Stepper {
+    engine: Engine<Box<dyn PlanExecutor>>,
+    ids: HashMap<u64, RequestId>,
+    keys: HashMap<RequestId, u64>,
+    batch: Batch,
+}
+
+impl Inbox {
+    /// Runs the engine until all senders are gone.
+    pub(crate) fn serve(self, engine: Engine<Box<dyn PlanExecutor>>) {
+        let (ids, keys) = (HashMap::new(), HashMap::new());
+        let mut stepper = Stepper { engine, ids, keys, batch: Batch::default() };
+        // A bug in a kernel must not take the other models along.
+        let ended = catch_unwind(AssertUnwindSafe(|| self.run(&mut stepper)));
+        self.status.alive.store(false, Ordering::Release);
+        if ended.is_err() {
+            tracing::error!("the engine's thread panicked; its model is gone");
+        }
+    }
+
+    fn run(&self, stepper: &mut Stepper) {
+        loop {
+            if stepper.engine.is_idle() {
+                self.publish(stepper);
+                match self.commands.recv() {
+                    Ok(command) => stepper.apply(command),
+                    Err(_) => return,
+                }
+            }
+            while let Ok(command) = self.commands.try_recv() {
+                stepper.apply(command);
+            }
+            if !stepper.engine.is_idle() {
+                stepper.step(&self.status.failures);
+                self.publish(stepper);
+            }
+        }
+    }
+
+    /// Shows how the engine stands, and sends what happened.
+    fn publish(&self, stepper: &mut Stepper) {
+        *self.status.stats.lock().unwrap_or_else(PoisonError::into_inner) = stepper.engine.stats();
+        if !stepper.batch.is_empty() {
+            let events = Vec::with_capacity(stepper.batch.events.len());
+            let batch = std::mem::replace(&mut stepper.batch, Batch { events, ..Batch::default() });
+            // Nobody listens any more when the server is on its way out.
+            let _ = self.batches.send(batch);
+        }
+    }
+}
+
+impl Stepper {
+    fn apply(&mut self, command: Command) {
+        match command {
+            Command::Submit(submission) => {
+                let Submission { key, request, sink } = *submission;
+                let prompt = request.tokens.len();
+                match self.engine.submit(request) {
+                    Ok(id) => {
+                        self.ids.insert(key, id);
+                        self.keys.insert(id, key);
+                        self.batch.accepted.push((id, sink, prompt));
+                    }
+                    Err(error) => self.batch.rejected.push((sink, error)),
+                }
+            }
+            Command::Cancel(key, end) => {
+                if let Some(id) = self.ids.remove(&key) {
+                    self.keys.remove(&id);
+                    self.engine.cancel(id);
+                    self.batch.cancelled.push((id, end));
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, failures: &AtomicU32) {
+        let events = &mut self.batch.events;
+        let began = Instant::now();
+        let result = self.engine.step(events);
+        self.batch.times = Some((began, Instant::now()));
+        match result {
+            Ok(()) => failures.store(0, Ordering::Release),
+            Err(error) => {
+                tracing::error!(%error, "a step failed");
+                failures.fetch_add(1, Ordering::AcqRel);
+                self.batch.error = Some(error.to_string().into());
+                // Where the engine does not say whose step it was, it was everybody's.
+                if !events.iter().any(|e| matches!(e, Event::Finished(_, FinishReason::Failed))) {
+                    for id in self.keys.keys() {
+                        self.engine.cancel(*id);
+                        events.push(Event::Finished(*id, FinishReason::Failed));
+                    }
+                }
+            }
+        }
+        for event in events.iter() {
+            if let Event::Finished(id, _) = event
+                && let Some(key) = self.keys.remove(id)
+            {
+                self.ids.remove(&key);
+            }
+        }
+    }
+}
+
+/// A request as [`Outbox::deliver`] knows it.
+struct Slot {
+    sink: Sink,
+    prompt: usize,
+    started: Option<Instant>,
+    first: Option<Instant>,
+    last: Instant,
+}
+
+/// Batches on their way to requests.
+pub(crate) struct Outbox {
+    batches: UnboundedReceiver<Batch>,
+    status: Arc<Status>,
+    slots: HashMap<RequestId, Slot>,
+}
+
+impl Outbox {
+    /// Hands events to their requests, and measures, until the engine's thread ends.
+    pub(crate) async fn deliver(mut self, metrics: Arc<ModelMetrics>) {
+        while let Some(batch) = self.batches.recv().await {
+            let times = batch.times.unwrap_or_else(|| (Instant::now(), Instant::now()));
+            for (id, sink, prompt) in batch.accepted {
+                sink.send(Output::Accepted);
+                metrics.prompt_tokens.increment(prompt as u64);
+                let last = times.1;
+                self.slots.insert(id, Slot { sink, prompt, started: None, first: None, last });
+            }
+            for (sink, error) in batch.rejected {
+                sink.send(Output::Rejected(error));
+            }
+            // A request's events come before its cancellation, which ends the list of them.
+            for event in batch.events {
+                self.event(event, batch.error.as_ref(), &metrics, times);
+            }
+            for (id, end) in batch.cancelled {
+                if self.slots.remove(&id).is_some() {
+                    match end {
+                        End::Stopped => metrics.stopped(),
+                        End::Aborted => metrics.abort.increment(1),
+                    }
+                }
+            }
+        }
+    }
+
+    fn event(
+        &mut self,
+        event: Event,
+        error: Option<&Arc<str>>,
+        metrics: &ModelMetrics,
+        (began, now): (Instant, Instant),
+    ) {
+        let (Event::Started(id, _) | Event::Prompt(id, _) | Event::Token(id, ..)
+        | Event::Finished(id, _)) = event;
+        let Some(slot) = self.slots.get_mut(&id) else { return };
+        slot.start(metrics, began.max(slot.sink.arrival));
+        match event {
+            Event::Started(_, cached) => slot.sink.send(Output::Started(cached.min(slot.prompt))),
+            Event::Prompt(_, logprobs) => slot.sink.send(Output::Prompt(logprobs)),
+            Event::Token(_, token, logprobs) => {
+                slot.token(metrics, now);
+                slot.sink.send(Output::Token(token, logprobs));
+            }
+            Event::Finished(_, reason) => {
+                let Some(slot) = self.slots.remove(&id) else { return };
+                metrics.finished(reason);
+                record(&metrics.e2e, now.saturating_duration_since(slot.sink.arrival));
+                if let Some(first) = slot.first {
+                    record(&metrics.decode, slot.last - first);
+                }
+                if let Some(started) = slot.started {
+                    self.note_service(now.saturating_duration_since(started));
+                }
+                slot.sink.send(match reason {
+                    FinishReason::Failed => Output::Failed(
+                        error.cloned().unwrap_or_else(|| "the engine failed".into()),
+                    ),
+                    reason => Output::Finished(reason),
+                });
+            }
+        }
+    }
+
+    /// Keeps a moving mean.
+    fn note_service(&self, time: Duration) {
+        let (old, new) = (self.status.service_ms.load(Ordering::Relaxed), time.as_millis());
+        let new = u32::try_from(new).unwrap_or(u32::MAX);
+        self.status.service_ms.store(old - old / 8 + new / 8, Ordering::Relaxed);
+    }
+}
+
+impl Slot {
+    fn start(&mut self, metrics: &ModelMetrics, now: Instant) {
+        if self.started.is_none() {
+            self.started = Some(now);
+            self.sink.waiting = None;
+            record(&metrics.queue, now.saturating_duration_since(self.sink.arrival));
+        }
+    }
+
+    fn token(&mut self, metrics: &ModelMetrics, now: Instant) {
+        metrics.generation_tokens.increment(1);
+        if self.first.is_some() {
+            record(&metrics.itl, now - self.last);
+        } else {
+            self.first = Some(now);
+            record(&metrics.ttft, now.saturating_duration_since(self.sink.arrival));
+            if let Some(started) = self.started {
+                record(&metrics.prefill, now.saturating_duration_since(started));
+            }
+        }
+        self.last = now;
+    }
+}
+
+impl Sink {
+    fn send(&self, output: Output) {
+        // Whoever went away has cancelled, or is about to.
+        let _ = self.outputs.send((self.choice, output));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_taken_and_given_back() {
+        let status = Status::new();
+        let rooms = status.admit(3, 2, 1).ok().expect("there is room");
+        assert!(status.admit(1, 2, 1).is_err());
+        drop(rooms);
+        assert!(status.admit(4, 2, 1).is_err(), "never all at once");
+        assert!(status.admit(3, 2, 1).is_ok());
+        assert_eq!(status.inflight.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_queue_of_the_engines_own_counts() {
+        let status = Status::new();
+        let _waiting: Vec<Counted> = (0..2).map(|_| Counted::one(&status.waiting)).collect();
+        assert!(status.admit(1, 100, 2).is_ok(), "the engine may take them yet");
+        *status.stats.lock().unwrap() = Stats { waiting: 2, ..Stats::default() };
+        assert!(status.admit(1, 100, 2).is_err());
+        assert!(status.admit(1, 100, 3).is_ok());
+    }
+}

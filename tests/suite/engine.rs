@@ -1,0 +1,155 @@
+//! The engine on real models: however it schedules, each request's tokens are what they are alone.
+
+use std::collections::BTreeMap;
+
+use infernum_codegen::Limits;
+use infernum_ir::{DType, Sym};
+use infernum_passes::data::Kernels;
+use infernum_runtime::{
+    Batching, Engine, EngineLimits, EngineOptions, Event, KvMode, PlanExecutor, Policy, Request,
+    SamplingParams, Stats, StepInputs,
+};
+
+use crate::support::{Fixture, Launches};
+
+const FIXTURES: [&str; 4] = ["llama/gqa3", "mistral/window", "qwen2/windows", "qwen3/gqa3_tied"];
+
+/// An engine with memory for `sequences` of the longest.
+fn engine(f: &Fixture, sequences: usize, options: EngineOptions) -> Engine<Box<dyn PlanExecutor>> {
+    let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
+    let chunk = 24;
+    let limits = Limits { chunk, sequences: 8, max_length: f.max_length };
+    let plan = f.plan_of(DType::F32, "default", &kernels, limits, Sym::B);
+    let blocks = sequences * (f.max_length as usize).div_ceil(StepInputs::BLOCK_SIZE);
+    let limits = EngineLimits {
+        step: plan.limits,
+        max_length: f.max_length as usize,
+        chunk: chunk as usize,
+        blocks,
+        block_size: StepInputs::BLOCK_SIZE,
+        vocab: f.logits.len() / f.tokens.len(),
+    };
+    let executor = f.executor(plan, blocks, Launches::Graphs);
+    Engine::new(executor, limits, options).expect("options that agree")
+}
+
+/// Prompts that begin alike in part, greedy and not.
+fn requests(f: &Fixture) -> Vec<Request> {
+    let request = |i: usize| {
+        let length = 1 + (i * 13) % (f.tokens.len() - 1);
+        let mut tokens = f.tokens[..length].to_vec();
+        if i % 3 == 0 {
+            *tokens.last_mut().expect("a token") = f.tokens[i];
+        }
+        let seed = i as u64;
+        let sampling = match i % 4 {
+            1 => SamplingParams { temperature: 0.8, seed, ..SamplingParams::default() },
+            2 => SamplingParams { repetition_penalty: 1.4, ..SamplingParams::default() },
+            _ => SamplingParams::default(),
+        };
+        let bias = vec![(f.tokens[0], 1.5); usize::from(i % 5 == 4)];
+        // The first two grow long, together.
+        let most = if i < 2 { 30 } else { 6 + i % 7 };
+        Request { sampling, bias, ..Request::new(tokens, most) }
+    };
+    (0..14).map(request).collect()
+}
+
+/// The tokens of each request, all submitted at once, or in two halves.
+fn outputs(
+    engine: &mut Engine<Box<dyn PlanExecutor>>,
+    requests: &[Request],
+) -> (Vec<Vec<u32>>, Stats) {
+    let mut outputs = BTreeMap::new();
+    let mut events = Vec::new();
+    let (first, second) = requests.split_at(requests.len() / 2);
+    for half in [first, second] {
+        for request in half {
+            let id = engine.submit(request.clone()).expect("a request that fits");
+            outputs.insert(id, Vec::new());
+        }
+        for _ in 0..5 {
+            engine.step(&mut events).expect("a step");
+        }
+    }
+    while !engine.is_idle() {
+        engine.step(&mut events).expect("a step");
+    }
+    for event in events {
+        if let Event::Token(id, token, _) = event {
+            outputs.get_mut(&id).expect("a request of ours").push(token);
+        }
+    }
+    let (free, total) = engine.blocks();
+    assert_eq!(free, total, "memory was lost");
+    (outputs.into_values().collect(), engine.stats())
+}
+
+#[test]
+fn no_way_of_scheduling_changes_an_output() {
+    let plain = EngineOptions { prefix_cache: false, ahead: false, ..EngineOptions::default() };
+    let ways = [
+        ("all", 8, EngineOptions::default()),
+        ("little memory", 1, EngineOptions::default()),
+        ("prefixes", 8, EngineOptions { prefix_cache: true, ..plain }),
+        ("ahead", 8, EngineOptions { ahead: true, ..plain }),
+        ("contiguous", 3, EngineOptions { kv: KvMode::Contiguous, ahead: true, ..plain }),
+        ("no cache", 8, EngineOptions { kv: KvMode::Off, ..plain }),
+        ("static", 8, EngineOptions { batching: Batching::Static, ..plain }),
+        (
+            "prompts first",
+            3,
+            EngineOptions { policy: Policy::PrefillFirst, ..EngineOptions::default() },
+        ),
+        (
+            "in turn",
+            3,
+            EngineOptions { policy: Policy::DecodeRoundRobin, ..EngineOptions::default() },
+        ),
+    ];
+    for name in FIXTURES {
+        let f = Fixture::open(name);
+        let requests = requests(&f);
+        let alone = EngineOptions { batching: Batching::None, ..plain };
+        let (expected, _) = outputs(&mut engine(&f, 1, alone), &requests);
+        for (way, sequences, options) in ways {
+            let (found, stats) = outputs(&mut engine(&f, sequences, options), &requests);
+            assert_eq!(found, expected, "{name}, {way}");
+            assert_eq!(stats.prefix_hits > 0, options.prefix_cache, "{name}, {way}: {stats:?}");
+            assert_eq!(stats.preemptions > 0, way == "little memory", "{name}, {way}: {stats:?}");
+        }
+    }
+}
+
+#[test]
+fn log_probabilities_of_a_prompt_are_those_of_its_logits() {
+    for name in FIXTURES {
+        let f = Fixture::open(name);
+        let mut engine = engine(&f, 2, EngineOptions::default());
+        let prompt = f.tokens.clone();
+        // The cache holds the prompt already: it must not be passed over.
+        for _ in 0..2 {
+            let request = Request { prompt_logprobs: Some(3), ..Request::new(prompt.clone(), 0) };
+            engine.submit(request).expect("a request that fits");
+            let mut events = Vec::new();
+            while !engine.is_idle() {
+                engine.step(&mut events).expect("a step");
+            }
+            let found: Vec<_> = events
+                .iter()
+                .filter_map(|e| if let Event::Prompt(_, l) = e { Some(l) } else { None })
+                .collect();
+            assert_eq!(found.len() + 1, prompt.len(), "{name}");
+            let vocab = f.logits.len() / prompt.len();
+            for (i, logprobs) in found.iter().enumerate() {
+                let row = &f.logits[i * vocab..(i + 1) * vocab];
+                let log_sum = row.iter().map(|l| l.exp()).sum::<f64>().ln();
+                let expected = row[prompt[i + 1] as usize] - log_sum;
+                let error = (f64::from(logprobs.logprob) - expected).abs();
+                assert!(error < 1e-4, "{name}, token {}: {logprobs:?}, not {expected}", i + 1);
+                assert_eq!((logprobs.token, logprobs.top.len()), (prompt[i + 1], 3));
+                assert!(logprobs.top.is_sorted_by(|a, b| a.1 >= b.1));
+            }
+        }
+    }
+}
