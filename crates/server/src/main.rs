@@ -56,8 +56,7 @@ enum Command {
 fn parse() -> Cli {
     let variable = |name: &str| std::env::var(name).ok();
     let mut command = Cli::command();
-    let matches =
-        serve::layered(&command, "serve", std::env::args_os().collect(), &variable);
+    let matches = serve::layered(&command, "serve", std::env::args_os().collect(), &variable);
     let cli = matches.and_then(|m| Ok(Cli::from_arg_matches(&m)?));
     cli.unwrap_or_else(|error| match error.downcast::<clap::Error>() {
         Ok(error) => error.format(&mut command).exit(),

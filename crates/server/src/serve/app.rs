@@ -12,7 +12,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 use tower_http::request_id::{
     MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer,
 };
@@ -34,7 +34,7 @@ pub(crate) struct App {
     pub(crate) keys: auth::Keys,
     pub(crate) max_body: usize,
     pub(crate) request_timeout: Option<Duration>,
-    cors: CorsLayer,
+    cors: Option<CorsLayer>,
     draining: AtomicBool,
 }
 
@@ -115,8 +115,8 @@ fn is_limit(error: &axum::Error) -> bool {
 }
 
 /// All routes.
-pub(crate) fn router(app: &Arc<App>, _args: &Args) -> Router {
-    Router::new()
+pub(crate) fn router(app: &Arc<App>) -> Router {
+    let routes = Router::new()
         .route("/", get(api::pages::chat))
         .route("/docs", get(api::pages::docs))
         .route("/openapi.json", get(api::pages::openapi))
@@ -132,8 +132,13 @@ pub(crate) fn router(app: &Arc<App>, _args: &Args) -> Router {
         .fallback(nothing)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app.clone())
-        .layer(from_fn_with_state(app.clone(), auth::check))
-        .layer(app.cors.clone())
+        .layer(from_fn_with_state(app.clone(), auth::check));
+    // Before keys are asked for: browsers ask what is allowed without them.
+    let routes = match &app.cors {
+        Some(cors) => routes.layer(cors.clone()),
+        None => routes,
+    };
+    routes
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn(trace))
         .layer(PropagateRequestIdLayer::new(REQUEST_ID))
@@ -182,7 +187,7 @@ async fn trace(request: Request, next: axum::middleware::Next) -> Response {
     let id = request_id(request.extensions());
     let start = std::time::Instant::now();
     let response = next.run(request).await;
-    let (status, ms) = (response.status().as_u16(), start.elapsed().as_secs_f32() * 1e3);
+    let (status, ms) = (response.status().as_u16(), start.elapsed().as_micros() as f64 / 1e3);
     if status >= 500 {
         tracing::warn!(request_id = id, %method, path, status, ms, "answered");
     } else {
@@ -191,10 +196,10 @@ async fn trace(request: Request, next: axum::middleware::Next) -> Response {
     response
 }
 
-fn cors(origins: &[String]) -> Result<CorsLayer, String> {
-    let layer = CorsLayer::new();
+/// Lets pages of these origins call; `None` where there are none.
+fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
     if origins.is_empty() {
-        return Ok(layer);
+        return Ok(None);
     }
     let origin = if origins.iter().any(|o| o == "*") {
         AllowOrigin::from(Any)
@@ -204,9 +209,11 @@ fn cors(origins: &[String]) -> Result<CorsLayer, String> {
         };
         AllowOrigin::list(origins.iter().map(parse).collect::<Result<Vec<_>, _>>()?)
     };
-    Ok(layer
+    let exposed = [REQUEST_ID, header::RETRY_AFTER, api::common::WARNING];
+    let layer = CorsLayer::new()
         .allow_origin(origin)
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers(tower_http::cors::AllowHeaders::mirror_request())
-        .expose_headers([REQUEST_ID, header::RETRY_AFTER, api::common::WARNING]))
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(exposed);
+    Ok(Some(layer))
 }

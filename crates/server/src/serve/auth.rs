@@ -46,7 +46,8 @@ impl Keys {
         if let Some(path) = file {
             let text = std::fs::read_to_string(path)
                 .map_err(|e| format!("--api-key-file {}: {e}", path.display()))?;
-            let lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
+            let lines =
+                text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
             let before = all.len();
             all.extend(lines.map(str::to_owned));
             if all.len() == before {

@@ -48,7 +48,8 @@ pub(crate) fn layered(
     else {
         return Ok(matches);
     };
-    let written = |arg: &Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let written =
+        |arg: &Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
     let options = || layer.get_arguments().filter(|a| a.get_long().is_some_and(|l| l != "help"));
     let path = given.get_one::<PathBuf>("config").cloned();
     let path = path.or_else(|| variable(&variable_name("config")).map(PathBuf::from));
@@ -154,21 +155,27 @@ fn read(path: &Path, options: &[&Arg]) -> Result<Vec<Given>, ConfigError> {
         message: error.message().to_owned(),
     })?;
     let mut all: Vec<Given> = Vec::new();
-    for (key, value) in table.get_ref() {
+    let mut entries: Vec<_> = table.get_ref().iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    for (key, value) in entries {
         let place = place(key.span().start);
         let written = key.get_ref().to_string();
         let key = written.replace('_', "-");
         let known = options.iter().filter_map(|a| a.get_long());
         if key == "config" || !known.clone().any(|long| long == key) {
-            let hint = closest(&key, known).map_or(String::new(), |k| format!("; did you mean `{k}`?"));
+            let hint =
+                closest(&key, known).map_or(String::new(), |k| format!("; did you mean `{k}`?"));
             return Err(ConfigError::Unknown { place, key: written, hint });
         }
         if all.iter().any(|g| g.key == key) {
             let message = "is given twice".to_owned();
             return Err(ConfigError::Value { place, key, message });
         }
-        let values = values(value)
-            .map_err(|message| ConfigError::Value { place: place.clone(), key: key.clone(), message })?;
+        let values = values(value).map_err(|message| ConfigError::Value {
+            place: place.clone(),
+            key: key.clone(),
+            message,
+        })?;
         all.push(Given { place, key, values });
     }
     Ok(all)
@@ -220,13 +227,11 @@ mod tests {
             std::fs::write(&path, text).expect("a file");
             line.extend(["--config".into(), path.into()]);
         }
-        let variable = |name: &str| {
-            environment.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
-        };
+        let variable =
+            |name: &str| environment.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
         let matches = layered(&Cli::command(), "serve", line, &variable);
-        let matches = matches.map_err(|e| {
-            e.to_string().replace(&format!("{}/", folder.path().display()), "")
-        })?;
+        let matches = matches
+            .map_err(|e| e.to_string().replace(&format!("{}/", folder.path().display()), ""))?;
         let serve = matches.subcommand_matches("serve").expect("serve");
         Ok(super::super::Args::from_arg_matches(serve).expect("args"))
     }
@@ -234,7 +239,8 @@ mod tests {
     #[test]
     fn the_command_line_goes_before_the_environment_and_that_before_the_file() {
         let file = "port = 1\nqueue = 1\nmax_body_bytes = 0x10\nmodel = [\"a=x\", \"b=y\"]\nno-ahead = true\ncosts = \"c\"";
-        let environment = [("INFERNUM_PORT", "2"), ("INFERNUM_QUEUE", "2"), ("INFERNUM_NO_GRAPHS", "1")];
+        let environment =
+            [("INFERNUM_PORT", "2"), ("INFERNUM_QUEUE", "2"), ("INFERNUM_NO_GRAPHS", "1")];
         let args = parse("infernum serve --port 3", &environment, Some(file)).expect("it parses");
         assert_eq!(args.listen.port, 3);
         assert_eq!(args.limits.queue, 2);
@@ -261,12 +267,21 @@ mod tests {
         );
         assert_eq!(fails("[engine]\npolicy = 1"), "c.toml:1: there is no option `engine`");
         let found = fails("\n\nport = \"x\"");
-        assert!(found.starts_with("c.toml:3: `port`: invalid value 'x' for '--port <PORT>'"), "{found}");
+        assert!(
+            found.starts_with("c.toml:3: `port`: invalid value 'x' for '--port <PORT>'"),
+            "{found}"
+        );
         let found = fails("policy = \"lifo\"");
         assert!(found.starts_with("c.toml:1: `policy`: invalid value 'lifo'"), "{found}");
         assert_eq!(fails("port = [1, 2]"), "c.toml:1: `port`: expected one value, found a list");
-        assert_eq!(fails("no_ahead = 3"), "c.toml:1: `no-ahead`: expected true or false, found `3`");
-        assert_eq!(fails("no_ahead = true\nno-ahead = true"), "c.toml:2: `no-ahead`: is given twice");
+        assert_eq!(
+            fails("no_ahead = 3"),
+            "c.toml:1: `no-ahead`: expected true or false, found `3`"
+        );
+        assert_eq!(
+            fails("no_ahead = true\nno-ahead = true"),
+            "c.toml:2: `no-ahead`: is given twice"
+        );
         assert!(fails("port = 1\nqueue = ").starts_with("c.toml:2: "));
         assert!(fails("host = {a = 1}").ends_with("found a table"));
         let found = parse("infernum serve", &[("INFERNUM_PORT", "x")], None).expect_err("x");
@@ -286,7 +301,8 @@ mod tests {
     fn all_options_can_be_given_everywhere() {
         let command = super::super::Args::augment_args(Command::new("serve"));
         for arg in command.get_arguments() {
-            let kinds = matches!(arg.get_action(), ArgAction::Set | ArgAction::SetTrue | ArgAction::Append);
+            let kinds =
+                matches!(arg.get_action(), ArgAction::Set | ArgAction::SetTrue | ArgAction::Append);
             assert!(kinds && arg.get_long().is_some(), "{arg:?} has no place in a file");
         }
     }

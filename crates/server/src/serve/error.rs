@@ -98,9 +98,8 @@ impl ApiError {
     /// The queue is full.
     pub(crate) fn busy(retry_after: u64) -> ApiError {
         let message = "too many requests are waiting; try again later";
-        let mut error =
-            ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
-                .code("queue_full");
+        let mut error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+            .code("queue_full");
         error.retry_after = Some(retry_after);
         error
     }

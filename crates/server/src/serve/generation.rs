@@ -134,8 +134,7 @@ impl Generation {
             let message = format!("expected at most {most} choices in all, found {n}");
             return Err(ApiError::value("n", message));
         }
-        let rooms =
-            worker.admit(n).map_err(|_| ApiError::busy(worker.status.retry_after()))?;
+        let rooms = worker.admit(n).map_err(|_| ApiError::busy(worker.status.retry_after()))?;
         let choice = |(i, request): (usize, &Request)| {
             let text = job.echo.as_ref().and_then(|echo| echo.get(i / job.per_prompt));
             Choice::new(served, &job.stops, text.map(|t| (request.tokens.clone(), t.clone())))
@@ -358,7 +357,8 @@ impl Choice {
 
     /// A piece that holds the prompt, if it is to be echoed and was not yet.
     fn begin(&mut self, served: &Served) -> Result<Piece, TokenizerError> {
-        let mut piece = Piece { choice: 0, text: String::new(), logprobs: Vec::new(), finish: None };
+        let mut piece =
+            Piece { choice: 0, text: String::new(), logprobs: Vec::new(), finish: None };
         let Some((tokens, text)) = self.echo.take() else { return Ok(piece) };
         let found = std::mem::take(&mut self.prompt_logprobs);
         if !found.is_empty() {
@@ -367,7 +367,8 @@ impl Choice {
             for (&token, logprobs) in tokens.iter().zip(known) {
                 let offset = decoded.offset().min(self.base);
                 decoded.push(token)?;
-                let (logprob, top) = logprobs.map_or((None, Vec::new()), |l| (Some(l.logprob), l.top));
+                let (logprob, top) =
+                    logprobs.map_or((None, Vec::new()), |l| (Some(l.logprob), l.top));
                 piece.logprobs.push(TokenLogprob { token, logprob, top, offset });
             }
         }
@@ -392,7 +393,7 @@ impl Drop for Generation {
         let used = self.used();
         let finish: Vec<&str> =
             self.choices.iter().map(|c| c.finish.map_or("abort", Finish::name)).collect();
-        let ms = |time: Duration| time.as_secs_f32() * 1e3;
+        let ms = |time: Duration| time.as_micros() as f64 / 1e3;
         tracing::info!(
             request_id = self.request_id,
             model = self.served.name,

@@ -42,9 +42,10 @@ pub(crate) async fn serve(
     let mut signals = Signals::new()?;
     let mut loading = load(args, app, models);
     let graceful = GracefulShutdown::new();
-    let permits = Arc::new(Semaphore::new(args.limits.max_connections.get().min(Semaphore::MAX_PERMITS)));
+    let permits =
+        Arc::new(Semaphore::new(args.limits.max_connections.get().min(Semaphore::MAX_PERMITS)));
     let connections = Connections {
-        service: app::router(app, args),
+        service: app::router(app),
         max_header: usize::try_from(args.limits.max_header_bytes).unwrap_or(usize::MAX),
         graceful,
     };
@@ -69,7 +70,7 @@ pub(crate) async fn serve(
     let limit = Duration::from_secs(args.limits.drain_timeout);
     tokio::select! {
         () = connections.graceful.shutdown() => {
-            tracing::info!(seconds = start.elapsed().as_secs_f32(), "drained");
+            tracing::info!(ms = start.elapsed().as_millis() as u64, "drained");
         }
         () = tokio::time::sleep(limit) => {
             tracing::warn!("--drain-timeout is over: what still runs is cut off");
@@ -83,11 +84,7 @@ pub(crate) async fn serve(
 }
 
 /// Loads the models on a thread of their own.
-fn load(
-    args: &Arc<Args>,
-    app: &Arc<App>,
-    models: Vec<NamedModel>,
-) -> oneshot::Receiver<Loaded> {
+fn load(args: &Arc<Args>, app: &Arc<App>, models: Vec<NamedModel>) -> oneshot::Receiver<Loaded> {
     let (sender, receiver) = oneshot::channel();
     let (args, app) = (args.clone(), app.clone());
     let tasks = tokio::runtime::Handle::current();
@@ -134,10 +131,7 @@ impl Connections {
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
             .max_buf_size(self.max_header)
-            .serve_connection(
-                TokioIo::new(stream),
-                TowerToHyperService::new(self.service.clone()),
-            );
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.service.clone()));
         let connection = self.graceful.watch(connection);
         tokio::spawn(async move {
             if let Err(error) = connection.await {

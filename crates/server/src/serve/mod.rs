@@ -101,7 +101,7 @@ struct LimitArgs {
     /// Largest body of a request.
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20)]
     max_body_bytes: usize,
-    /// Largest head of a request.
+    /// Largest head of a request; at most twice that is read.
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 10,
           value_parser = clap::value_parser!(u64).range(8192..))]
     max_header_bytes: u64,
@@ -180,7 +180,9 @@ pub(crate) fn run(args: Args) -> Outcome {
         if args.models.is_empty() { vec![NamedModel::demo()] } else { args.models.clone() };
     for (i, model) in models.iter().enumerate() {
         if models[..i].iter().any(|m| m.name == model.name) {
-            return Err(format!("two models are named `{}`: use --model NAME=DIR", model.name).into());
+            return Err(
+                format!("two models are named `{}`: use --model NAME=DIR", model.name).into()
+            );
         }
     }
     let args = Arc::new(args);

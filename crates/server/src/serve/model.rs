@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
+use infernum_frontend_hf::Config;
 use infernum_frontend_hf::chat::ChatTemplate;
 use infernum_frontend_hf::tokenizer::Tokenizer;
-use infernum_frontend_hf::Config;
 use infernum_ir::Sym;
 use infernum_runtime::{CheckpointWeights, Engine, PlanExecutor, SamplingParams, StepInputs};
 
@@ -145,7 +145,7 @@ pub(crate) fn load_all(
             on = parts.on,
             max_model_len = parts.max_length,
             kv_blocks = parts.blocks,
-            seconds = start.elapsed().as_secs_f32(),
+            ms = start.elapsed().as_millis() as u64,
             "ready"
         );
         let served = parts.serve(&entry.name, &metrics, deliver);
@@ -218,7 +218,16 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let (worker, inbox, outbox) = connect(sequences, args.limits.queue);
     let max_length = size.max_length as usize;
     let parts = Parts {
-        tokenizer, template, defaults, stop, max_length, vocab, blocks, on, worker, outbox,
+        tokenizer,
+        template,
+        defaults,
+        stop,
+        max_length,
+        vocab,
+        blocks,
+        on,
+        worker,
+        outbox,
     };
     Ok((parts, engine, inbox))
 }

@@ -82,8 +82,7 @@ impl StopStrings {
     fn unfinished(&self) -> usize {
         let begins = |stop: &String| {
             let most = self.held.len().min(stop.len() - 1);
-            let fits =
-                |n: &usize| stop.is_char_boundary(*n) && self.held.ends_with(&stop[..*n]);
+            let fits = |n: &usize| stop.is_char_boundary(*n) && self.held.ends_with(&stop[..*n]);
             (1..=most).rev().find(fits).unwrap_or(0)
         };
         self.stops.iter().map(begins).max().unwrap_or(0)
@@ -262,7 +261,8 @@ mod tests {
         assert_eq!(gpt2_byte('a'), Some(b'a'));
         assert_eq!(gpt2_byte('▁'), None);
         // The table is one to one.
-        let mut seen: Vec<u8> = (0..0x144).filter_map(char::from_u32).filter_map(gpt2_byte).collect();
+        let mut seen: Vec<u8> =
+            (0..0x144).filter_map(char::from_u32).filter_map(gpt2_byte).collect();
         seen.sort_unstable();
         assert_eq!(seen, (0..=255).collect::<Vec<u8>>());
         assert_eq!(Spelling::shown("é".as_bytes()), "é");

@@ -249,12 +249,8 @@ pub(crate) fn connect(running: usize, queue: usize) -> (Worker, Inbox, Outbox) {
     let (commands, inbox) = channel();
     let (batches, outbox) = unbounded_channel();
     let status = Arc::new(Status::new());
-    let worker = Worker {
-        commands,
-        next_key: 0.into(),
-        status: status.clone(),
-        room: (running, queue),
-    };
+    let worker =
+        Worker { commands, next_key: 0.into(), status: status.clone(), room: (running, queue) };
     let inbox = Inbox { commands: inbox, batches, status: status.clone() };
     (worker, inbox, Outbox { batches: outbox, status, slots: HashMap::new() })
 }
@@ -418,7 +414,9 @@ impl Outbox {
         metrics: &ModelMetrics,
         (began, now): (Instant, Instant),
     ) {
-        let (Event::Started(id, _) | Event::Prompt(id, _) | Event::Token(id, ..)
+        let (Event::Started(id, _)
+        | Event::Prompt(id, _)
+        | Event::Token(id, ..)
         | Event::Finished(id, _)) = event;
         let Some(slot) = self.slots.get_mut(&id) else { return };
         slot.start(metrics, began.max(slot.sink.arrival));
@@ -440,9 +438,9 @@ impl Outbox {
                     self.note_service(now.saturating_duration_since(started));
                 }
                 slot.sink.send(match reason {
-                    FinishReason::Failed => Output::Failed(
-                        error.cloned().unwrap_or_else(|| "the engine failed".into()),
-                    ),
+                    FinishReason::Failed => {
+                        Output::Failed(error.cloned().unwrap_or_else(|| "the engine failed".into()))
+                    }
                     reason => Output::Finished(reason),
                 });
             }

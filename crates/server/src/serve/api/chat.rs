@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::common::{
     Asked, Chunk, Common, CommonFields, Head, Likelihood, MOST_LOGPROBS, Usage, encode,
-    encode_error, likelihood, likeliest, parse_with_common, room_for, token_limit, warn, within,
+    encode_error, likeliest, likelihood, parse_with_common, room_for, token_limit, warn, within,
 };
 use crate::serve::app::App;
 use crate::serve::error::{ApiError, json};
@@ -217,7 +217,9 @@ impl ChatFields {
         let top = within("top_logprobs", self.top_logprobs.unwrap_or(0), 0, MOST_LOGPROBS)?;
         match self.logprobs {
             Some(true) => Ok(Some(top as usize)),
-            _ if top > 0 => Err(ApiError::value("top_logprobs", "top_logprobs: needs `logprobs`: true")),
+            _ if top > 0 => {
+                Err(ApiError::value("top_logprobs", "top_logprobs: needs `logprobs`: true"))
+            }
             _ => Ok(None),
         }
     }

@@ -173,14 +173,16 @@ impl CommonFields {
             Some(Stop::Several(stops)) => stops.clone(),
         };
         if stops.len() > MOST_STOPS {
-            let message = format!("stop: expected at most {MOST_STOPS} strings, found {}", stops.len());
+            let message =
+                format!("stop: expected at most {MOST_STOPS} strings, found {}", stops.len());
             return Err(ApiError::value("stop", message));
         }
         Ok(stops)
     }
 
     fn bias(&self, served: &Served) -> Result<Vec<(u32, f32)>, ApiError> {
-        let refuse = |message: String| ApiError::value("logit_bias", format!("logit_bias: {message}"));
+        let refuse =
+            |message: String| ApiError::value("logit_bias", format!("logit_bias: {message}"));
         let pair = |(key, bias): (&String, &f64)| {
             let token = key.parse::<u32>().ok().filter(|t| (*t as usize) < served.vocab);
             let token = token.ok_or_else(|| {
@@ -274,11 +276,18 @@ pub(crate) fn encode_error(param: &str, error: &TokenizerError) -> ApiError {
 
 /// Reads JSON. Also gives the fields that the type does not have.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Vec<String>), ApiError> {
+    // serde would take a list for the fields in order.
+    if bytes.trim_ascii_start().first().is_some_and(|b| *b != b'{') {
+        return Err(ApiError::malformed("the body is not JSON: expected an object"));
+    }
     let mut unknown = Vec::new();
     let mut track = serde_path_to_error::Track::new();
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let tracked = serde_path_to_error::Deserializer::new(&mut json, &mut track);
-    let read = serde_ignored::deserialize(tracked, |path| unknown.push(path.to_string()));
+    let read = serde_ignored::deserialize(tracked, |path| {
+        // An option that is there is a step of its own: `?`.
+        unknown.push(path.to_string().replace(".?", ""));
+    });
     let read = read.and_then(|value: T| json.end().map(|()| value));
     let error = match read {
         Ok(value) => return Ok((value, unknown)),
@@ -295,7 +304,11 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Vec<String>
         Some((field, _)) => format!("{path}.{field}"),
         None => path,
     };
-    let error = ApiError::malformed(if param == "." { message.clone() } else { format!("{param}: {message}") });
+    let error = ApiError::malformed(if param == "." {
+        message.clone()
+    } else {
+        format!("{param}: {message}")
+    });
     Err(if param == "." { error } else { error.param(param) })
 }
 
@@ -420,7 +433,10 @@ pub(crate) struct Asked {
 
 impl Asked {
     /// Reads a request.
-    pub(crate) async fn read(app: &App, request: axum::extract::Request) -> Result<Asked, ApiError> {
+    pub(crate) async fn read(
+        app: &App,
+        request: axum::extract::Request,
+    ) -> Result<Asked, ApiError> {
         let (parts, body) = request.into_parts();
         Ok(Asked {
             tenant: parts.extensions.get().copied().unwrap_or_default(),
@@ -454,7 +470,10 @@ mod tests {
         assert_eq!(fails("{"), serde_json::Value::Null);
         assert_eq!(fails("[]"), serde_json::Value::Null);
         assert_eq!(fails(r#"{"model":"m","temperature":"hot"}"#), "temperature");
-        assert_eq!(fails(r#"{"model":"m","stream_options":{"include_usage":1}}"#), "stream_options.include_usage");
+        assert_eq!(
+            fails(r#"{"model":"m","stream_options":{"include_usage":1}}"#),
+            "stream_options.include_usage"
+        );
         assert_eq!(fails(r#"{"model":"m"} x"#), serde_json::Value::Null);
         let (_, unknown) =
             parse::<CommonFields>(br#"{"model":"m","x":1,"stream_options":{"y":[2]},"n":null}"#)

@@ -176,8 +176,7 @@ impl Plan {
         let of_prompt = self.logprobs.filter(|_| self.echo);
         for (tokens, _) in &prompts {
             let most = room_for("prompt", tokens.len(), Some(self.max_tokens), served)?;
-            let request =
-                |i| common.request(tokens.clone(), most, i, logprobs, of_prompt);
+            let request = |i| common.request(tokens.clone(), most, i, logprobs, of_prompt);
             requests.extend((0..self.best_of).map(request));
         }
         Ok(Job {
@@ -339,8 +338,12 @@ mod tests {
             mean,
         };
         let all = vec![
-            whole("a", -2.0), whole("b", -1.0), whole("c", -3.0),
-            whole("d", -0.5), whole("e", -9.0), whole("f", f64::NEG_INFINITY),
+            whole("a", -2.0),
+            whole("b", -1.0),
+            whole("c", -3.0),
+            whole("d", -0.5),
+            whole("e", -9.0),
+            whole("f", f64::NEG_INFINITY),
         ];
         let texts: Vec<String> = best(all, 3, 2).into_iter().map(|w| w.text).collect();
         assert_eq!(texts, ["b", "a", "d", "e"]);
