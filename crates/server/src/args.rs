@@ -117,6 +117,11 @@ impl ModelArgs {
     pub(crate) fn open(&self) -> Result<Model, Box<dyn std::error::Error>> {
         Ok(Model::open(self.files()?, self.spec.as_deref(), &self.library())?)
     }
+
+    /// Opens the model without a checkpoint.
+    pub(crate) fn open_bare(&self) -> Result<Model, Box<dyn std::error::Error>> {
+        Ok(Model::without_weights(self.files()?, self.spec.as_deref(), &self.library())?)
+    }
 }
 
 impl CompileArgs {

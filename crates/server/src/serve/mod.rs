@@ -58,6 +58,14 @@ pub(crate) struct Args {
     compile: CompileArgs,
     #[command(flatten)]
     run: RunArgs,
+    /// Fill the weights with random numbers, to measure speed where there is only a config.json and a
+    /// tokenizer.
+    #[arg(long)]
+    random_weights: bool,
+    /// Run the first algorithm that cuBLASLt names for each product of matrices: the same in every
+    /// process, where the fastest may differ.
+    #[arg(long)]
+    no_tune_products: bool,
     #[command(flatten)]
     log: log::LogArgs,
     /// Names of metrics: infernum:… or, for tools made for it, vllm:….

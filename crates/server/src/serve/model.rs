@@ -9,9 +9,7 @@ use infernum_frontend_hf::Config;
 use infernum_frontend_hf::chat::ChatTemplate;
 use infernum_frontend_hf::tokenizer::Tokenizer;
 use infernum_ir::Sym;
-use infernum_runtime::{
-    CheckpointWeights, Engine, KvMode, PlanExecutor, SamplingParams, StepInputs,
-};
+use infernum_runtime::{Engine, KvMode, PlanExecutor, SamplingParams, StepInputs};
 
 use super::Args;
 use super::metrics::{Metrics, ModelMetrics};
@@ -197,7 +195,7 @@ type Loaded = (Parts, Engine<Box<dyn PlanExecutor>>, Inbox);
 
 fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let model_args = ModelArgs { model: named.folder.clone(), compile: args.compile.clone() };
-    let model = model_args.open()?;
+    let model = if args.random_weights { model_args.open_bare()? } else { model_args.open()? };
     let tokenizer = Tokenizer::open(&model.files)?;
     let template = ChatTemplate::open(&model.files).map_err(|e| e.to_string());
     let stop = model.config.eos_ids(tokenizer.eos_id())?;
@@ -210,10 +208,12 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let plan = session::plan(&model, &model_args, &args.run, Sym::B, size, &machine)?;
     let size = args.engine.with_cache(size, plan.kv_bytes_per_token(), &machine);
     let vocab = plan.vocabulary() as usize;
-    let checkpoint = model.checkpoint.as_ref().ok_or("the model has no weights")?;
-    session::warm(checkpoint);
-    let weights = CheckpointWeights::new(checkpoint);
-    let executor = session::executor(plan, &weights, &args.run, size, false, &machine)?;
+    let mut executor = session::load(plan, &model, &args.run, size, &machine)?;
+    if !args.no_tune_products {
+        let tuned = executor.tune_products()?;
+        let better = tuned.iter().filter(|t| t.best_us < t.first_us).count();
+        tracing::debug!(products = tuned.len(), better, "cuBLASLt's algorithms competed");
+    }
     let (blocks, on) = (executor.kv_blocks(), executor.describe());
     let options = args.engine.options(sequences);
     let engine = session::engine(executor, &args.run, size, &machine, options)?;
