@@ -4,7 +4,7 @@
 #
 #   tests/clients/run.sh [--heavy] [pytest's options]
 #
-# INFERNUM_BIN            the binary; target/debug/infernum, built first, when left out
+# INFERNUM_BIN            the binary; target/debug/infernum, built first as for `cargo test`, when left out
 # INFERNUM_NEEDS_BROWSER  fail where there is no Chromium, instead of leaving its tests out
 # INFERNUM_SCREENSHOTS    a folder for pictures of the chat page
 set -euo pipefail
@@ -13,7 +13,7 @@ root=$(cd "$here/../.." && pwd)
 venv=$root/target/clients
 
 if [[ -z ${INFERNUM_BIN:-} ]]; then
-  (cd "$root" && cargo build --quiet --locked --bin infernum)
+  (cd "$root" && cargo build --quiet --locked --profile test --bin infernum)
   INFERNUM_BIN=$root/target/debug/infernum
 fi
 export INFERNUM_BIN

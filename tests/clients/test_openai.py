@@ -58,11 +58,11 @@ def test_completion(complete, model):
 
 
 def test_length_ends_it(chat, complete):
-    assert (answer := chat(max_tokens=5, logit_bias=ENDLESS)).choices[0].finish_reason == "length"
+    assert (answer := chat(max_tokens=5, extra_body=ENDLESS)).choices[0].finish_reason == "length"
     check_usage(answer.usage, 5)
-    assert (answer := complete(max_tokens=5, logit_bias=ENDLESS)).choices[0].finish_reason == "length"
+    assert (answer := complete(max_tokens=5, extra_body=ENDLESS)).choices[0].finish_reason == "length"
     check_usage(answer.usage, 5)
-    new = chat(max_tokens=openai.NOT_GIVEN, max_completion_tokens=3, logit_bias=ENDLESS)
+    new = chat(max_tokens=openai.NOT_GIVEN, max_completion_tokens=3, extra_body=ENDLESS)
     check_usage(new.usage, 3)
 
 
@@ -293,7 +293,7 @@ def test_async(server, model):
 
 
 def test_a_stream_can_be_left(server, client, model):
-    stream = client.chat.completions.create(model=model, messages=ASK, max_tokens=1500, logit_bias=ENDLESS, stream=True)
+    stream = client.chat.completions.create(model=model, messages=ASK, max_tokens=1500, extra_body=ENDLESS, stream=True)
     for at, _ in enumerate(stream):
         if at == 3:
             break

@@ -28,5 +28,7 @@ pub use observe::{Observed, Observer};
 pub use sampler::{Choice, Sampler, SamplingError, SamplingParams, Seen, argmax};
 pub use sources::{CheckpointWeights, RandomWeights};
 pub use step::{StepInputs, StepOutput};
-pub use target::{Buffer, Cpu, Cuda, Executor, HostMemory, OnTarget, PlanExecutor, Target, Ticket};
+pub use target::{
+    Buffer, Cpu, Cuda, Executor, HostMemory, OnTarget, PlanExecutor, Target, Ticket, TunedProduct,
+};
 pub use weights::{Bytes, TensorBytes, WeightSource};

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use infernum_codegen::Plan;
+use serde::Serialize;
 
 use crate::cuda::DeviceMemory;
 use crate::{ExecError, Observer, StepInputs, StepOutput};
@@ -162,11 +163,29 @@ pub trait PlanExecutor: Executor {
     /// Time spent in each op since the start, if it is measured; the longest first.
     fn profile(&self) -> Vec<(String, Duration)>;
 
+    /// Has a library's algorithms compete for every product that is left to it, and runs the fastest
+    /// from now on, which may differ from one process to the next. Before the first step: it writes
+    /// over activations. About a second for 8 billion parameters.
+    fn tune_products(&mut self) -> Result<Vec<TunedProduct>, ExecError> {
+        Ok(Vec::new())
+    }
+
     /// Blocks of its KV cache.
     fn kv_blocks(&self) -> usize;
 
     /// What it runs on, for people.
     fn describe(&self) -> String;
+}
+
+/// A product for which a library's algorithms competed.
+#[derive(Clone, Debug, Serialize)]
+pub struct TunedProduct {
+    /// Rows of `x`, rows of `w`, and columns of both.
+    pub shape: [u64; 3],
+    /// Microseconds of the library's own choice.
+    pub first_us: f64,
+    /// Microseconds of what is run from now on.
+    pub best_us: f64,
 }
 
 /// An executor whose memory is of one kind.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{Launch, Plan, Run};
+use infernum_codegen::{Call, Launch, Plan, Run};
 use infernum_ir::{DType, Dims, StepInput, TensorType};
 
 use super::blas::Blas;
 use super::code::{Code, reads_contexts, uses_library};
 use super::driver::{DeviceMemory, Event, Function, Gpu, GpuError, Stream, capture};
-use super::frame::{Frame, shape};
+use super::frame::Frame;
 use super::graphs::{self, Graphs, Key};
 use super::guards::{self, Watched};
 use super::inputs::Layout;
@@ -22,7 +22,7 @@ use crate::cpu::convert;
 use crate::weights::load;
 use crate::{
     Cuda, ExecError, Executor, LoadError, Observed, Observer, OnTarget, PlanExecutor, StepInputs,
-    StepOutput, Ticket, WeightSource,
+    StepOutput, Ticket, TunedProduct, WeightSource,
 };
 
 /// How to set an executor up.
@@ -60,8 +60,8 @@ impl Default for CudaOptions {
 /// Runs a plan on a GPU.
 pub struct CudaExecutor {
     // Fields are dropped in order: what uses memory goes before it.
-    graphs: Graphs,
-    core: Core,
+    pub(super) graphs: Graphs,
+    pub(super) core: Core,
     output: StepOutput,
     /// Whether steps bring their logits to the host, and not only the greedy tokens.
     want_logits: bool,
@@ -69,15 +69,15 @@ pub struct CudaExecutor {
 }
 
 /// All that launches need.
-struct Core {
-    plan: Plan,
-    device: Device,
-    stream: Stream,
-    functions: Vec<Function>,
+pub(super) struct Core {
+    pub(super) plan: Plan,
+    pub(super) device: Device,
+    pub(super) stream: Stream,
+    pub(super) functions: Vec<Function>,
     /// Each kernel's own memory.
-    scratch: Vec<Option<DeviceMemory>>,
+    pub(super) scratch: Vec<Option<DeviceMemory>>,
     /// If any launch is a library's.
-    blas: Option<Blas>,
+    pub(super) blas: Option<Blas>,
     weights: Weights,
     arena: DeviceMemory,
     states: Vec<DeviceMemory>,
@@ -99,7 +99,7 @@ struct Core {
     options: CudaOptions,
     /// By op, if measured.
     times: BTreeMap<String, Duration>,
-    gpu: Arc<Gpu>,
+    pub(super) gpu: Arc<Gpu>,
 }
 
 impl CudaExecutor {
@@ -171,23 +171,6 @@ impl CudaExecutor {
             want_logits: true,
             ticket: 0,
         })
-    }
-
-    /// Runs other kernels from now on: `plan` must be what it runs already, but for those.
-    pub fn retarget(&mut self, plan: Plan, cubins: &[Cubin]) -> Result<(), LoadError> {
-        let core = &mut self.core;
-        let same = (plan.limits, &plan.weights, &plan.states, plan.arena_bytes)
-            == (core.plan.limits, &core.plan.weights, &core.plan.states, core.plan.arena_bytes);
-        if !same {
-            return Err(LoadError::Plan("it is for another model than the one loaded".to_owned()));
-        }
-        core.gpu.bind()?;
-        core.stream.synchronize()?;
-        let code = Code::load(&plan, cubins, &core.gpu)?;
-        self.graphs = Graphs::default();
-        (core.device, core.functions, core.scratch) = (code.device, code.functions, code.scratch);
-        core.plan = plan;
-        Ok(())
     }
 
     /// Bytes of weights on the GPU.
@@ -316,6 +299,10 @@ impl PlanExecutor for CudaExecutor {
         ops
     }
 
+    fn tune_products(&mut self) -> Result<Vec<TunedProduct>, ExecError> {
+        self.compete_for_products()
+    }
+
     fn kv_blocks(&self) -> usize {
         self.core.options.kv_blocks
     }
@@ -401,15 +388,7 @@ impl Core {
                 ExecError::Launch { launch, message }
             };
             let timer = self.options.profile.then(|| Timer::start(&self.gpu, &self.stream));
-            let places = Frame {
-                program,
-                call,
-                arena: self.arena_start(),
-                margin: self.margin,
-                weights: &self.weights,
-                states: &self.states,
-                layout: &self.layout,
-            };
+            let places = self.frame(call);
             let first = index == 0 && at == 0;
             let watched = self.options.guards.then_some(Watched {
                 stream: &self.stream,
@@ -463,7 +442,7 @@ impl Core {
                 }
                 Some(Run::Matmul(m)) => {
                     let (shape, at) = places.matmul(launch, m, dims).map_err(fail)?;
-                    let blas = self.blas.as_mut().ok_or_else(|| fail("no library".to_owned()))?;
+                    let blas = self.blas.as_ref().ok_or_else(|| fail("no library".to_owned()))?;
                     blas.run(&self.stream, shape, at)
                         .map_err(|e| fail(format!("{e} ({shape:?})")))?;
                 }
@@ -479,22 +458,22 @@ impl Core {
         Ok(())
     }
 
-    /// Where activations begin.
-    fn arena_start(&self) -> u64 {
-        self.arena.address() + self.margin
+    /// Where a call's values lie.
+    pub(super) fn frame<'a>(&'a self, call: &'a Call) -> Frame<'a> {
+        Frame {
+            program: &self.plan.programs[call.program as usize],
+            call,
+            arena: self.arena_start(),
+            margin: self.margin,
+            weights: &self.weights,
+            states: &self.states,
+            layout: &self.layout,
+        }
     }
 
-    /// Has libraries choose what they do for every product of a step.
-    fn prepare(&mut self, schedule: usize, dims: &Dims) -> Result<(), ExecError> {
-        for call in &self.plan.schedules[schedule].calls {
-            for launch in &self.plan.programs[call.program as usize].launches {
-                if let Some(Run::Matmul(m)) = &launch.run {
-                    let shape = shape(launch, m, dims).map_err(ExecError::Inputs)?;
-                    self.blas.as_mut().map_or(Ok(()), |blas| blas.prepare(shape))?;
-                }
-            }
-        }
-        Ok(())
+    /// Where activations begin.
+    pub(super) fn arena_start(&self) -> u64 {
+        self.arena.address() + self.margin
     }
 
     /// Picks a token of each row, the likeliest or (`sampled`) as the sequences ask.

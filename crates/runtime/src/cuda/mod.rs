@@ -13,6 +13,7 @@ mod graphs;
 mod guards;
 mod inputs;
 mod penalised;
+mod retarget;
 mod turn;
 mod upload;
 

@@ -40,6 +40,9 @@ pub(crate) struct Args {
     /// Who goes first: fcfs or prefill_first, or both to measure each.
     #[arg(long, value_name = "NAME", default_value = "fcfs", value_delimiter = ',')]
     policy: Vec<String>,
+    /// Run the first algorithm that cuBLASLt names for each product instead of the fastest.
+    #[arg(long)]
+    no_tune_products: bool,
     /// Wait for each step before the next is scheduled.
     #[arg(long)]
     no_ahead: bool,
@@ -134,6 +137,20 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     let plan = session::plan(&model, &args.model, &args.run, Sym::B, size, &machine)?;
     let mut executor = session::load(plan, &model, &args.run, size, &machine)?;
+    if !args.no_tune_products {
+        let start = Instant::now();
+        let tuned = executor.tune_products()?;
+        let seconds = start.elapsed().as_secs_f64();
+        let better: Vec<_> = tuned.iter().filter(|t| t.best_us < t.first_us).collect();
+        if !args.json {
+            let (all, better) = (tuned.len(), better.len());
+            report::text(&format!("{better} of {all} products run faster ({seconds:.1} s)\n"))?;
+        }
+        for t in better.iter().filter(|_| !args.json) {
+            let line = format!("  {:?} {:.1} -> {:.1} us\n", t.shape, t.first_us, t.best_us);
+            report::text(&line)?;
+        }
+    }
     let own = [args.run.chunk(&machine)];
     let chunks = if args.chunks.is_empty() { &own[..] } else { &args.chunks };
     let mut all = Vec::new();
