@@ -217,3 +217,54 @@ fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
         .expose_headers(exposed);
     Ok(Some(layer))
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::http::StatusCode;
+    use clap::Parser;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    async fn ask(app: &Arc<App>, path: &str, body: &'static str) -> Response {
+        let method = if body.is_empty() { "GET" } else { "POST" };
+        let request = axum::http::Request::builder().method(method).uri(path);
+        let request = request.body(Body::from(body)).expect("a request");
+        router(app).oneshot(request).await.expect("an answer")
+    }
+
+    #[tokio::test]
+    async fn what_is_not_ready_says_when_to_come_back() {
+        let args = Line::parse_from(["serve"]).args;
+        let metrics = Metrics::new("infernum").expect("buckets");
+        let app = App::new(&args, vec![Entry::new("m")], metrics).expect("an app");
+        let app = Arc::new(app);
+        let text = r#"{"model": "m", "prompt": "x", "messages": [], "tokens": []}"#;
+        let unavailable = async |path, body, code: &str| {
+            let response = ask(&app, path, body).await;
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+            assert!(response.headers().contains_key(header::RETRY_AFTER), "{path}");
+            let body = axum::body::to_bytes(response.into_body(), 4096).await.expect("a body");
+            let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+            assert_eq!(body["error"]["code"], code, "{path}");
+        };
+        for path in ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"] {
+            unavailable(path, text, "model_loading").await;
+        }
+        for path in ["/health", "/v1/models", "/v1/models/m"] {
+            unavailable(path, "", "model_loading").await;
+        }
+        for path in ["/", "/docs", "/openapi.json", "/version", "/metrics"] {
+            assert_eq!(ask(&app, path, "").await.status(), StatusCode::OK, "{path}");
+        }
+        app.drain();
+        unavailable("/health", "", "shutting_down").await;
+        unavailable("/v1/completions", text, "shutting_down").await;
+    }
+}

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use infernum_runtime::{
-    Engine, EngineError, Event, FinishReason, Logprobs, PlanExecutor, Request, RequestId, Stats,
+    Engine, EngineError, Event, Executor, FinishReason, Logprobs, Request, RequestId, Stats,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -256,8 +256,8 @@ pub(crate) fn connect(running: usize, queue: usize) -> (Worker, Inbox, Outbox) {
 }
 
 /// The engine with the names that requests have outside.
-struct Stepper {
-    engine: Engine<Box<dyn PlanExecutor>>,
+struct Stepper<E: Executor> {
+    engine: Engine<E>,
     ids: HashMap<u64, RequestId>,
     keys: HashMap<RequestId, u64>,
     batch: Batch,
@@ -265,7 +265,7 @@ struct Stepper {
 
 impl Inbox {
     /// Runs the engine until all senders are gone.
-    pub(crate) fn serve(self, engine: Engine<Box<dyn PlanExecutor>>) {
+    pub(crate) fn serve<E: Executor>(self, engine: Engine<E>) {
         let (ids, keys) = (HashMap::new(), HashMap::new());
         let mut stepper = Stepper { engine, ids, keys, batch: Batch::default() };
         // A bug in a kernel must not take the other models along.
@@ -276,7 +276,7 @@ impl Inbox {
         }
     }
 
-    fn run(&self, stepper: &mut Stepper) {
+    fn run<E: Executor>(&self, stepper: &mut Stepper<E>) {
         loop {
             if stepper.engine.is_idle() {
                 self.publish(stepper);
@@ -296,7 +296,7 @@ impl Inbox {
     }
 
     /// Shows how the engine stands, and sends what happened.
-    fn publish(&self, stepper: &mut Stepper) {
+    fn publish<E: Executor>(&self, stepper: &mut Stepper<E>) {
         *self.status.stats.lock().unwrap_or_else(PoisonError::into_inner) = stepper.engine.stats();
         if !stepper.batch.is_empty() {
             let events = Vec::with_capacity(stepper.batch.events.len());
@@ -307,7 +307,7 @@ impl Inbox {
     }
 }
 
-impl Stepper {
+impl<E: Executor> Stepper<E> {
     fn apply(&mut self, command: Command) {
         match command {
             Command::Submit(submission) => {
@@ -488,7 +488,78 @@ impl Sink {
 
 #[cfg(test)]
 mod tests {
+    use infernum_ir::Dims;
+    use infernum_runtime::{
+        EngineLimits, EngineOptions, ExecError, StepInputs, StepOutput, Ticket,
+    };
+
     use super::*;
+    use crate::serve::metrics::Metrics;
+
+    /// Fails, or worse.
+    struct Broken {
+        panics: bool,
+    }
+
+    impl Executor for Broken {
+        fn submit(&mut self, _: &StepInputs) -> Result<Ticket, ExecError> {
+            assert!(!self.panics, "a bug");
+            Err(ExecError::Inputs("nonsense".to_owned()))
+        }
+
+        fn wait(&mut self, _: Ticket) -> Result<&StepOutput, ExecError> {
+            Err(ExecError::Ticket)
+        }
+    }
+
+    /// What a request hears from an engine that is broken, and its worker.
+    async fn heard(panics: bool, requests: usize) -> (Vec<String>, Arc<Worker>) {
+        let step = Dims { t: 8, b: 4, s: 64, pairs: 512 };
+        let (max_length, chunk, blocks, block_size, vocab) = (16, 8, 16, 4, 50);
+        let limits = EngineLimits { step, max_length, chunk, blocks, block_size, vocab };
+        let engine = Engine::new(Broken { panics }, limits, EngineOptions::default());
+        let engine = engine.expect("options that agree");
+        let (worker, inbox, outbox) = connect(4, 4);
+        let worker = Arc::new(worker);
+        std::thread::spawn(move || inbox.serve(engine));
+        let metrics = Metrics::new("infernum").expect("buckets").model("m", 4, 16);
+        tokio::spawn(outbox.deliver(Arc::new(metrics)));
+        let mut heard = Vec::new();
+        for _ in 0..requests {
+            let rooms = worker.admit(1).ok().expect("room");
+            let Ok(mut running) = worker.submit(vec![Request::new(vec![1, 2], 4)], rooms) else {
+                heard.push("gone".to_owned());
+                continue;
+            };
+            loop {
+                match running.outputs.recv().await {
+                    Some((_, Output::Failed(message))) => break heard.push(message.to_string()),
+                    Some((_, Output::Accepted | Output::Started(_))) => {}
+                    Some(other) => panic!("{other:?}"),
+                    None => break heard.push("gone".to_owned()),
+                }
+            }
+        }
+        (heard, worker)
+    }
+
+    #[tokio::test]
+    async fn failing_steps_fail_their_requests_and_are_noticed() {
+        let (said, worker) = heard(false, 2).await;
+        assert!(said.len() == 2 && said.iter().all(|m| m.contains("nonsense")), "{said:?}");
+        assert!(worker.status.healthy(), "it may pass");
+        assert_eq!(worker.status.inflight.load(Ordering::Acquire), 0, "all rooms are free again");
+        assert_eq!(worker.status.waiting.load(Ordering::Acquire), 0);
+        let (_, worker) = heard(false, SICK as usize).await;
+        assert!(!worker.status.healthy());
+    }
+
+    #[tokio::test]
+    async fn a_thread_that_panics_leaves_nobody_waiting() {
+        let (said, worker) = heard(true, 2).await;
+        assert_eq!(said, ["gone", "gone"]);
+        assert!(!worker.status.healthy());
+    }
 
     #[test]
     fn room_is_taken_and_given_back() {

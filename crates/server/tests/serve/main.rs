@@ -243,6 +243,7 @@ fn choices_seeds_and_prompts() {
     assert_eq!(tokens["max_model_len"], 2048);
     assert_eq!(tell(json!({"prompt": tokens["tokens"]})).0, greedy);
     assert_eq!(tell(json!({"prompt": [tokens["tokens"], tokens["tokens"]]})).0.len(), 2);
+    assert_eq!(tell(json!({"max_tokens": 12.0, "seed": 3.0})).0, greedy, "12.0 is a whole number");
     let bare = server
         .post("/tokenize", &json!({"prompt": "Once upon a time", "add_special_tokens": false}))
         .ok();
@@ -485,6 +486,8 @@ fn several_models_and_what_operators_ask() {
     assert_eq!(server.get("/version").ok()["version"], env!("CARGO_PKG_VERSION"));
     let api = server.get("/openapi.json").ok();
     assert!(api["paths"][CHAT]["post"].is_object());
+    let schemas = &api["components"]["schemas"];
+    assert_eq!(schemas["CommonFields"]["properties"]["model"]["enum"], json!(["a", "b"]));
     for path in ["/", "/docs"] {
         let page = server.get(path);
         assert!(page.status == 200 && page.text.contains("<!doctype html>"));

@@ -12,7 +12,8 @@ use utoipa::ToSchema;
 
 use super::common::{
     Asked, Chunk, ChunkUsage, Common, CommonFields, Head, Likelihood, MOST_LOGPROBS, Usage, encode,
-    encode_error, likeliest, likelihood, parse_with_common, room_for, token_limit, warn, within,
+    encode_error, likeliest, likelihood, parse_with_common, room_for, token_limit, warn, whole,
+    within,
 };
 use crate::serve::app::App;
 use crate::serve::error::{ApiError, json};
@@ -29,11 +30,13 @@ pub(crate) struct ChatFields {
     messages: Vec<Message>,
     /// As `max_tokens`, which it goes before.
     #[schema(minimum = 1)]
+    #[serde(default, deserialize_with = "whole")]
     max_completion_tokens: Option<i64>,
     /// Tell the log-probabilities of the tokens.
     logprobs: Option<bool>,
     /// Tell those of so many of the likeliest tokens, too; needs `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
+    #[serde(default, deserialize_with = "whole")]
     top_logprobs: Option<i64>,
     /// Only `{"type": "text"}` for now.
     #[schema(value_type = Option<ResponseFormat>)]

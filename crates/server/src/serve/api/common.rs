@@ -6,8 +6,8 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use infernum_frontend_hf::tokenizer::TokenizerError;
 use infernum_runtime::{Request, SamplingParams};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use crate::serve::app::App;
@@ -34,6 +34,7 @@ pub(crate) struct CommonFields {
     pub(crate) model: String,
     /// Most tokens to generate. More than the model has room for is cut to that.
     #[schema(minimum = 0)]
+    #[serde(default, deserialize_with = "whole")]
     pub(crate) max_tokens: Option<i64>,
     /// 0 picks the likeliest. The checkpoint's own (generation_config.json) when left out, else 1.
     #[schema(minimum = 0, maximum = 2)]
@@ -43,6 +44,7 @@ pub(crate) struct CommonFields {
     top_p: Option<f64>,
     /// Only the K likeliest tokens; 0 and -1 for all. The checkpoint's, else all.
     #[schema(minimum = -1, maximum = 4_294_967_295_i64)]
+    #[serde(default, deserialize_with = "whole")]
     top_k: Option<i64>,
     /// Only tokens at least this likely, relative to the likeliest.
     #[schema(minimum = 0, maximum = 1)]
@@ -59,9 +61,11 @@ pub(crate) struct CommonFields {
     /// Up to four strings that end the text; they are not part of it.
     stop: Option<Stop>,
     /// Fixes the random choices.
+    #[serde(default, deserialize_with = "whole")]
     seed: Option<i64>,
     /// How many choices.
     #[schema(minimum = 1, maximum = 128)]
+    #[serde(default, deserialize_with = "whole")]
     n: Option<i64>,
     /// Added to the logits of tokens, -100 to 100, by token id.
     logit_bias: Option<BTreeMap<String, f64>>,
@@ -73,6 +77,7 @@ pub(crate) struct CommonFields {
     user: Option<String>,
     /// The lower, the sooner, where the server runs with `--policy priority`.
     #[schema(minimum = -2_147_483_648_i64, maximum = 2_147_483_647_i64)]
+    #[serde(default, deserialize_with = "whole")]
     priority: Option<i64>,
     /// Cached prefixes are shared among requests of one key with the same salt only.
     cache_salt: Option<String>,
@@ -140,6 +145,8 @@ impl CommonFields {
             let message = format!("{name}: expected {low} to {high}, found {x}");
             Err(ApiError::value(name, message))
         };
+        // What is above 0 must not be rounded to it.
+        let least = |x: f64| if x > 0.0 { x.max(f64::from(f32::MIN_POSITIVE)) } else { x };
         let top_k = match self.top_k {
             None => defaults.top_k,
             Some(-1) => 0,
@@ -148,7 +155,7 @@ impl CommonFields {
         let sampling = SamplingParams {
             temperature: number("temperature", self.temperature, defaults.temperature, 0.0, 2.0)?,
             top_k,
-            top_p: number("top_p", self.top_p, defaults.top_p, 0.0, 1.0)?,
+            top_p: number("top_p", self.top_p.map(least), defaults.top_p, 0.0, 1.0)?,
             min_p: number("min_p", self.min_p, defaults.min_p, 0.0, 1.0)?,
             repetition_penalty: number(
                 "repetition_penalty",
@@ -250,6 +257,56 @@ pub(crate) fn room_for(
         return Err(ApiError::too_long(param, message));
     }
     Ok(wanted.map_or(left, |n| n.min(left)))
+}
+
+/// Reads a whole number; `2.0` is one, as JSON schemas have it.
+pub(crate) fn whole<'de, D: Deserializer<'de>>(input: D) -> Result<Option<i64>, D::Error> {
+    Ok(Option::<Whole>::deserialize(input)?.map(|n| n.0))
+}
+
+/// As [`whole`], for lists of token ids.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TokenId(pub(crate) u32);
+
+impl<'de> Deserialize<'de> for TokenId {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<TokenId, D::Error> {
+        let Whole(n) = Whole::deserialize(input)?;
+        u32::try_from(n).map(TokenId).map_err(|_| D::Error::custom(format!("{n} is no token id")))
+    }
+}
+
+struct Whole(i64);
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Whole, D::Error> {
+        input.deserialize_any(WholeVisitor)
+    }
+}
+
+struct WholeVisitor;
+
+impl Visitor<'_> for WholeVisitor {
+    type Value = Whole;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a whole number")
+    }
+
+    fn visit_i64<E>(self, n: i64) -> Result<Whole, E> {
+        Ok(Whole(n))
+    }
+
+    fn visit_u64<E: Error>(self, n: u64) -> Result<Whole, E> {
+        // Out of every range, and told so there.
+        Ok(Whole(i64::try_from(n).unwrap_or(i64::MAX)))
+    }
+
+    fn visit_f64<E: Error>(self, x: f64) -> Result<Whole, E> {
+        if x.fract() == 0.0 {
+            return Ok(Whole(x as i64));
+        }
+        Err(E::invalid_type(Unexpected::Float(x), &self))
+    }
 }
 
 /// Checks `max_tokens` or its like.

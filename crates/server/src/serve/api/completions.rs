@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::common::{
-    Asked, Chunk, ChunkUsage, Common, CommonFields, Head, MOST_LOGPROBS, Usage, encode,
-    encode_error, finite, parse_with_common, room_for, token_limit, warn, within,
+    Asked, Chunk, ChunkUsage, Common, CommonFields, Head, MOST_LOGPROBS, TokenId, Usage, encode,
+    encode_error, finite, parse_with_common, room_for, token_limit, warn, whole, within,
 };
 use crate::serve::app::App;
 use crate::serve::error::{ApiError, json};
@@ -29,11 +29,13 @@ pub(crate) struct CompletionFields {
     prompt: Prompt,
     /// Generate so many and give back the `n` likeliest, by mean log-probability.
     #[schema(minimum = 1, maximum = 128)]
+    #[serde(default, deserialize_with = "whole")]
     best_of: Option<i64>,
     /// Give the prompt back before the text.
     echo: Option<bool>,
     /// Tell the log-probabilities of the tokens, and of so many of the likeliest.
     #[schema(minimum = 0, maximum = 20)]
+    #[serde(default, deserialize_with = "whole")]
     logprobs: Option<i64>,
     /// Not supported yet.
     #[schema(max_length = 0)]
@@ -45,9 +47,11 @@ pub(crate) struct CompletionFields {
 #[serde(untagged)]
 pub(crate) enum Prompt {
     Text(String),
-    Tokens(Vec<u32>),
+    #[schema(value_type = Vec<u32>)]
+    Tokens(Vec<TokenId>),
     Texts(Vec<String>),
-    TokenLists(Vec<Vec<u32>>),
+    #[schema(value_type = Vec<Vec<u32>>)]
+    TokenLists(Vec<Vec<TokenId>>),
 }
 
 /// A request, for the API's description.
@@ -204,7 +208,8 @@ fn encode_prompts(
         }
         Ok((tokens, text))
     };
-    let decode = |tokens: Vec<u32>| {
+    let decode = |tokens: Vec<TokenId>| {
+        let tokens: Vec<u32> = tokens.into_iter().map(|t| t.0).collect();
         let text = if echo { served.tokenizer.decode(&tokens, true) } else { Ok(String::new()) };
         let text = text.map_err(|e| encode_error("prompt", &e))?;
         Ok((tokens, text))

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::chat::{self, ChatMessage};
-use super::common::{Asked, encode, encode_error, parse, warn};
+use super::common::{Asked, TokenId, encode, encode_error, parse, warn};
 use crate::serve::app::App;
 use crate::serve::error::{ApiError, json};
 
@@ -45,7 +45,8 @@ pub(crate) struct Tokenized {
 pub(crate) struct DetokenizeRequest {
     /// The first model when left out.
     model: Option<String>,
-    tokens: Vec<u32>,
+    #[schema(value_type = Vec<u32>)]
+    tokens: Vec<TokenId>,
 }
 
 /// Their text.
@@ -99,13 +100,14 @@ pub(crate) async fn detokenize(
     let asked = Asked::read(&app, request).await?;
     let (request, unknown) = parse::<DetokenizeRequest>(&asked.bytes)?;
     let served = app.model(request.model.as_deref())?.clone();
-    if let Some(token) = request.tokens.iter().find(|t| **t as usize >= served.vocab) {
+    let tokens: Vec<u32> = request.tokens.iter().map(|t| t.0).collect();
+    if let Some(token) = tokens.iter().find(|t| **t as usize >= served.vocab) {
         let message =
             format!("tokens: token {token} is outside the vocabulary of {}", served.vocab);
         return Err(ApiError::value("tokens", message));
     }
     let prompt = encode(move || {
-        served.tokenizer.decode(&request.tokens, false).map_err(|e| encode_error("tokens", &e))
+        served.tokenizer.decode(&tokens, false).map_err(|e| encode_error("tokens", &e))
     });
     Ok(warn(json(StatusCode::OK, &Detokenized { prompt: prompt.await? }), &unknown))
 }
