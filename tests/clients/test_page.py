@@ -56,7 +56,7 @@ def test_a_real_answer_streams_and_stops(browser, server):
     assert browser.js("document.querySelector('#model').value") == server.model
     assert browser.js("document.activeElement.id") == "prompt"
     browser.click("#toggle")
-    for name, value in {"temperature": 0, "max_tokens": 24, "seed": 7}.items():
+    for name, value in {"temperature": 0, "max_tokens": 200, "seed": 7}.items():
         browser.type(f"#{name}", str(value))
     say(browser, "Once upon a time")
     end = browser.until(ENDED)

@@ -31,7 +31,7 @@ def fuzz(folder, examples, seconds):
         command += ["--no-color", "--suppress-health-check", "all"]
         log = folder / "log"
         with log.open("w") as out:
-            code = subprocess.run(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, timeout=seconds).returncode
+            code = subprocess.run(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, timeout=seconds, cwd=folder).returncode
         print(log.read_text())
         assert code == 0
         asked = server.metric("request_success_total")
