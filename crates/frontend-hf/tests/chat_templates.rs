@@ -43,6 +43,22 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/chat-templates")
 }
 
+/// Templates whose licence lets us hold them, and, where that folder is, all others.
+fn templates() -> Vec<PathBuf> {
+    let elsewhere = std::env::var_os("INFERNUM_CHAT_TEMPLATES").map(PathBuf::from);
+    let beside =
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/real/chat-templates");
+    let folders = [Some(folder().join("templates")), Some(elsewhere.unwrap_or_else(beside))];
+    let mut found = BTreeMap::new();
+    for folder in folders.into_iter().flatten() {
+        let Ok(files) = std::fs::read_dir(folder) else { continue };
+        let files = files.map(|f| f.expect("a readable folder").path());
+        let files = files.filter(|f| f.extension().is_some_and(|e| e == "jinja"));
+        found.extend(files.filter_map(|f| Some((f.file_name()?.to_owned(), f))));
+    }
+    found.into_values().collect()
+}
+
 fn read<T: serde::de::DeserializeOwned>(path: &Path) -> T {
     let text = std::fs::read_to_string(path).expect("a fixture");
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -68,9 +84,7 @@ fn difference(outcome: &Outcome, ours: &Result<String, ChatError>) -> Option<Str
 fn templates_render_as_transformers_renders_them() {
     let cases: Vec<Case> = read(&folder().join("cases.json"));
     let (mut compared, mut wrong) = (0, Vec::new());
-    let templates = std::fs::read_dir(folder().join("templates")).expect("the templates");
-    let mut templates: Vec<PathBuf> = templates.map(|f| f.expect("a file").path()).collect();
-    templates.sort();
+    let templates = templates();
     for path in &templates {
         let stem = path.file_stem().and_then(|s| s.to_str()).expect("a name");
         let rendered: Rendered = read(&folder().join(format!("rendered/{stem}.json")));
@@ -93,6 +107,7 @@ fn templates_render_as_transformers_renders_them() {
         }
     }
     assert_eq!(compared, templates.len() * cases.len(), "every case of every template");
-    assert!(compared >= 15 * 100, "the fixtures are there");
+    assert!(compared >= 11 * 100, "the fixtures are there");
+    println!("{compared} outcomes of {} templates", templates.len());
     assert!(wrong.is_empty(), "{} of {compared} differ\n{}", wrong.len(), wrong.join("\n"));
 }

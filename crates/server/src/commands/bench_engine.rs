@@ -218,8 +218,9 @@ fn measure(
             (true, false) => 1,
             (false, _) => 2,
         };
-        let waited = timed.wait - wait;
-        kinds[kind].samples.push((time, time.saturating_sub(waited), timed.submit - submit));
+        let waited = timed.wait.saturating_sub(wait);
+        let submitted = timed.submit.saturating_sub(submit);
+        kinds[kind].samples.push((time, time.saturating_sub(waited), submitted));
         tokens += events.iter().filter(|e| matches!(e, Event::Token(..))).count();
         events.clear();
     }
