@@ -38,7 +38,7 @@ fn requests(f: &Fixture) -> Vec<Request> {
     let request = |i: usize| {
         let length = 1 + (i * 13) % (f.tokens.len() - 1);
         let mut tokens = f.tokens[..length].to_vec();
-        if i % 3 == 0 {
+        if i.is_multiple_of(3) {
             *tokens.last_mut().expect("a token") = f.tokens[i];
         }
         let seed = i as u64;
