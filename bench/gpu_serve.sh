@@ -12,7 +12,7 @@ cp $shape "$model/config.json"
 python3 bench/tokenizer.py "$model" 128256
 
 "$infernum" serve --model "8b=$model" --random-weights --max-length 1280 --port 0 --port-file "$model/port" \
-    --policy prefill_first --queue 4096 "$@" >"$out/serve-8b.log" 2>&1 &
+    --policy prefill_first --chunk 8192 --queue 4096 "$@" >"$out/serve-8b.log" 2>&1 &
 server=$!
 trap 'kill $server; wait $server; rm -r "$model"' EXIT
 for _ in $(seq 600); do
@@ -24,3 +24,6 @@ for run in 1 2; do
     "$infernum" bench serve --url "$url" --workload fixed --requests 512 --vocab 128000 --seed $run \
         --json "$out/serve-8b-$run.json"
 done
+# What the host takes of a step, and the steps themselves.
+python3 -c 'import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())' "$url/metrics" |
+    grep -E "^infernum:step|^infernum:num_|^infernum:generation" | tee "$out/serve-8b-metrics.txt" | grep -E "sum|count|host.*bucket"

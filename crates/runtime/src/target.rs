@@ -144,6 +144,12 @@ pub trait Executor {
     /// ([`StepOutput::tokens`]) are picked anyway.
     fn set_logits(&mut self, _wanted: bool) {}
 
+    /// Time that steps have taken so far in which the host had nothing to do but compute them or wait for
+    /// them: the rest of a step's time is scheduling.
+    fn computed(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Waits for a step: that of the last ticket, or the one before where two are under way.
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError>;
 }
@@ -209,6 +215,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn feeds(&self) -> bool {
         (**self).feeds()
+    }
+
+    fn computed(&self) -> Duration {
+        (**self).computed()
     }
 
     fn set_logits(&mut self, wanted: bool) {

@@ -57,6 +57,7 @@ pub struct CpuExecutor {
     core: Core,
     output: StepOutput,
     ticket: u64,
+    computed: Duration,
 }
 
 /// All that the pool's threads work on.
@@ -122,7 +123,13 @@ impl CpuExecutor {
         let times = kernels.iter().map(|k| vec![Duration::ZERO; k.len()]).collect();
         let (step, rope, isa) = (StepState::default(), RopeTables::default(), Isa::best());
         let core = Core { plan, kernels, weights, arena, states, step, rope, isa, options, times };
-        Ok(CpuExecutor { pool, core, output: StepOutput::default(), ticket: 0 })
+        Ok(CpuExecutor {
+            pool,
+            core,
+            output: StepOutput::default(),
+            ticket: 0,
+            computed: Duration::ZERO,
+        })
     }
 
     /// Threads that steps run on.
@@ -147,7 +154,9 @@ impl CpuExecutor {
     ) -> Result<Ticket, ExecError> {
         let (core, output) = (&mut self.core, &mut self.output);
         self.ticket += 1;
+        let start = Instant::now();
         self.pool.install(|| simd::with_team(|| core.run(inputs, output, observer)))?;
+        self.computed += start.elapsed();
         Ok(Ticket(self.ticket))
     }
 }
@@ -197,6 +206,10 @@ impl Executor for CpuExecutor {
 
     fn yields_tokens(&self) -> bool {
         self.plan().yields_tokens()
+    }
+
+    fn computed(&self) -> Duration {
+        self.computed
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {

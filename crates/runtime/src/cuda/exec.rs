@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use infernum_codegen::cuda::{Cubin, Device};
 use infernum_codegen::{Call, Launch, Plan, Run};
@@ -66,6 +66,7 @@ pub struct CudaExecutor {
     /// Whether steps bring their logits to the host, and not only the greedy tokens.
     want_logits: bool,
     ticket: u64,
+    waited: Duration,
 }
 
 /// All that launches need.
@@ -170,6 +171,7 @@ impl CudaExecutor {
             output: StepOutput::default(),
             want_logits: true,
             ticket: 0,
+            waited: Duration::ZERO,
         })
     }
 
@@ -352,6 +354,10 @@ impl Executor for CudaExecutor {
         self.core.plan.feed.is_some()
     }
 
+    fn computed(&self) -> Duration {
+        self.waited
+    }
+
     /// Logits of sequences with penalties come with those applied.
     fn set_logits(&mut self, wanted: bool) {
         self.want_logits = wanted;
@@ -363,7 +369,9 @@ impl Executor for CudaExecutor {
             return Err(ExecError::Ticket);
         }
         self.core.gpu.bind()?;
+        let start = Instant::now();
         turn.finish()?;
+        self.waited += start.elapsed();
         turn.read(&mut self.output);
         Ok(&self.output)
     }

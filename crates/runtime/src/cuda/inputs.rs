@@ -113,9 +113,7 @@ impl Layout {
         let seqs = &inputs.step().seqs;
         let mut w = Writer { layout: self, to, at: [0; FIELDS] };
         w.header(&dims);
-        for token in inputs.tokens() {
-            w.push(Field::Tokens, *token);
-        }
+        w.extend(Field::Tokens, inputs.tokens());
         let contexts =
             self.offsets[Field::Seq as usize] > self.offsets[Field::ContextPositions as usize];
         let (mut token, mut row, mut pair) = (0u32, 0u32, 0u64);
@@ -152,9 +150,7 @@ impl Layout {
             }
             row += seq.context as u32;
             w.at[Field::Blocks as usize] = 4 * b * self.stride;
-            for block in table {
-                w.push(Field::Blocks, *block);
-            }
+            w.extend(Field::Blocks, table);
         }
         w.push(Field::First, token);
         w.push(Field::ContextStart, row);
@@ -215,6 +211,14 @@ impl Writer<'_> {
         let at = self.layout.offsets[field as usize] + self.at[field as usize];
         self.to[at..at + 4].copy_from_slice(&value.to_le_bytes());
         self.at[field as usize] += 4;
+    }
+
+    /// As pushing each; tables of blocks are most of what a decode step brings.
+    fn extend(&mut self, field: Field, values: &[u32]) {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let at = self.layout.offsets[field as usize] + self.at[field as usize];
+        self.to[at..at + bytes.len()].copy_from_slice(bytes);
+        self.at[field as usize] += bytes.len();
     }
 
     fn push_wide(&mut self, field: Field, value: u64) {

@@ -16,11 +16,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::Args;
 use super::app::{self, App};
-use super::model::{NamedModel, load_all};
+use super::model::{Entry, NamedModel, load_all};
 use crate::report::Outcome;
 
 /// How long a client may take for the head of a request, and stay idle between requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long engines may take for the step under way, and to give their memory back.
+const END_TIMEOUT: Duration = Duration::from_secs(20);
 
 type Loaded = Result<Vec<JoinHandle<()>>, String>;
 
@@ -79,6 +82,19 @@ pub(crate) async fn serve(
             tracing::warn!(signal = name, "a second signal: what still runs is cut off");
             std::process::exit(1);
         }
+    }
+    // A GPU is left in order: engines end before the process does.
+    let threads = match threads {
+        Some(threads) => threads,
+        None => match tokio::time::timeout(limit, loading).await {
+            Ok(Ok(Ok(threads))) => threads,
+            _ => Vec::new(), // it is on its way out anyway
+        },
+    };
+    app.models.iter().filter_map(Entry::served).for_each(|model| model.worker.stop());
+    let ended = tokio::task::spawn_blocking(|| threads.into_iter().try_for_each(JoinHandle::join));
+    if tokio::time::timeout(END_TIMEOUT, ended).await.is_err() {
+        tracing::warn!("an engine does not end");
     }
     Ok(())
 }

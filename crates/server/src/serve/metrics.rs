@@ -23,14 +23,21 @@ const REQUEST: &[f64] = &[
     60.0, 120.0, 240.0, 480.0, 960.0,
 ];
 
+const STEP: &[f64] = &[
+    0.000_01, 0.000_02, 0.000_05, 0.000_075, 0.000_1, 0.000_15, 0.000_2, 0.000_5, 0.001, 0.002,
+    0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0,
+];
+
 /// All histograms: name, what it measures, buckets.
-const HISTOGRAMS: [(&str, &str, &[f64]); 6] = [
+const HISTOGRAMS: [(&str, &str, &[f64]); 8] = [
     ("time_to_first_token_seconds", "From arrival to the first token", TTFT),
     ("inter_token_latency_seconds", "From one token to the next", ITL),
     ("e2e_request_latency_seconds", "From arrival to the end", REQUEST),
     ("request_queue_time_seconds", "From arrival to the first step", REQUEST),
     ("request_prefill_time_seconds", "From the first step to the first token", REQUEST),
     ("request_decode_time_seconds", "From the first token to the last", REQUEST),
+    ("step_seconds", "A step of the engine", STEP),
+    ("step_host_seconds", "What of a step was neither computing nor waiting for it", STEP),
 ];
 const GAUGES: [(&str, &str); 4] = [
     ("num_requests_running", "Requests with memory"),
@@ -120,6 +127,8 @@ impl Metrics {
             queue: histogram("request_queue_time_seconds"),
             prefill: histogram("request_prefill_time_seconds"),
             decode: histogram("request_decode_time_seconds"),
+            step: histogram("step_seconds"),
+            host: histogram("step_host_seconds"),
             prompt_tokens: counter("prompt_tokens_total"),
             generation_tokens: counter("generation_tokens_total"),
             prefix_hits: counter("prefix_cache_hits_total"),
@@ -148,6 +157,8 @@ pub(crate) struct ModelMetrics {
     pub(crate) queue: Histogram,
     pub(crate) prefill: Histogram,
     pub(crate) decode: Histogram,
+    pub(crate) step: Histogram,
+    pub(crate) host: Histogram,
     pub(crate) prompt_tokens: Counter,
     pub(crate) generation_tokens: Counter,
     prefix_hits: Counter,

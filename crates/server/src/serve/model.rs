@@ -12,6 +12,7 @@ use infernum_ir::Sym;
 use infernum_runtime::{Engine, KvMode, PlanExecutor, SamplingParams, StepInputs};
 
 use super::Args;
+use super::error::ApiError;
 use super::metrics::{Metrics, ModelMetrics};
 use super::text::Spelling;
 use super::worker::{Inbox, Outbox, Worker, connect};
@@ -87,6 +88,18 @@ pub(crate) struct Served {
     pub(crate) vocab: usize,
     pub(crate) worker: Arc<Worker>,
     pub(crate) metrics: Arc<ModelMetrics>,
+}
+
+impl Served {
+    /// Refuses `n` choices that would have to wait behind a full queue, before they are encoded.
+    pub(crate) fn check_room(&self, n: usize) -> Result<(), ApiError> {
+        let worker = &self.worker;
+        // More than there is room for at all is refused as a value, not as a moment.
+        if n > worker.room() || worker.has_room(n) {
+            return Ok(());
+        }
+        Err(ApiError::busy(worker.status.retry_after()))
+    }
 }
 
 /// A model on its way.

@@ -24,6 +24,8 @@ const SICK: u32 = 3;
 enum Command {
     Submit(Box<Submission>),
     Cancel(u64, End),
+    /// Nothing else follows.
+    Stop,
 }
 
 /// Why a request is no longer wanted.
@@ -74,6 +76,14 @@ struct Batch {
     error: Option<Arc<str>>,
     /// When the step began and ended.
     times: Option<(Instant, Instant)>,
+    /// Steps that ended since the last batch, this one not yet among them.
+    steps: Vec<StepTime>,
+}
+
+/// What a step took, and what of it was neither computing nor waiting for it.
+struct StepTime {
+    all: Duration,
+    host: Duration,
 }
 
 impl Batch {
@@ -169,6 +179,16 @@ impl Worker {
         self.room.0 + self.room.1
     }
 
+    /// Whether [`Worker::admit`] would take `n` requests now: to be asked before work is put into them.
+    pub(crate) fn has_room(&self, n: usize) -> bool {
+        self.admit(n).is_ok()
+    }
+
+    /// Ends the engine's thread after the step under way; what still runs gets no more.
+    pub(crate) fn stop(&self) {
+        let _ = self.commands.send(Command::Stop); // it may be gone already
+    }
+
     /// Takes room for `n` requests.
     pub(crate) fn admit(&self, n: usize) -> Result<Vec<Counted>, Busy> {
         self.status.admit(n, self.room.0, self.room.1)
@@ -261,13 +281,14 @@ struct Stepper<E: Executor> {
     ids: HashMap<u64, RequestId>,
     keys: HashMap<RequestId, u64>,
     batch: Batch,
+    stopped: bool,
 }
 
 impl Inbox {
-    /// Runs the engine until all senders are gone.
+    /// Runs the engine until it is stopped.
     pub(crate) fn serve<E: Executor>(self, engine: Engine<E>) {
         let (ids, keys) = (HashMap::new(), HashMap::new());
-        let mut stepper = Stepper { engine, ids, keys, batch: Batch::default() };
+        let mut stepper = Stepper { engine, ids, keys, batch: Batch::default(), stopped: false };
         // A bug in a kernel must not take the other models along.
         let ended = catch_unwind(AssertUnwindSafe(|| self.run(&mut stepper)));
         self.status.alive.store(false, Ordering::Release);
@@ -285,12 +306,21 @@ impl Inbox {
                     Err(_) => return,
                 }
             }
+            let began = Instant::now();
             while let Ok(command) = self.commands.try_recv() {
                 stepper.apply(command);
             }
+            if stepper.stopped {
+                return;
+            }
             if !stepper.engine.is_idle() {
+                let before = stepper.engine.executor().computed();
                 stepper.step(&self.status.failures);
+                let computed = stepper.engine.executor().computed().saturating_sub(before);
                 self.publish(stepper);
+                let all = began.elapsed();
+                let step = StepTime { all, host: all.saturating_sub(computed) };
+                stepper.batch.steps.push(step);
             }
         }
     }
@@ -310,6 +340,7 @@ impl Inbox {
 impl<E: Executor> Stepper<E> {
     fn apply(&mut self, command: Command) {
         match command {
+            Command::Stop => self.stopped = true,
             Command::Submit(submission) => {
                 let Submission { key, request, sink } = *submission;
                 let prompt = request.tokens.len();
@@ -383,6 +414,10 @@ impl Outbox {
     pub(crate) async fn deliver(mut self, metrics: Arc<ModelMetrics>) {
         while let Some(batch) = self.batches.recv().await {
             let times = batch.times.unwrap_or_else(|| (Instant::now(), Instant::now()));
+            for step in batch.steps {
+                record(&metrics.step, step.all);
+                record(&metrics.host, step.host);
+            }
             for (id, sink, prompt) in batch.accepted {
                 sink.send(Output::Accepted);
                 metrics.prompt_tokens.increment(prompt as u64);

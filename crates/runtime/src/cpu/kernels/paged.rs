@@ -18,6 +18,9 @@ const TOKENS: usize = 16;
 /// head stay in the first-level cache.
 const ROWS: usize = 64;
 
+/// Rows of the next stretch that are asked for while one is read.
+const AHEAD: usize = 16;
+
 struct Attention {
     paged: bool,
     q: Float,
@@ -105,9 +108,18 @@ impl<'a> Rows<'a> {
             let most = ROWS.min(range.end - start);
             let follows = |n: &usize| place(start + n) == first + n;
             let rows = (1..most).take_while(follows).count() + 1;
-            let from = (first * self.kv_heads + head) * self.d * self.dtype.size();
-            f(start - range.start, rows, &self.bytes[from..]);
-            start += rows;
+            let memory = |place: usize| {
+                &self.bytes[(place * self.kv_heads + head) * self.d * self.dtype.size()..]
+            };
+            let next = start + rows;
+            if next < range.end {
+                // Blocks lie anywhere: what comes next is not where the hardware looks for it.
+                let bytes = self.d * self.dtype.size();
+                let soon = AHEAD.min(range.end - next);
+                simd::prefetch(memory(place(next)), soon, bytes, bytes * self.kv_heads);
+            }
+            f(start - range.start, rows, memory(first));
+            start = next;
         }
     }
 

@@ -37,6 +37,24 @@ pub use threads::{for_each_block, for_each_chunk, with_team};
 #[cfg(test)]
 mod tests;
 
+/// Asks for `rows` rows of `bytes` bytes, `stride` bytes apart, which will be read soon. Rows beyond
+/// the memory are left out.
+pub fn prefetch(memory: &[u8], rows: usize, bytes: usize, stride: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for row in memory.chunks(stride.max(1)).take(rows) {
+        for line in row[..bytes.min(row.len())].chunks(64) {
+            // SAFETY: it reads nothing: a hint, which no address can make fault.
+            unsafe {
+                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
+                    line.as_ptr().cast(),
+                );
+            }
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (memory, rows, bytes, stride);
+}
+
 /// Writes a byte beside or into what is only lent for reading, as a wrong kernel would: `at` bytes
 /// from the start. For tests of what must catch it, on memory that they know goes on there.
 #[cfg(test)]

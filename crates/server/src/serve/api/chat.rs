@@ -180,6 +180,7 @@ pub(crate) async fn create(
         None => token_limit("max_tokens", common_fields.max_tokens, 1)?,
     };
     let messages = messages(fields.messages)?;
+    served.check_room(common.n)?;
     let extra = fields.chat_template_kwargs.unwrap_or_default();
     let of = served.clone();
     let tokens = encode(move || prompt(&of, &messages, true, extra)).await?;

@@ -119,6 +119,7 @@ pub(crate) async fn create(
     let common = common_fields.check(&served, asked.tenant)?;
     let wanted = token_limit("max_tokens", common_fields.max_tokens, 0)?;
     let plan = Plan::check(&fields, &common, wanted.unwrap_or(DEFAULT_TOKENS))?;
+    served.check_room(plan.best_of)?;
     let (of, prompt) = (served.clone(), fields.prompt);
     let prompts = encode(move || encode_prompts(&of, prompt, plan.echo)).await?;
     let job = plan.job(&served, &common, prompts, asked.request_id)?;
