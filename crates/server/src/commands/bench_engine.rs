@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::args::ModelArgs;
 use crate::report::{self, Outcome};
+use crate::serve::named;
 use crate::session::{self, RunArgs, Size};
 
 #[derive(clap::Args)]
@@ -37,9 +38,10 @@ pub(crate) struct Args {
     /// Prompt tokens of a step at most; several to measure each.
     #[arg(long, value_name = "N", value_delimiter = ',')]
     chunks: Vec<usize>,
-    /// Who goes first: fcfs or prefill_first, or both to measure each.
-    #[arg(long, value_name = "NAME", default_value = "fcfs", value_delimiter = ',')]
-    policy: Vec<String>,
+    /// Who goes first, as for `infernum serve`; several to measure each.
+    #[arg(long, value_name = "NAME", default_value = "fcfs", value_delimiter = ',',
+          value_parser = named::<Policy>)]
+    policy: Vec<Policy>,
     /// Run the first algorithm that cuBLASLt names for each product instead of the fastest.
     #[arg(long)]
     no_tune_products: bool,
@@ -56,7 +58,7 @@ pub(crate) struct Args {
 struct Figures {
     sequences: usize,
     chunk: usize,
-    policy: String,
+    policy: Policy,
     ahead: bool,
     blocks: usize,
     seconds: f64,
@@ -158,11 +160,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     sequences.insert(0, most); // to warm up
     for (i, &sequences) in sequences.iter().enumerate() {
         for &chunk in chunks {
-            for policy in &args.policy {
-                let policy = match policy.as_str() {
-                    "prefill_first" => Policy::PrefillFirst,
-                    _ => Policy::Fcfs,
-                };
+            for &policy in &args.policy {
                 let options = EngineOptions {
                     policy,
                     prefix_cache: false,
@@ -231,7 +229,7 @@ fn measure(
     Ok(Figures {
         sequences,
         chunk,
-        policy: format!("{:?}", options.policy),
+        policy: options.policy,
         ahead: options.ahead,
         blocks,
         seconds,
@@ -267,7 +265,7 @@ impl Kind {
 
 fn print(f: &Figures) -> Outcome {
     report::text(&format!(
-        "{} sequences, chunks of {}, {}: {:.0} output tok/s ({:.2} s, {} steps, {} preemptions, {} \
+        "{} sequences, chunks of {}, {:?}: {:.0} output tok/s ({:.2} s, {} steps, {} preemptions, {} \
          blocks)\n",
         f.sequences,
         f.chunk,

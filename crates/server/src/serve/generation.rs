@@ -10,8 +10,9 @@ use infernum_runtime::{FinishReason, Logprobs, Request};
 use super::app::App;
 use super::error::ApiError;
 use super::model::Served;
+use super::outbox::Output;
 use super::text::TextOut;
-use super::worker::{End, Output, Running};
+use super::worker::{End, Running};
 
 /// Choices of one HTTP request at most.
 pub(crate) const MOST_CHOICES: usize = 128;

@@ -105,7 +105,7 @@ fn load(args: &Arc<Args>, app: &Arc<App>, models: Vec<NamedModel>) -> oneshot::R
     let (args, app) = (args.clone(), app.clone());
     let tasks = tokio::runtime::Handle::current();
     std::thread::spawn(move || {
-        let deliver = |outbox: super::worker::Outbox, metrics| {
+        let deliver = |outbox: super::outbox::Outbox, metrics| {
             tasks.spawn(outbox.deliver(metrics));
         };
         let _ = sender.send(load_all(&models, &app.models, &args, &app.metrics, &deliver));

@@ -14,6 +14,7 @@ mod log;
 mod metrics;
 mod model;
 mod openapi;
+mod outbox;
 mod sse;
 mod text;
 mod worker;
@@ -169,7 +170,7 @@ impl EngineArgs {
 }
 
 /// A value of an enumeration, as its file format spells it.
-fn named<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, String> {
+pub(crate) fn named<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, String> {
     T::deserialize(text.into_deserializer()).map_err(|e: ValueError| e.to_string())
 }
 

@@ -14,8 +14,9 @@ use infernum_runtime::{Engine, KvMode, PlanExecutor, SamplingParams, StepInputs}
 use super::Args;
 use super::error::ApiError;
 use super::metrics::{Metrics, ModelMetrics};
+use super::outbox::Outbox;
 use super::text::Spelling;
-use super::worker::{Inbox, Outbox, Worker, connect};
+use super::worker::{Inbox, Worker, connect};
 use crate::args::ModelArgs;
 use crate::session::{self, Machine, Size};
 

@@ -1,4 +1,4 @@
-//! A model's engine on a thread of its own, and the task that hands its events to requests.
+//! A model's engine on a thread of its own.
 //!
 //! The thread does nothing but step: commands are taken between steps, and a step's events leave
 //! it in one batch. Text and JSON are made by the tasks of the requests.
@@ -10,12 +10,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use infernum_runtime::{
-    Engine, EngineError, Event, Executor, FinishReason, Logprobs, Request, RequestId, Stats,
-};
+use infernum_runtime::{Engine, Event, Executor, FinishReason, Request, RequestId, Stats};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::metrics::{Counted, ModelMetrics, record};
+use super::metrics::Counted;
+use super::outbox::{Batch, Outbox, Output, Sink, StepTime};
 
 /// Steps that may fail one after the other before the model counts as sick.
 const SICK: u32 = 3;
@@ -41,58 +40,6 @@ struct Submission {
     key: u64,
     request: Request,
     sink: Sink,
-}
-
-/// Where a request's outputs go.
-struct Sink {
-    choice: u32,
-    outputs: UnboundedSender<(u32, Output)>,
-    arrival: Instant,
-    waiting: Option<Counted>,
-    _inflight: Counted,
-}
-
-/// What becomes of a request; the first is `Accepted` or `Rejected`, the last `Finished`,
-/// `Rejected` or `Failed`.
-#[derive(Debug)]
-pub(crate) enum Output {
-    Accepted,
-    Rejected(EngineError),
-    /// Tokens of its prompt that were in the cache.
-    Started(usize),
-    Prompt(Box<Logprobs>),
-    Token(u32, Option<Box<Logprobs>>),
-    Finished(FinishReason),
-    Failed(Arc<str>),
-}
-
-/// What one step, and the commands before it, did.
-#[derive(Default)]
-struct Batch {
-    accepted: Vec<(RequestId, Sink, usize)>,
-    rejected: Vec<(Sink, EngineError)>,
-    events: Vec<Event>,
-    cancelled: Vec<(RequestId, End)>,
-    error: Option<Arc<str>>,
-    /// When the step began and ended.
-    times: Option<(Instant, Instant)>,
-    /// Steps that ended since the last batch, this one not yet among them.
-    steps: Vec<StepTime>,
-}
-
-/// What a step took, and what of it was neither computing nor waiting for it.
-struct StepTime {
-    all: Duration,
-    host: Duration,
-}
-
-impl Batch {
-    fn is_empty(&self) -> bool {
-        self.accepted.is_empty()
-            && self.rejected.is_empty()
-            && self.events.is_empty()
-            && self.cancelled.is_empty()
-    }
 }
 
 /// How a model's engine stands, for everybody to see.
@@ -143,6 +90,13 @@ impl Status {
         let waiting = self.waiting.load(Ordering::Acquire) as u64 + 1;
         let service = u64::from(self.service_ms.load(Ordering::Relaxed));
         (service * waiting / running).div_ceil(1000).clamp(1, 120)
+    }
+
+    /// Keeps a moving mean of what a request took from its start to its end.
+    pub(super) fn note_service(&self, time: Duration) {
+        let (old, new) = (self.service_ms.load(Ordering::Relaxed), time.as_millis());
+        let new = u32::try_from(new).unwrap_or(u32::MAX);
+        self.service_ms.store(old - old / 8 + new / 8, Ordering::Relaxed);
     }
 
     /// Takes room for `n` requests where no more than `running + queue` are under way and the
@@ -272,7 +226,7 @@ pub(crate) fn connect(running: usize, queue: usize) -> (Worker, Inbox, Outbox) {
     let worker =
         Worker { commands, next_key: 0.into(), status: status.clone(), room: (running, queue) };
     let inbox = Inbox { commands: inbox, batches, status: status.clone() };
-    (worker, inbox, Outbox { batches: outbox, status, slots: HashMap::new() })
+    (worker, inbox, Outbox::new(outbox, status))
 }
 
 /// The engine with the names that requests have outside.
@@ -390,134 +344,6 @@ impl<E: Executor> Stepper<E> {
                 self.ids.remove(&key);
             }
         }
-    }
-}
-
-/// A request as [`Outbox::deliver`] knows it.
-struct Slot {
-    sink: Sink,
-    prompt: usize,
-    started: Option<Instant>,
-    first: Option<Instant>,
-    last: Instant,
-}
-
-/// Batches on their way to requests.
-pub(crate) struct Outbox {
-    batches: UnboundedReceiver<Batch>,
-    status: Arc<Status>,
-    slots: HashMap<RequestId, Slot>,
-}
-
-impl Outbox {
-    /// Hands events to their requests, and measures, until the engine's thread ends.
-    pub(crate) async fn deliver(mut self, metrics: Arc<ModelMetrics>) {
-        while let Some(batch) = self.batches.recv().await {
-            let times = batch.times.unwrap_or_else(|| (Instant::now(), Instant::now()));
-            for step in batch.steps {
-                record(&metrics.step, step.all);
-                record(&metrics.host, step.host);
-            }
-            for (id, sink, prompt) in batch.accepted {
-                sink.send(Output::Accepted);
-                metrics.prompt_tokens.increment(prompt as u64);
-                let last = times.1;
-                self.slots.insert(id, Slot { sink, prompt, started: None, first: None, last });
-            }
-            for (sink, error) in batch.rejected {
-                sink.send(Output::Rejected(error));
-            }
-            // A request's events come before its cancellation, which ends the list of them.
-            for event in batch.events {
-                self.event(event, batch.error.as_ref(), &metrics, times);
-            }
-            for (id, end) in batch.cancelled {
-                if self.slots.remove(&id).is_some() {
-                    match end {
-                        End::Stopped => metrics.stopped(),
-                        End::Aborted => metrics.abort.increment(1),
-                    }
-                }
-            }
-        }
-    }
-
-    fn event(
-        &mut self,
-        event: Event,
-        error: Option<&Arc<str>>,
-        metrics: &ModelMetrics,
-        (began, now): (Instant, Instant),
-    ) {
-        let (Event::Started(id, _)
-        | Event::Prompt(id, _)
-        | Event::Token(id, ..)
-        | Event::Finished(id, _)) = event;
-        let Some(slot) = self.slots.get_mut(&id) else { return };
-        slot.start(metrics, began.max(slot.sink.arrival));
-        match event {
-            Event::Started(_, cached) => slot.sink.send(Output::Started(cached.min(slot.prompt))),
-            Event::Prompt(_, logprobs) => slot.sink.send(Output::Prompt(logprobs)),
-            Event::Token(_, token, logprobs) => {
-                slot.token(metrics, now);
-                slot.sink.send(Output::Token(token, logprobs));
-            }
-            Event::Finished(_, reason) => {
-                let Some(slot) = self.slots.remove(&id) else { return };
-                metrics.finished(reason);
-                record(&metrics.e2e, now.saturating_duration_since(slot.sink.arrival));
-                if let Some(first) = slot.first {
-                    record(&metrics.decode, slot.last - first);
-                }
-                if let Some(started) = slot.started {
-                    self.note_service(now.saturating_duration_since(started));
-                }
-                slot.sink.send(match reason {
-                    FinishReason::Failed => {
-                        Output::Failed(error.cloned().unwrap_or_else(|| "the engine failed".into()))
-                    }
-                    reason => Output::Finished(reason),
-                });
-            }
-        }
-    }
-
-    /// Keeps a moving mean.
-    fn note_service(&self, time: Duration) {
-        let (old, new) = (self.status.service_ms.load(Ordering::Relaxed), time.as_millis());
-        let new = u32::try_from(new).unwrap_or(u32::MAX);
-        self.status.service_ms.store(old - old / 8 + new / 8, Ordering::Relaxed);
-    }
-}
-
-impl Slot {
-    fn start(&mut self, metrics: &ModelMetrics, now: Instant) {
-        if self.started.is_none() {
-            self.started = Some(now);
-            self.sink.waiting = None;
-            record(&metrics.queue, now.saturating_duration_since(self.sink.arrival));
-        }
-    }
-
-    fn token(&mut self, metrics: &ModelMetrics, now: Instant) {
-        metrics.generation_tokens.increment(1);
-        if self.first.is_some() {
-            record(&metrics.itl, now - self.last);
-        } else {
-            self.first = Some(now);
-            record(&metrics.ttft, now.saturating_duration_since(self.sink.arrival));
-            if let Some(started) = self.started {
-                record(&metrics.prefill, now.saturating_duration_since(started));
-            }
-        }
-        self.last = now;
-    }
-}
-
-impl Sink {
-    fn send(&self, output: Output) {
-        // Whoever went away has cancelled, or is about to.
-        let _ = self.outputs.send((self.choice, output));
     }
 }
 
