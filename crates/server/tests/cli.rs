@@ -86,7 +86,7 @@ fn a_plan_may_choose_greedily() {
     let greedy = say(&["--passes", "greedy", "--temperature", "0"]);
     assert_eq!(greedy, say(&["--temperature", "0"]));
     let error = failure(&["generate", "Once", "--passes", "greedy", "--temperature", "1"]);
-    assert!(error.contains("expected temperature 0 and no penalties"), "{error}");
+    assert!(error.contains("expected temperature 0, no penalties"), "{error}");
     let out = std::env::temp_dir().join("infernum-no-logits.safetensors");
     let out = out.display().to_string();
     let error = failure(&["logits", "--tokens", "1", "--out", &out, "--passes", "greedy"]);
