@@ -159,6 +159,20 @@ def test_seed(chat, complete):
     assert len({chat(temperature=1).choices[0].message.content for _ in range(4)}) > 1
 
 
+def test_a_cached_prefix_changes_no_text(complete):
+    shared = [300 + i * 7919 % 1200 for i in range(400)]
+    complete(shared, max_tokens=1)
+    for i in range(8):
+        prompt = [*shared, *range(300 + i, 320 + 2 * i)]
+        options = {"max_tokens": 60, "extra_body": {"ignore_eos": True}}
+        found = complete(prompt, **options)
+        # Another salt shares nothing.
+        anew = complete(prompt, **{**options, "extra_body": {"ignore_eos": True, "cache_salt": f"salt {i}"}})
+        assert found.usage.prompt_tokens_details.cached_tokens >= 384
+        assert anew.usage.prompt_tokens_details.cached_tokens == 0
+        assert found.choices[0].text == anew.choices[0].text
+
+
 def test_sampling_fields(chat):
     greedy = chat().choices[0].message.content
     assert chat(temperature=1, extra_body={"top_k": 1}).choices[0].message.content == greedy
