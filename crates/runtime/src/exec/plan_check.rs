@@ -3,7 +3,7 @@
 use infernum_codegen::{Arg, Launch, Plan, TargetKind, VERSION, Value};
 use infernum_ir::Type;
 
-use crate::LoadError;
+use super::LoadError;
 
 /// Operands or results of one launch at most.
 pub(crate) const MAX_ARGS: usize = 12;
