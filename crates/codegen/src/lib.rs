@@ -20,5 +20,5 @@ pub use infernum_passes::Bucket;
 pub use lower::PlanError;
 pub use plan::{
     Arg, Argument, Call, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Recipe,
-    Region, Run, Schedule, StateSpec, Summary, TargetKind, VERSION, Value, Weight,
+    Region, Run, Schedule, StateSpec, Summary, TargetKind, TileMap, VERSION, Value, Weight,
 };

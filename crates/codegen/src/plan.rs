@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::cuda::{Device, Geometry};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -144,6 +144,19 @@ pub struct KernelLaunch {
     /// What a kernel that is not of a template's text is given; such a kernel starts when the one
     /// before it has ended.
     pub arguments: Option<Vec<Argument>>,
+    /// Maps for the GPU's copy engine, which the kernel takes after its other parameters.
+    pub tiles: Vec<TileMap>,
+}
+
+/// How the copy engine (TMA, from sm_90 on) finds tiles of a matrix of 16-bit elements: so many rows
+/// of 64 columns, which is 128 bytes, laid out in shared memory with the 16-byte chunks of a row
+/// exchanged by its number modulo 8, as tensor cores read them. Rows beyond the last are zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TileMap {
+    /// Index into [`Launch::named_values`].
+    pub value: u32,
+    /// Rows of a tile, at most [`TileMap::MOST_ROWS`].
+    pub rows: u32,
 }
 
 /// What a foreign kernel is given.
@@ -300,6 +313,13 @@ impl Recipe {
             }
         }
     }
+}
+
+impl TileMap {
+    /// What the hardware allows.
+    pub const MOST_ROWS: u32 = 256;
+    /// Elements in a row of a tile: 128 bytes of 16-bit ones.
+    pub const COLUMNS: u32 = 64;
 }
 
 impl Launch {

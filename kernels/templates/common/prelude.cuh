@@ -26,6 +26,9 @@ struct Choice {
     const Seen* seen;            // tokens with penalties, each once
 };
 
+// By which the copy engine finds tiles of an operand: `TileMap` in crates/codegen/src/plan.rs.
+struct alignas(64) TileMap { u64 words[16]; };
+
 // Inputs of the step. Written before the step's first kernel and constant throughout it, so that
 // it may be read before pdl_wait(). Sequences are in order, and so are their tokens.
 struct Step {

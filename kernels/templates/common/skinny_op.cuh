@@ -15,11 +15,19 @@ struct Linear {
 {% else %}
     __device__ __forceinline__ float bias_of(int row) const { return 0; }
 {% endif %}
+    // Of eight rows, added to their sums.
+    __device__ __forceinline__ void add_bias(float (&v)[8], int row) const {
+{% if bias %}
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] += bias_of(row + i);
+{% endif %}
+    }
     int tokens;
     __device__ __forceinline__ i64 source(int t) const { return t; }
 };
 // Neighbours in w make a pair.
 struct Neighbours : Linear {
+    static constexpr int PARTS = 1;
     static constexpr int PAIRS = (N + 1) / 2;
     __device__ __forceinline__ void rows(int q, int& a, int& b) const {
         a = 2 * q;
@@ -28,6 +36,7 @@ struct Neighbours : Linear {
 };
 // Gate and up of a feature, w being the rows of all gates and then of all ups.
 struct Gated : Linear {
+    static constexpr int PARTS = 2;
     static constexpr int PAIRS = N / 2;
     __device__ __forceinline__ void rows(int q, int& a, int& b) const { a = q; b = q + N / 2; }
 };

@@ -9,4 +9,10 @@ struct Op : Neighbours {
         store(2 * q, t, a);
         if (2 * q + 1 < N) store(2 * q + 1, t, b);
     }
+{% if p.activations is defined %}
+    __device__ __forceinline__ void finish(int q, int t, float (&a)[8], const float (&)[8]) const {
+        add_bias(a, q);
+        ::store(y + (i64)t * N + q, a);
+    }
+{% endif %}
 };

@@ -2,14 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use infernum_ir::expr::Value as Known;
+use infernum_ir::expr::{Expr, Value as Known};
 use infernum_ir::{DType, Dims, OpSet, Sym, TensorType};
 
 use super::geometry::{Scope, whole};
 use super::template::{Foreign, Kind};
 use super::text::{self, Site};
 use super::{Choices, Device, Geometry, Library, Template, TemplateError, Variant};
-use crate::plan::{Arg, Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, Value};
+use crate::plan::{Arg, Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, TileMap, Value};
 use infernum_passes::Bucket;
 
 /// A launch has no kernel.
@@ -260,7 +260,7 @@ impl<'a> Attach<'a> {
             }
             return match &variant.kind {
                 Kind::Matmul(roles) => matmul(launch, roles).map(Run::Matmul).map_err(fail),
-                Kind::Kernel { grid, block, shared, scratch, ptx } => {
+                Kind::Kernel { grid, block, shared, scratch, ptx, tiles } => {
                     let block = scope.number(block).and_then(|n| whole(n, block)).map_err(fail)?;
                     let at_limits = Scope { dims: Some(&self.limits), ..scope };
                     let scratch = match at_limits.value(scratch).map_err(fail)? {
@@ -281,7 +281,13 @@ impl<'a> Attach<'a> {
                         let arguments = arguments(launch, foreign).map_err(fail)?;
                         let kernel = self.foreign(foreign, &template, variant, scratch)?;
                         let arguments = Some(arguments);
-                        return Ok(Run::Kernel(KernelLaunch { kernel, geometry, arguments }));
+                        let tiles = Vec::new();
+                        return Ok(Run::Kernel(KernelLaunch {
+                            kernel,
+                            geometry,
+                            arguments,
+                            tiles,
+                        }));
                     }
                     let site = Site {
                         launch,
@@ -292,8 +298,10 @@ impl<'a> Attach<'a> {
                         bucket,
                         device: self.device,
                     };
+                    let tiles = tiles.iter().map(|(name, rows)| tile_map(&scope, name, rows));
+                    let tiles = tiles.collect::<Result<_, _>>().map_err(fail)?;
                     let kernel = self.kernel(&site, scratch, shown)?;
-                    Ok(Run::Kernel(KernelLaunch { kernel, geometry, arguments: None }))
+                    Ok(Run::Kernel(KernelLaunch { kernel, geometry, arguments: None, tiles }))
                 }
             };
         }
@@ -385,6 +393,17 @@ fn arguments(launch: &Launch, foreign: &Foreign) -> Result<Vec<Argument>, String
         }
     };
     foreign.args.iter().map(one).collect()
+}
+
+/// How the copy engine is to read the operand `name`.
+fn tile_map(scope: &Scope<'_>, name: &str, rows: &Expr) -> Result<TileMap, String> {
+    let mut all = scope.launch.named_values();
+    let found = all.position(|(known, value)| known == name && value.is_some());
+    let value = found.ok_or_else(|| format!("`tiles`: there is no operand `{name}`"))? as u32;
+    match whole(scope.number(rows)?, rows)? {
+        rows @ 1..=TileMap::MOST_ROWS => Ok(TileMap { value, rows }),
+        n => Err(format!("`{rows}`: expected 1 to {} rows, found {n}", TileMap::MOST_ROWS)),
+    }
 }
 
 fn matmul(launch: &Launch, roles: &super::template::MatmulRoles) -> Result<Matmul, String> {

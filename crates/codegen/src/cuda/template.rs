@@ -114,6 +114,8 @@ pub enum Kind {
         scratch: Expr,
         /// Where the kernel is not the template's text but somebody else's PTX.
         ptx: Option<Foreign>,
+        /// Operands that the GPU's copy engine reads in tiles, and the rows of a tile.
+        tiles: Vec<(String, Expr)>,
     },
     /// A library's matrix product.
     Matmul(MatmulRoles),
@@ -172,6 +174,8 @@ struct VariantFile {
     library: Option<MatmulRoles>,
     #[serde(default)]
     ptx: Option<Foreign>,
+    #[serde(default)]
+    tiles: BTreeMap<String, String>,
 }
 
 impl Template {
@@ -215,6 +219,11 @@ fn variant(path: &str, file: VariantFile) -> Result<Variant, TemplateError> {
             shared: or(&file.shared, "0")?,
             scratch: or(&file.scratch, "0")?,
             ptx: file.ptx,
+            tiles: file
+                .tiles
+                .iter()
+                .map(|(name, rows)| Ok((name.clone(), parse(rows)?)))
+                .collect::<Result<_, TemplateError>>()?,
         },
     };
     let when = file.when.iter().map(parse).collect::<Result<_, _>>()?;

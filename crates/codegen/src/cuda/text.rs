@@ -7,6 +7,7 @@ use infernum_ir::{Attr, DType, Dim, OpSet, Sym, Type};
 use minijinja::value::{Rest, Value as Jinja};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, context};
 
+use super::template::Kind;
 use super::{Device, Library, Template, Variant, c_expr};
 use crate::{Bucket, Launch};
 
@@ -102,6 +103,11 @@ fn parameters(site: &Site<'_>) -> String {
         list.push("u8* scratch".to_owned());
     }
     list.push("const Step* step".to_owned());
+    if let Kind::Kernel { tiles, .. } = &site.variant.kind {
+        list.extend(
+            tiles.iter().map(|(name, _)| format!("const __grid_constant__ TileMap {name}_tiles")),
+        );
+    }
     list.join(", ")
 }
 

@@ -6,7 +6,7 @@ use infernum_codegen::cuda::{Cubin, Device};
 use infernum_codegen::{KernelLaunch, Launch};
 use infernum_ir::Dims;
 
-use super::driver::{DeviceMemory, Event, Function, Gpu, Stream};
+use super::driver::{DeviceMemory, Event, Extent, Function, Gpu, Stream};
 use crate::exec::GpuError;
 
 /// Bytes that are read at once: many times what caches hold.
@@ -31,7 +31,8 @@ pub fn read_ceiling(
         let (start, end) = (Event::new(gpu)?, Event::new(gpu)?);
         let mut arguments = [memory.address(), result.address(), 0];
         stream.record(&start)?;
-        stream.launch(&function, grid, kernel.geometry.block, shared, &mut arguments, false)?;
+        let extent = Extent { grid, block: kernel.geometry.block, shared };
+        stream.launch(&function, extent, &mut arguments, &mut [], false)?;
         stream.record(&end)?;
         end.synchronize()?;
         best = best.min(f64::from(start.until(&end)?) / 1e3);

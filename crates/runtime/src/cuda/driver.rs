@@ -275,14 +275,14 @@ impl Stream {
     pub(super) fn launch(
         &self,
         function: &Function,
-        grid: [u32; 3],
-        block: u32,
-        shared: u32,
+        Extent { grid, block, shared }: Extent,
         arguments: &mut [u64],
+        tiles: &mut [sys::CUtensorMap],
         overlaps: bool,
     ) -> Result<()> {
-        let mut pointers: Vec<*mut c_void> =
-            arguments.iter_mut().map(|a| std::ptr::from_mut(a).cast()).collect();
+        let numbers = arguments.iter_mut().map(|a| std::ptr::from_mut(a).cast());
+        let maps = tiles.iter_mut().map(|t| std::ptr::from_mut(t).cast());
+        let mut pointers: Vec<*mut c_void> = numbers.chain(maps).collect();
         // SAFETY: the union's variant is the one that the id below names.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
         attribute.id =
@@ -300,7 +300,8 @@ impl Stream {
             attrs: &raw mut attribute,
             numAttrs: u32::from(overlaps),
         };
-        // SAFETY: the function is loaded, and each argument is 8 bytes, as the kernel declares.
+        // SAFETY: the function is loaded; each argument is 8 bytes, and what follows are maps, as the
+        // kernel declares.
         let status = unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
@@ -328,6 +329,17 @@ impl Drop for Stream {
         // SAFETY: created once, destroyed once.
         _ = self.gpu.bind().map(|()| unsafe { result::stream::destroy(self.raw) });
     }
+}
+
+/// How much of a kernel is launched.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    /// Blocks, in three dimensions.
+    pub(super) grid: [u32; 3],
+    /// Threads of a block.
+    pub(super) block: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub(super) shared: u32,
 }
 
 /// Records what `work` launches in a stream instead of running it.

@@ -10,11 +10,12 @@ use infernum_ir::{DType, Dims, StepInput, TensorType};
 
 use super::blas::Blas;
 use super::code::{Code, reads_contexts, uses_library};
-use super::driver::{DeviceMemory, Event, Function, Gpu, Stream, capture};
+use super::driver::{DeviceMemory, Event, Extent, Function, Gpu, Stream, capture};
 use super::frame::Frame;
 use super::graphs::{self, Graphs, Key};
 use super::inputs::Layout;
 use super::penalised::Penalised;
+use super::tiles::Tiles;
 use super::turn::Turn;
 use super::upload::Weights;
 use super::watch::{DeviceState, Watch};
@@ -66,6 +67,8 @@ pub(super) struct Core {
     pub(super) functions: Vec<Function>,
     /// Each kernel's own memory.
     pub(super) scratch: Vec<Option<DeviceMemory>>,
+    /// What kernels that read operands in tiles are given.
+    tiles: Tiles,
     /// If any launch is a library's.
     pub(super) blas: Option<Blas>,
     weights: Weights,
@@ -143,6 +146,7 @@ impl CudaExecutor {
             stream,
             functions,
             scratch,
+            tiles: Tiles::default(),
             weights,
             arena,
             states,
@@ -449,13 +453,15 @@ impl Core {
         if grid.contains(&0) {
             return Ok(());
         }
+        let mut tiles = self.tiles.of(launch, &k.tiles, frame, &self.plan.limits)?;
         let function = &self.functions[k.kernel as usize];
         // A foreign kernel does not know that it should wait for the one before it.
         let overlaps = self.options.overlap && self.device.sm >= 90;
         let overlaps = overlaps && !first && k.arguments.is_none();
         let block = k.geometry.block;
         let launched = function.allow(shared).and_then(|()| {
-            self.stream.launch(function, grid, block, shared, &mut arguments, overlaps)
+            let extent = Extent { grid, block, shared };
+            self.stream.launch(function, extent, &mut arguments, &mut tiles, overlaps)
         });
         launched.map_err(|e| format!("{e} (grid {grid:?}, {block} threads, {shared} bytes)"))
     }
@@ -524,7 +530,8 @@ impl Core {
         arguments.push(self.inputs.address());
         let function = &self.functions[k.kernel as usize];
         let overlaps = overlaps && self.device.sm >= 90;
-        self.stream.launch(function, grid, k.geometry.block, shared, &mut arguments, overlaps)?;
+        let extent = Extent { grid, block: k.geometry.block, shared };
+        self.stream.launch(function, extent, &mut arguments, &mut [], overlaps)?;
         if let Some(timer) = timer {
             let time = timer?.stop(&self.gpu, &self.stream)?;
             *self.times.entry(launch.op.clone()).or_default() += time;

@@ -11,6 +11,7 @@ mod graphs;
 mod inputs;
 mod penalised;
 mod retarget;
+mod tiles;
 mod turn;
 mod upload;
 mod watch;

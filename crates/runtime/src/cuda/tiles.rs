@@ -1,0 +1,101 @@
+//! Maps by which the copy engine (TMA) finds tiles of a matrix: CUDA driver API, "Tensor Map Object
+//! Management".
+
+#![allow(unsafe_code, reason = "maps are made by the driver")]
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use cudarc::driver::sys;
+use infernum_codegen::{Launch, TileMap};
+use infernum_ir::{DType, Dim, Dims};
+
+use super::frame::Frame;
+
+/// What a map says of a matrix, row-major and of 16-bit elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Matrix {
+    address: u64,
+    rows: u64,
+    columns: u64,
+    dtype: DType,
+    tile_rows: u32,
+}
+
+/// The maps that launches asked for. There are as many as there are operands read in tiles, in all
+/// layers: rows are those at the plan's limits, so that steps of any size share them.
+#[derive(Default)]
+pub(super) struct Tiles(RefCell<HashMap<Matrix, sys::CUtensorMap>>);
+
+impl Tiles {
+    /// The maps of a launch, in the order in which its kernel takes them.
+    pub(super) fn of(
+        &self,
+        launch: &Launch,
+        tiles: &[TileMap],
+        frame: &Frame<'_>,
+        limits: &Dims,
+    ) -> Result<Vec<sys::CUtensorMap>, String> {
+        tiles.iter().map(|tile| self.get(matrix(launch, *tile, frame, limits)?)).collect()
+    }
+
+    fn get(&self, matrix: Matrix) -> Result<sys::CUtensorMap, String> {
+        if let Some(known) = self.0.borrow().get(&matrix) {
+            return Ok(*known);
+        }
+        let map = encode(&matrix)?;
+        self.0.borrow_mut().insert(matrix, map);
+        Ok(map)
+    }
+}
+
+fn matrix(
+    launch: &Launch,
+    tile: TileMap,
+    frame: &Frame<'_>,
+    limits: &Dims,
+) -> Result<Matrix, String> {
+    let value = launch.named_values().nth(tile.value as usize).and_then(|(_, v)| v);
+    let value = value.ok_or("an operand read in tiles is left out")?;
+    let ty = value.ty.tensor()?;
+    let (columns, rows) = ty.shape.split_last().ok_or("an operand read in tiles is a scalar")?;
+    Ok(Matrix {
+        address: frame.address(value)?,
+        rows: Dim::product_of(rows).ok_or("too many rows")?.eval(limits),
+        columns: columns.eval(limits),
+        dtype: ty.dtype,
+        tile_rows: tile.rows,
+    })
+}
+
+fn encode(matrix: &Matrix) -> Result<sys::CUtensorMap, String> {
+    let Matrix { address, rows, columns, dtype, tile_rows } = *matrix;
+    let data_type = match dtype {
+        DType::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        other => return Err(format!("tiles: expected bf16 or f16, found {other}")),
+    };
+    let (sizes, row_bytes) = ([columns, rows], [columns * 2]);
+    let (tile, steps) = ([TileMap::COLUMNS, tile_rows], [1u32, 1]);
+    let mut map = sys::CUtensorMap { opaque: [0; 16] };
+    // SAFETY: each array has an entry for each of the two dimensions, strides one less; the matrix
+    // lies in memory of the GPU that outlives the executor's launches, and is not read here.
+    let status = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut map,
+            data_type,
+            2,
+            address as *mut std::ffi::c_void,
+            sizes.as_ptr(),
+            row_bytes.as_ptr(),
+            tile.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    status.result().map_err(|e| format!("cuTensorMapEncodeTiled: {e:?} ({matrix:?})"))?;
+    Ok(map)
+}
