@@ -56,7 +56,7 @@ __device__ __forceinline__ void tile_product(float (&s)[{{ p.tokens // 8 }}][4],
 
 template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SPLIT> struct Product {
     static constexpr u32 W_BYTES = GROUPS * 64 * 128, X_BYTES = TOKENS * 128;
-    static constexpr int STEPS = Op::K / 64, CHUNK = TOKENS < 64 ? TOKENS : 64, SHARE = CHUNK / SPLIT;
+    static constexpr int STEPS = Op::K / 64, CHUNK = TOKENS > 64 ? 32 : TOKENS, SHARE = CHUNK / SPLIT;
     static constexpr int ROW = 68;                     // floats of a token's sums: 64, and 4 against bank conflicts
     static constexpr int OUTPUTS = 64 / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS * GROUPS - 1) / (OUTPUTS * GROUPS);
     static constexpr bool MERGES = SPLIT > 1;
