@@ -180,7 +180,8 @@ fn a_run_of_half_characters_stays_short() {
 
 /// With a normal form, and with an added token that takes white space along.
 fn composing() -> Tokenizer {
-    let mut json: Value = serde_json::from_str(&byte_level().inner.to_string(false).unwrap()).unwrap();
+    let mut json: Value =
+        serde_json::from_str(&byte_level().inner.to_string(false).unwrap()).unwrap();
     json["normalizer"] = json!({"type": "NFC"});
     json["added_tokens"][0]["rstrip"] = true.into();
     build(&json)
@@ -196,11 +197,20 @@ fn what_is_dropped_has_no_least_number() {
     };
     assert!(with("normalizer", json!({"type": "NFKC"})));
     assert!(!with("normalizer", json!({"type": "Strip", "strip_left": true, "strip_right": true})));
-    assert!(!with("normalizer", json!({"type": "Sequence", "normalizers": [
-        {"type": "NFC"}, {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}]})));
+    assert!(!with(
+        "normalizer",
+        json!({"type": "Sequence", "normalizers": [
+        {"type": "NFC"}, {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}]})
+    ));
     assert!(!with("pre_tokenizer", json!({"type": "WhitespaceSplit"})));
-    assert!(!with("model", json!({"type": "BPE", "vocab": {"a": 0, "<unk>": 1}, "merges": [],
-        "unk_token": "<unk>", "fuse_unk": true})), "all that it does not know is one token");
+    assert!(
+        !with(
+            "model",
+            json!({"type": "BPE", "vocab": {"a": 0, "<unk>": 1}, "merges": [],
+        "unk_token": "<unk>", "fuse_unk": true})
+        ),
+        "all that it does not know is one token"
+    );
 }
 
 #[test]

@@ -18,6 +18,7 @@ use tower_http::request_id::{
 };
 
 use super::error::ApiError;
+use super::lanes::Lanes;
 use super::metrics::Metrics;
 use super::model::{Entry, Served};
 use super::{Args, api, auth};
@@ -32,6 +33,7 @@ pub(crate) struct App {
     pub(crate) models: Vec<Entry>,
     pub(crate) metrics: Metrics,
     pub(crate) keys: auth::Keys,
+    pub(crate) lanes: Lanes,
     pub(crate) max_body: usize,
     pub(crate) request_timeout: Option<Duration>,
     cors: Option<CorsLayer>,
@@ -46,6 +48,7 @@ impl App {
             models,
             metrics,
             keys,
+            lanes: Lanes::start().map_err(|e| format!("cannot start a thread: {e}"))?,
             max_body: args.limits.max_body_bytes,
             request_timeout: (seconds > 0).then(|| Duration::from_secs(seconds)),
             cors: cors(&args.listen.cors_origin)?,

@@ -207,7 +207,9 @@ impl<C: Clone + Eq + Hash, J> Queue<C, J> {
 fn yield_to_others(nice: i32) {
     // Elsewhere it would be that of the whole process.
     #[cfg(target_os = "linux")]
-    if nice > 0 && let Err(error) = rustix::process::setpriority_process(None, nice) {
+    if nice > 0
+        && let Err(error) = rustix::process::setpriority_process(None, nice)
+    {
         tracing::debug!(%error, "a thread keeps its priority");
     }
     #[cfg(not(target_os = "linux"))]

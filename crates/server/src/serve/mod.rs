@@ -1,6 +1,6 @@
 //! `infernum serve`: an OpenAI-compatible server.
 //!
-//! A request's way: [`app`] (limits, keys) → [`api`] (JSON, checks, tokens) → [`worker`] (the
+//! A request's way: [`app`] (limits, keys) → [`api`] (JSON, checks, tokens, on threads of [`lanes`]) → [`worker`] (the
 //! engine's thread) → [`generation`] (tokens to text) → JSON, or [`sse`] where it streams.
 
 mod api;
@@ -10,6 +10,7 @@ mod config;
 mod error;
 mod generation;
 mod http;
+mod lanes;
 mod log;
 mod metrics;
 mod model;
@@ -192,7 +193,7 @@ pub fn run(args: Args) -> Outcome {
     let app = Arc::new(App::new(&args, entries, metrics::Metrics::new(prefix)?)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
-        // Blocking tasks encode text: more of them than cores only fight.
+        // Threads that take tasks over while one is busy: more of them than cores only fight.
         .max_blocking_threads(std::thread::available_parallelism().map_or(4, NonZeroUsize::get))
         .build()?;
     let address = SocketAddr::new(args.listen.host, args.listen.port);
