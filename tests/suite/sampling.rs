@@ -116,16 +116,7 @@ fn table(vocab: usize) -> Table {
     Table { vocab, rows }
 }
 
-const GREEDY: SamplingParams = SamplingParams {
-    temperature: 0.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    repetition_penalty: 1.0,
-    frequency_penalty: 0.0,
-    presence_penalty: 0.0,
-    seed: 0,
-};
+const GREEDY: SamplingParams = SamplingParams::GREEDY;
 
 fn params() -> Vec<SamplingParams> {
     let warm = SamplingParams { temperature: 1.0, ..GREEDY };
@@ -156,13 +147,21 @@ fn executors_pick_what_the_host_would() {
             .step_by(3)
             .map(|token| Seen { token, generated: token % 4 })
             .collect();
+        let bans: Vec<Seen> = (0..vocab as u32)
+            .step_by(5)
+            .map(|token| Seen { token, generated: Seen::BANNED })
+            .collect();
         let cases =
             (0..8).flat_map(|seed| params().into_iter().map(move |p| SamplingParams { seed, ..p }));
         let asked: Vec<(usize, Choice<'_>)> = (0..table.rows.len())
             .flat_map(|row| cases.clone().map(move |p| (row, p)))
             .map(|(row, params)| {
                 let penalties = params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0;
-                let seen = if penalties { &seen[..] } else { &[] };
+                let seen = match (penalties, params.seed % 2) {
+                    (true, _) => &seen[..],
+                    (false, 0) => &[],
+                    (false, _) => &bans[..],
+                };
                 (row, Choice { params, position: 11 + params.seed, seen })
             })
             .collect();
@@ -175,6 +174,9 @@ fn executors_pick_what_the_host_would() {
                 if p.temperature == 0.0 || p.top_k == 1 {
                     assert_eq!(token, expected, "vocabulary of {vocab}, row {row}: {p:?}");
                 }
+                let banned = choice.seen.iter().find(|s| s.token == token);
+                let none = table.rows[*row].iter().all(|l| *l == f32::NEG_INFINITY);
+                assert!(none || banned.is_none_or(|s| s.generated != Seen::BANNED), "{p:?}");
                 others += usize::from(token != expected);
             }
         }

@@ -1,7 +1,7 @@
 //! What can go wrong between a folder and a token.
 
 use infernum_codegen::compile::CompileError;
-use infernum_codegen::cuda::{CacheError, CudaError};
+use infernum_codegen::cuda::{CacheError, ChoicesError, CudaError};
 use infernum_frontend_hf::ModelError;
 use infernum_frontend_hf::chat::ChatError;
 use infernum_frontend_hf::config::ConfigError;
@@ -12,7 +12,7 @@ use infernum_passes::data::DataError;
 use infernum_runtime::cuda::GpuError;
 use infernum_runtime::{EngineError, ExecError, LoadError, OptionsError, SamplingError};
 
-use crate::PlanFileError;
+use crate::{DefaultsError, PlanFileError};
 
 /// A model could not be opened, compiled, loaded or run.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +45,14 @@ pub enum Error {
     Cuda(#[from] CudaError),
     #[error(transparent)]
     Kernels(#[from] CacheError),
+    #[error(transparent)]
+    Choices(#[from] ChoicesError),
+    #[error(transparent)]
+    Defaults(#[from] DefaultsError),
+    #[error("{path}: {source}; --data names a folder with models/, kernels/ or both")]
+    DataFolder { path: String, source: std::io::Error },
+    #[error("the GPU fails: {0}; --device cpu does without it")]
+    FirstGpu(GpuError),
     #[error(transparent)]
     PlanFile(#[from] PlanFileError),
     #[error(transparent)]

@@ -3,6 +3,7 @@
 //! [`ModelOptions`] opens a model, [`Machine`] is what it runs on, and a [`Loader`] compiles it for that machine,
 //! loads the plan, and makes an [`Engine`](infernum_runtime::Engine) of it.
 
+mod defaults;
 mod error;
 mod load;
 mod machine;
@@ -10,8 +11,11 @@ mod options;
 mod plan_file;
 mod prefill;
 mod progress;
+#[cfg(feature = "cli")]
+mod sampling;
 pub mod tune;
 
+pub use defaults::{DefaultsError, GenerationDefaults};
 pub use error::Error;
 pub use load::{Capacity, Loader, engine_limits};
 pub use machine::{CPU, Machine};
@@ -23,3 +27,5 @@ pub use options::{
 pub use plan_file::PlanFileError;
 pub use prefill::prefill;
 pub use progress::{Progress, Stage};
+#[cfg(feature = "cli")]
+pub use sampling::SamplingFlags;

@@ -83,9 +83,14 @@ impl<'a> Loader<'a> {
         if let Some(folder) = &self.run.plan {
             return Ok(plan_file::read(folder, rows, capacity, self.machine)?);
         }
+        self.plan_with(rows, capacity, &self.choices()?)
+    }
+
+    /// The variants of kernels that `infernum tune` chose for this machine, if they are wanted.
+    pub fn choices(&self) -> Result<Choices, Error> {
         let device = self.machine.device();
-        let choices = device.as_ref().map(|d| self.run.choices(&d.arch)).unwrap_or_default();
-        self.plan_with(rows, capacity, &choices)
+        let choices = device.map(|d| self.run.choices(&d.arch)).transpose()?;
+        Ok(choices.unwrap_or_default())
     }
 
     /// Compiles the model with these variants of kernels, where it is for a GPU.

@@ -95,7 +95,7 @@ impl<'a> Tuner<'a> {
             return Err(Error::NothingToTune);
         };
         let capacity = Capacity::new(sequences as u64, context as u64 + 1);
-        let choices = loader.run.choices(&device.arch);
+        let choices = loader.choices()?;
         let plan = loader.plan_with(Sym::B, capacity, &choices)?;
         let cubins = loader.cubins(&plan)?;
         let options = CudaOptions { kv_blocks: capacity.blocks(), ..CudaOptions::default() };

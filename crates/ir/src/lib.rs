@@ -7,6 +7,7 @@ mod diag;
 mod dim;
 mod dtype;
 pub mod expr;
+mod files;
 mod fused;
 mod graph;
 pub mod interp;
@@ -20,6 +21,7 @@ pub use attr::{Attr, AttrDef, AttrKind, Default as AttrDefault};
 pub use diag::SourceError;
 pub use dim::{Dim, Dims, Sym};
 pub use dtype::DType;
+pub use files::is_there;
 pub use fused::{Fused, FusedDef, Instance, OpSet};
 pub use graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,

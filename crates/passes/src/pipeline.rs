@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use include_dir::{Dir, include_dir};
-use infernum_ir::{SourceError, nearest};
+use infernum_ir::{SourceError, is_there, nearest};
 use serde::Deserialize;
 
 use crate::data::Numerics;
@@ -96,7 +96,7 @@ impl Pipeline {
         }
         let file = format!("{name}.ron");
         if let Some(path) = data.map(|d| d.join("kernels/pipelines").join(&file))
-            && path.is_file()
+            && is_there(&path)
         {
             return Pipeline::open(&path);
         }

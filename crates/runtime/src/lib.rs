@@ -21,4 +21,7 @@ pub use exec::{
     RandomWeights, StepInputs, StepOutput, TensorBytes, TensorProblem, Ticket, TunedProduct,
     WeightSource,
 };
-pub use sampling::{Choice, Logprobs, Sampler, SamplingError, SamplingParams, Seen, argmax};
+pub use sampling::{
+    Choice, Logprobs, Number, Range, Sampler, SamplingError, SamplingOption, SamplingParams, Seen,
+    argmax,
+};

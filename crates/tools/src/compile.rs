@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Outcome {
         );
     }
     let model = if args.config_only {
-        let (files, library) = (args.model.files()?, args.model.library());
+        let (files, library) = (args.model.files()?, args.model.library()?);
         Model::without_weights(files, args.model.spec.as_deref(), &library)?
     } else {
         args.model.open()?

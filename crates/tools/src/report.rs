@@ -28,6 +28,11 @@ pub fn error(e: &dyn Error) {
     }
 }
 
+/// Prints what a user should know although it goes on.
+pub fn warning(text: &str) {
+    anstream::eprintln!("\x1b[1;33mwarning\x1b[0m: {text}");
+}
+
 /// An error and its causes, on one line.
 pub(crate) fn chain(e: &dyn Error) -> String {
     let mut text = e.to_string();

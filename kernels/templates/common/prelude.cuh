@@ -16,6 +16,7 @@ struct f16 { u16 bits; };
 
 // How a sequence's next token is picked: `Choice` in crates/runtime/src/sampling/mod.rs.
 struct Seen { u32 token, generated; };
+#define BANNED 0xffffffffu       // in place of a count: the token may not be picked
 struct Choice {
     float scale;                 // log2(e) / temperature; 0 picks the largest logit
     u32 top_k;                   // 0 for all

@@ -4,10 +4,12 @@ use std::error::Error;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::Instant;
 
-use infernum::{Capacity, Loader, Machine, ModelOptions, RunOptions, tune};
+use infernum::{
+    Capacity, GenerationDefaults, Loader, Machine, ModelOptions, RunOptions, SamplingFlags, tune,
+};
+use infernum_frontend_hf::Model;
 use infernum_frontend_hf::chat::{ChatTemplate, Message, RenderOptions};
 use infernum_frontend_hf::tokenizer::Tokenizer;
-use infernum_frontend_hf::{Config, Model};
 use infernum_runtime::{
     Engine, EngineOptions, Event, FinishReason, PlanExecutor, Request, SamplingParams,
 };
@@ -28,73 +30,22 @@ pub(crate) struct Args {
     /// System message for --chat.
     #[arg(long, requires = "chat")]
     system: Option<String>,
-    /// Most tokens to generate.
-    #[arg(long, value_name = "N", default_value_t = 1024)]
-    max_tokens: usize,
+    /// Most tokens to generate; what generation_config.json says, else 1024, when left out.
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<usize>,
     /// Go on past the model's end token.
     #[arg(long)]
     ignore_eos: bool,
+    // Each is what generation_config.json says when left out.
     #[command(flatten)]
-    sampling: SamplingArgs,
+    sampling: SamplingFlags,
     /// Print one JSON object with text, token ids and speed instead of streaming.
     #[arg(long)]
     json: bool,
 }
 
-/// Each is what generation_config.json says when left out.
-#[derive(clap::Args)]
-struct SamplingArgs {
-    /// 0 is greedy.
-    #[arg(long)]
-    temperature: Option<f32>,
-    /// Only the K likeliest tokens.
-    #[arg(long, value_name = "K")]
-    top_k: Option<u32>,
-    /// Only the likeliest tokens that together have this probability.
-    #[arg(long, value_name = "P")]
-    top_p: Option<f32>,
-    /// Only tokens at least this likely, relative to the likeliest.
-    #[arg(long, value_name = "P")]
-    min_p: Option<f32>,
-    /// Makes tokens seen in prompt or output less likely.
-    #[arg(long, value_name = "X")]
-    repetition_penalty: Option<f32>,
-    /// Subtracted from a token's logit for each time it was generated.
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    frequency_penalty: Option<f32>,
-    /// Subtracted from a token's logit if it was generated.
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    presence_penalty: Option<f32>,
-    /// Fixes the random choices.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-}
-
-impl SamplingArgs {
-    fn params(&self, config: &Config) -> SamplingParams {
-        let given = |key: &str| config.generation(key).and_then(serde_json::Value::as_f64);
-        let samples = config.generation("do_sample").and_then(serde_json::Value::as_bool);
-        let samples = samples.unwrap_or(false) || self.temperature.is_some_and(|t| t > 0.0);
-        let or = |arg: Option<f32>, key, default: f32| {
-            arg.or_else(|| given(key).map(|x| x as f32)).unwrap_or(default)
-        };
-        let none = SamplingParams::default();
-        SamplingParams {
-            temperature: if samples { or(self.temperature, "temperature", 1.0) } else { 0.0 },
-            top_k: self.top_k.or_else(|| given("top_k").map(|k| k as u32)).unwrap_or(none.top_k),
-            top_p: or(self.top_p, "top_p", none.top_p),
-            min_p: or(self.min_p, "min_p", none.min_p),
-            repetition_penalty: or(
-                self.repetition_penalty,
-                "repetition_penalty",
-                none.repetition_penalty,
-            ),
-            frequency_penalty: self.frequency_penalty.unwrap_or(none.frequency_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(none.presence_penalty),
-            seed: self.seed,
-        }
-    }
-}
+/// Tokens to generate where neither the command line nor the checkpoint says how many.
+const MAX_TOKENS: usize = 1024;
 
 /// What one answer was and cost.
 #[derive(Serialize)]
@@ -112,19 +63,20 @@ struct Generator<'a> {
     args: &'a Args,
     engine: Engine<Box<dyn PlanExecutor>>,
     tokenizer: Tokenizer,
-    stop: Vec<u32>,
+    defaults: GenerationDefaults,
     sampling: SamplingParams,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
     let model = args.model.open()?;
-    let sampling = args.sampling.params(&model.config);
-    sampling.check()?;
     let tokenizer = Tokenizer::open(&model.files)?;
-    let stop =
-        if args.ignore_eos { Vec::new() } else { model.config.eos_ids(tokenizer.eos_id())? };
+    let defaults = GenerationDefaults::read(&model.config, tokenizer.eos_id())?;
+    for key in &defaults.unsupported {
+        report::warning(&format!("generation_config.json: `{key}` is not supported, and left out"));
+    }
+    let sampling = args.sampling.params(defaults.sampling);
     let engine = load(args, &model)?;
-    let mut generator = Generator { args, engine, tokenizer, stop, sampling };
+    let mut generator = Generator { args, engine, tokenizer, defaults, sampling };
     if args.chat {
         let template = ChatTemplate::open(&model.files)?;
         chat(&mut generator, &template)
@@ -170,12 +122,13 @@ impl Generator<'_> {
             answer.text.push_str(piece);
             if self.args.json { Ok(()) } else { report::text(piece) }
         };
+        let max_tokens = self.args.max_tokens.or_else(|| self.defaults.max_tokens(tokens.len()));
         let start = Instant::now();
         let mut first: Option<Instant> = None;
         self.engine.submit(Request {
             tokens,
-            max_tokens: self.args.max_tokens,
-            stop: self.stop.clone(),
+            max_tokens: max_tokens.unwrap_or(MAX_TOKENS),
+            stop: if self.args.ignore_eos { Vec::new() } else { self.defaults.end.clone() },
             sampling: self.sampling,
             ..Request::default()
         })?;

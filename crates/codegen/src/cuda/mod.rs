@@ -11,7 +11,7 @@ mod text;
 
 pub use attach::{CudaError, admitted, attach, ceiling};
 pub use cache::{Cache, CacheError, Cubin};
-pub use choices::{Choices, site, sites};
+pub use choices::{Choices, ChoicesError, site, sites};
 pub use geometry::Geometry;
 pub use nvrtc::{Compiler, NvrtcError};
 pub use template::{Foreign, Library, Template, TemplateError, Variant};

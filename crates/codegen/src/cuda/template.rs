@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use include_dir::{Dir, include_dir};
 use infernum_frontend_hf::spec::{Source, read_ron};
-use infernum_ir::SourceError;
 use infernum_ir::expr::Expr;
+use infernum_ir::{SourceError, is_there};
 use serde::Deserialize;
 
 static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/templates");
@@ -40,27 +40,35 @@ pub struct Library {
 impl Library {
     /// The built-in templates, with those of `DIR/kernels/templates` on top.
     pub fn new(data: Option<&Path>) -> Library {
-        let folder = data.map(|d| d.join("kernels/templates")).filter(|d| d.is_dir());
+        let folder = data.map(|d| d.join("kernels/templates")).filter(|d| is_there(d));
         Library { folder }
     }
 
-    /// The text of a file and its name for messages; `None` if there is none.
-    pub(super) fn file(&self, name: &str) -> Option<(String, Cow<'static, str>)> {
+    /// The text of a file and its name for messages; `None` if there is none. A file of the user's
+    /// that cannot be read is an error.
+    pub(super) fn file(
+        &self,
+        name: &str,
+    ) -> Result<Option<(String, Cow<'static, str>)>, TemplateError> {
         // Names come from the user's files as well: they stay inside the folder.
         let inside =
             Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
         if let Some(path) = self.folder.as_ref().filter(|_| inside).map(|f| f.join(name))
-            && let Ok(text) = std::fs::read_to_string(&path)
+            && is_there(&path)
         {
-            return Some((path.display().to_string(), text.into()));
+            let shown = path.display().to_string();
+            return match std::fs::read_to_string(&path) {
+                Ok(text) => Ok(Some((shown, text.into()))),
+                Err(source) => Err(TemplateError::Io { path: shown, source }),
+            };
         }
-        let text = EMBEDDED.get_file(name)?.contents_utf8()?;
-        Some((format!("kernels/templates/{name}"), text.into()))
+        let text = EMBEDDED.get_file(name).and_then(|f| f.contents_utf8());
+        Ok(text.map(|text| (format!("kernels/templates/{name}"), text.into())))
     }
 
     /// A kernel's template.
     pub fn template(&self, name: &str) -> Result<Template, TemplateError> {
-        let file = self.file(&format!("{name}.cu.j2"));
+        let file = self.file(&format!("{name}.cu.j2"))?;
         let (path, text) = file.ok_or_else(|| TemplateError::Missing { name: name.to_owned() })?;
         Template::parse(name, &path, &text)
     }

@@ -28,7 +28,10 @@ pub(super) struct Site<'a> {
 pub(super) fn environment(library: &Library) -> Environment<'static> {
     let mut env = Environment::new();
     let library = library.clone();
-    env.set_loader(move |name| Ok(library.file(name).map(|(_, text)| text.into_owned())));
+    env.set_loader(move |name| match library.file(name) {
+        Ok(found) => Ok(found.map(|(_, text)| text.into_owned())),
+        Err(error) => Err(Error::new(ErrorKind::BadInclude, error.to_string())),
+    });
     env.set_undefined_behavior(UndefinedBehavior::Strict);
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.add_filter("f32", |x: f64| c_expr::literal(x));

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use include_dir::{Dir, include_dir};
 use infernum_frontend_hf::spec::{Source, read_ron};
-use infernum_ir::{OpSet, SourceError};
+use infernum_ir::{OpSet, SourceError, is_there};
 
 use super::fused;
 use super::notation::at;
@@ -145,7 +145,7 @@ fn files(folder: &str, data: Option<&Path>) -> Result<Vec<Source>, DataError> {
             found.push((name.to_owned(), Source::new(&shown, text)));
         }
     }
-    if let Some(dir) = data.map(|d| d.join("kernels").join(folder)).filter(|d| d.is_dir()) {
+    if let Some(dir) = data.map(|d| d.join("kernels").join(folder)).filter(|d| is_there(d)) {
         let io = |source| DataError::Io { path: dir.display().to_string(), source };
         for entry in std::fs::read_dir(&dir).map_err(io)? {
             let path = entry.map_err(io)?.path();

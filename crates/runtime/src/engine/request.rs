@@ -12,6 +12,8 @@ pub struct Request {
     pub max_tokens: usize,
     /// Tokens that end the text; they are not part of it.
     pub stop: Vec<u32>,
+    /// Tell the token of `stop` that ended the text, too.
+    pub tell_stop: bool,
     /// How tokens are picked.
     pub sampling: SamplingParams,
     /// Added to the logits of these tokens before anything else.

@@ -47,7 +47,7 @@ impl<E: Executor> Engine<E> {
                 if s.request.max_tokens > 0 {
                     let (token, logprobs) = pick(s, output, row, planned.by_host, &mut self.row);
                     s.tokens.push(token);
-                    if !s.request.stop.contains(&token) {
+                    if s.request.tell_stop || !s.request.stop.contains(&token) {
                         events.push(Event::Token(s.id, token, logprobs));
                     }
                 }

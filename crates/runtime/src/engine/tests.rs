@@ -168,7 +168,8 @@ impl Engine<Fake> {
 
 /// What a request yields when it is alone, one step after another.
 fn solo(request: &Request) -> (Vec<u32>, FinishReason) {
-    let mut sampler = crate::Sampler::new(request.sampling, &request.tokens);
+    let mut sampler = crate::Sampler::new(request.sampling, &request.tokens)
+        .with_ends(&request.stop, request.tokens.len());
     let mut tokens = request.tokens.clone();
     loop {
         let output = tokens.len() - request.tokens.len();
@@ -179,6 +180,7 @@ fn solo(request: &Request) -> (Vec<u32>, FinishReason) {
         request.bias.iter().for_each(|(t, b)| row[*t as usize] += b);
         let token = sampler.sample(&mut row, tokens.len() as u64);
         if request.stop.contains(&token) {
+            tokens.extend(request.tell_stop.then_some(token));
             return (tokens.split_off(request.tokens.len()), FinishReason::Stop);
         }
         tokens.push(token);
@@ -217,9 +219,12 @@ impl Random {
             },
             _ => SamplingParams::default(),
         };
+        let min_tokens = if self.below(4) == 0 { self.below(9) as u32 } else { 0 };
+        let sampling = SamplingParams { min_tokens, ..sampling };
         Request {
             max_tokens: self.below(18),
-            stop: vec![self.below(VOCAB) as u32; self.below(2)],
+            stop: (0..self.below(3)).map(|_| self.below(VOCAB) as u32).collect(),
+            tell_stop: self.below(4) == 0,
             bias: vec![(self.below(VOCAB) as u32, 3.0); usize::from(self.below(8) == 0)],
             logprobs: (self.below(10) == 0).then_some(2),
             prompt_logprobs: (self.below(20) == 0).then_some(1),
@@ -456,6 +461,32 @@ fn stop_tokens_end_a_request_and_are_not_part_of_it() {
     let id = engine.submit(request).expect("a request");
     let events = finish(&mut engine);
     assert_eq!(events, [Event::Started(id, 0), Event::Finished(id, FinishReason::Stop)]);
+}
+
+#[test]
+fn no_end_comes_before_the_least_tokens() {
+    let stop = vec![hash([1, 2, 3].into_iter())];
+    for gpu in [false, true] {
+        let mut engine = engine_with(STEP, 8, 64, gpu, EngineOptions::default());
+        for min_tokens in [0, 1, 4] {
+            let sampling = SamplingParams { min_tokens, ..SamplingParams::default() };
+            let request =
+                Request { stop: stop.clone(), sampling, ..Request::new(vec![1, 2, 3], 9) };
+            engine.submit(Request { tell_stop: true, ..request }).expect("a request");
+            let events = finish(&mut engine);
+            let tokens = events.iter().filter_map(|e| match e {
+                Event::Token(_, token, _) => Some(*token),
+                _ => None,
+            });
+            let tokens: Vec<u32> = tokens.collect();
+            let least = tokens.iter().take(min_tokens as usize);
+            assert!(tokens.len() > min_tokens as usize || tokens.len() == 9, "{tokens:?}");
+            assert!(least.clone().all(|t| !stop.contains(t)), "{tokens:?}");
+            assert_eq!(min_tokens == 0, tokens == stop, "{tokens:?}");
+            // The host has to see no logits for it where the executor samples.
+            assert!(!gpu || !engine.executor.logits);
+        }
+    }
 }
 
 #[test]

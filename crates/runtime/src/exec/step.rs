@@ -90,7 +90,7 @@ impl StepInputs {
     /// Executors that do not [sample](super::Executor::samples) pay no heed to it.
     pub fn choose(&mut self, choice: &Choice<'_>) {
         let Some(seq) = self.step.seqs.len().checked_sub(1) else { return };
-        if choice.params.is_greedy() {
+        if choice.params.is_greedy() && choice.seen.is_empty() {
             return;
         }
         let start = self.seen.len();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::Request;
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -17,10 +17,11 @@ use tower_http::request_id::{
     MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer,
 };
 
-use super::error::ApiError;
+use super::error::{ApiError, Refusal};
+use super::lanes::Lanes;
 use super::metrics::Metrics;
 use super::model::{Entry, Served};
-use super::{Args, api, auth};
+use super::{Args, api, auth, guard};
 
 /// How long a client may take for the body of a request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -32,6 +33,8 @@ pub(crate) struct App {
     pub(crate) models: Vec<Entry>,
     pub(crate) metrics: Metrics,
     pub(crate) keys: auth::Keys,
+    pub(crate) guard: guard::Guard,
+    pub(crate) lanes: Lanes,
     pub(crate) max_body: usize,
     pub(crate) request_timeout: Option<Duration>,
     cors: Option<CorsLayer>,
@@ -41,11 +44,16 @@ pub(crate) struct App {
 impl App {
     pub(crate) fn new(args: &Args, models: Vec<Entry>, metrics: Metrics) -> Result<App, String> {
         let keys = auth::Keys::read(&args.listen.api_key, args.listen.api_key_file.as_deref())?;
+        let listen = &args.listen;
+        let open = keys.is_empty();
+        let guard = guard::Guard::new(listen.host, open, &listen.allowed_host, &listen.cors_origin);
         let seconds = args.limits.request_timeout;
         Ok(App {
             models,
             metrics,
             keys,
+            guard,
+            lanes: Lanes::start().map_err(|e| format!("cannot start a thread: {e}"))?,
             max_body: args.limits.max_body_bytes,
             request_timeout: (seconds > 0).then(|| Duration::from_secs(seconds)),
             cors: cors(&args.listen.cors_origin)?,
@@ -63,16 +71,23 @@ impl App {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// A model by name; the first where no name is given.
+    /// A model by name, which may be left out where there is but one.
     pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Served>, ApiError> {
-        let entry = match name {
-            Some(name) => self.models.iter().find(|m| m.name == name),
-            None => self.models.first(),
+        let known = || {
+            let names: Vec<String> = self.models.iter().map(|m| format!("`{}`", m.name)).collect();
+            names.join(", ")
         };
-        let entry = entry.ok_or_else(|| {
-            let known: Vec<String> = self.models.iter().map(|m| format!("`{}`", m.name)).collect();
-            ApiError::unknown_model(name.unwrap_or_default(), &known.join(", "))
-        })?;
+        let entry = match (name, &self.models[..]) {
+            (Some(name), all) => {
+                let found = all.iter().find(|m| m.name == name);
+                found.ok_or_else(|| ApiError::unknown_model(name, &known()))?
+            }
+            (None, [one]) => one,
+            (None, _) => {
+                let message = format!("model: expected one of {}", known());
+                return Err(ApiError::malformed(message).param("model"));
+            }
+        };
         entry.served().ok_or_else(|| {
             let message = format!("the model `{}` is loading", entry.name);
             ApiError::unavailable("model_loading", message, LOADING)
@@ -129,10 +144,12 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/v1/completions", post(api::completions::create))
         .route("/tokenize", post(api::tokens::tokenize))
         .route("/detokenize", post(api::tokens::detokenize))
+        .route_layer(from_fn(guard::json_only))
         .fallback(nothing)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app.clone())
-        .layer(from_fn_with_state(app.clone(), auth::check));
+        .layer(from_fn_with_state(app.clone(), auth::check))
+        .layer(from_fn_with_state(app.clone(), guard::check));
     // Before keys are asked for: browsers ask what is allowed without them.
     let routes = match &app.cors {
         Some(cors) => routes.layer(cors.clone()),
@@ -140,7 +157,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     };
     routes
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn(trace))
+        .layer(from_fn_with_state(app.clone(), trace))
         .layer(PropagateRequestIdLayer::new(REQUEST_ID))
         .layer(SetRequestIdLayer::new(REQUEST_ID, NewId))
 }
@@ -181,13 +198,22 @@ pub(crate) fn request_id(extensions: &axum::http::Extensions) -> String {
     id.unwrap_or_default().chars().take(128).collect()
 }
 
-/// Notes what was answered.
-async fn trace(request: Request, next: axum::middleware::Next) -> Response {
+/// Notes and counts what was answered.
+async fn trace(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: axum::middleware::Next,
+) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let route = request.extensions().get::<MatchedPath>().cloned();
     let id = request_id(request.extensions());
     let start = std::time::Instant::now();
     let response = next.run(request).await;
     let (status, ms) = (response.status().as_u16(), start.elapsed().as_micros() as f64 / 1e3);
+    app.metrics.answered(&method, route.as_ref().map(MatchedPath::as_str), status);
+    if let Some(Refusal(kind)) = response.extensions().get() {
+        app.metrics.refused(kind);
+    }
     if status >= 500 {
         tracing::warn!(request_id = id, %method, path, status, ms, "answered");
     } else {
@@ -235,6 +261,7 @@ mod tests {
     async fn ask(app: &Arc<App>, path: &str, body: &'static str) -> Response {
         let method = if body.is_empty() { "GET" } else { "POST" };
         let request = axum::http::Request::builder().method(method).uri(path);
+        let request = request.header(header::CONTENT_TYPE, "application/json");
         let request = request.body(Body::from(body)).expect("a request");
         router(app).oneshot(request).await.expect("an answer")
     }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use axum::http::Method;
 use infernum_runtime::{FinishReason, Stats};
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::{
@@ -45,7 +46,9 @@ const GAUGES: [(&str, &str); 4] = [
     ("kv_cache_usage_perc", "Part of the KV cache that requests hold, 0 to 1"),
     ("cache_config_info", "The KV cache: tokens in a block, and blocks"),
 ];
-const COUNTERS: [(&str, &str); 6] = [
+const COUNTERS: [(&str, &str); 8] = [
+    ("http_requests_total", "Answers, by route, method and status"),
+    ("http_refusals_total", "Answers that were errors, by kind: the `code` of the error"),
     ("prompt_tokens_total", "Tokens of prompts"),
     ("generation_tokens_total", "Tokens generated"),
     ("request_success_total", "Requests that ended, by reason"),
@@ -87,6 +90,30 @@ impl Metrics {
     /// The text that Prometheus reads.
     pub(crate) fn render(&self) -> String {
         self.handle.render()
+    }
+
+    /// Counts an answer. `route` is the pattern that a path fitted; methods are those that HTTP
+    /// defines: what a client makes up gets no label of its own.
+    pub(crate) fn answered(&self, method: &Method, route: Option<&str>, status: u16) {
+        const KNOWN: [Method; 5] =
+            [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::PUT];
+        let method = if KNOWN.contains(method) { method.as_str() } else { "other" };
+        let labels = vec![
+            Label::new("handler", route.unwrap_or("none").to_owned()),
+            Label::new("method", method.to_owned()),
+            Label::new("status", status.to_string()),
+        ];
+        self.count("http_requests_total", labels);
+    }
+
+    /// Counts an answer that is an error.
+    pub(crate) fn refused(&self, kind: &'static str) {
+        self.count("http_refusals_total", vec![Label::from_static_parts("code", kind)]);
+    }
+
+    fn count(&self, name: &str, labels: Vec<Label>) {
+        let key = Key::from_parts(format!("{}:{name}", self.prefix), labels);
+        self.recorder.register_counter(&key, &METADATA).increment(1);
     }
 
     /// Moves what was measured to its buckets; needed now and then where nobody reads.

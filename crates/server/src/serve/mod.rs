@@ -1,6 +1,6 @@
 //! `infernum serve`: an OpenAI-compatible server.
 //!
-//! A request's way: [`app`] (limits, keys) → [`api`] (JSON, checks, tokens) → [`worker`] (the
+//! A request's way: [`app`] (limits, keys) → [`api`] (JSON, checks, tokens, on threads of [`lanes`]) → [`worker`] (the
 //! engine's thread) → [`generation`] (tokens to text) → JSON, or [`sse`] where it streams.
 
 mod api;
@@ -9,7 +9,9 @@ mod auth;
 mod config;
 mod error;
 mod generation;
+mod guard;
 mod http;
+mod lanes;
 mod log;
 mod metrics;
 mod model;
@@ -91,6 +93,10 @@ struct ListenArgs {
     /// File with one key a line; lines that begin with # are comments.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Name that the server may be called by, beside localhost and its address, where it listens to
+    /// this machine alone and asks for no key. Repeat for several.
+    #[arg(long, value_name = "NAME")]
+    allowed_host: Vec<String>,
     /// Origin whose pages may call the server from a browser, or * for all. Repeat for several.
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
@@ -192,7 +198,7 @@ pub fn run(args: Args) -> Outcome {
     let app = Arc::new(App::new(&args, entries, metrics::Metrics::new(prefix)?)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
-        // Blocking tasks encode text: more of them than cores only fight.
+        // Threads that take tasks over while one is busy: more of them than cores only fight.
         .max_blocking_threads(std::thread::available_parallelism().map_or(4, NonZeroUsize::get))
         .build()?;
     let address = SocketAddr::new(args.listen.host, args.listen.port);

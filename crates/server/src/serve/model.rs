@@ -5,12 +5,11 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
-use infernum::{Capacity, Loader, Machine, ModelOptions, Progress, tune};
-use infernum_frontend_hf::Config;
+use infernum::{Capacity, GenerationDefaults, Loader, Machine, ModelOptions, Progress, tune};
 use infernum_frontend_hf::chat::ChatTemplate;
 use infernum_frontend_hf::tokenizer::Tokenizer;
 use infernum_ir::Sym;
-use infernum_runtime::{Engine, KvMode, PlanExecutor, SamplingParams, StepInputs};
+use infernum_runtime::{Engine, KvMode, PlanExecutor, StepInputs};
 
 use super::Args;
 use super::error::ApiError;
@@ -53,27 +52,6 @@ impl NamedModel {
     }
 }
 
-/// What a request that says nothing else is sampled with: generation_config.json's values, then
-/// OpenAI's.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Defaults(pub(crate) SamplingParams);
-
-impl Defaults {
-    fn of(config: &Config) -> Defaults {
-        let given = |key: &str| config.generation(key).and_then(serde_json::Value::as_f64);
-        let or = |key, default: f32| given(key).map_or(default, |x| x as f32);
-        let none = SamplingParams::default();
-        Defaults(SamplingParams {
-            temperature: or("temperature", 1.0),
-            top_k: given("top_k").map_or(none.top_k, |k| k as u32),
-            top_p: or("top_p", none.top_p),
-            min_p: or("min_p", none.min_p),
-            repetition_penalty: or("repetition_penalty", none.repetition_penalty),
-            ..none
-        })
-    }
-}
-
 /// A model that is ready.
 pub(crate) struct Served {
     pub(crate) name: String,
@@ -81,9 +59,7 @@ pub(crate) struct Served {
     pub(crate) spelling: Spelling,
     /// Or why there is none.
     pub(crate) template: Result<ChatTemplate, String>,
-    pub(crate) defaults: Defaults,
-    /// Tokens that end a text.
-    pub(crate) stop: Vec<u32>,
+    pub(crate) defaults: GenerationDefaults,
     pub(crate) max_length: usize,
     pub(crate) vocab: usize,
     pub(crate) worker: Arc<Worker>,
@@ -171,8 +147,7 @@ pub(crate) fn load_all(
 struct Parts {
     tokenizer: Tokenizer,
     template: Result<ChatTemplate, String>,
-    defaults: Defaults,
-    stop: Vec<u32>,
+    defaults: GenerationDefaults,
     max_length: usize,
     vocab: usize,
     blocks: usize,
@@ -195,7 +170,6 @@ impl Parts {
             tokenizer: self.tokenizer,
             template: self.template,
             defaults: self.defaults,
-            stop: self.stop,
             max_length: self.max_length,
             vocab: self.vocab,
             worker: Arc::new(self.worker),
@@ -211,9 +185,13 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let model = if args.random_weights { options.open_bare()? } else { options.open()? };
     let tokenizer = Tokenizer::open(&model.files)?;
     let template = ChatTemplate::open(&model.files).map_err(|e| e.to_string());
-    let stop = model.config.eos_ids(tokenizer.eos_id())?;
-    let defaults = Defaults::of(&model.config);
-    defaults.0.check()?;
+    if let Err(error) = &template {
+        tracing::warn!(model = named.name, error, "no chats: the chat template cannot be used");
+    }
+    let defaults = GenerationDefaults::read(&model.config, tokenizer.eos_id())?;
+    for key in &defaults.unsupported {
+        tracing::warn!(model = named.name, key, "generation_config.json: not supported, left out");
+    }
     let machine = Machine::open(args.run.device)?;
     let loader =
         Loader::new(&model, &options, &args.run, &machine).with_progress(&|p| log_progress(p));
@@ -240,18 +218,8 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
                        a shorter --max-length or a larger cache";
         return Err(message.into());
     }
-    let parts = Parts {
-        tokenizer,
-        template,
-        defaults,
-        stop,
-        max_length,
-        vocab,
-        blocks,
-        on,
-        worker,
-        outbox,
-    };
+    let parts =
+        Parts { tokenizer, template, defaults, max_length, vocab, blocks, on, worker, outbox };
     Ok((parts, engine, inbox))
 }
 

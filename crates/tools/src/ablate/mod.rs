@@ -247,7 +247,7 @@ impl Ablation<'_> {
         pipeline.disabled.extend(without.map(str::to_owned));
         let (loader, capacity) = (self.loader(), self.capacity());
         let (device, templates) = (self.machine.device(), loader.templates());
-        let choices = device.as_ref().map(|d| self.args.run.choices(&d.arch)).unwrap_or_default();
+        let choices = loader.choices()?;
         let options = Options {
             model: self.model,
             lower: LowerOptions {
