@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use infernum_ir::{Dim, Dims, Graph, Module, Param, StepInput, Sym, TensorType, Type, verify};
+use infernum_ir::{
+    Dim, Dims, Graph, Module, Param, StepInput, Sym, TensorType, Type, token_rows, verify,
+};
 use infernum_passes::Bucket;
 
 use crate::layout;
@@ -49,6 +51,7 @@ fn build(
         weights: Vec::new(),
         states: Vec::new(),
         output_rows: output_rows(modules)?,
+        token_rows: modules.iter().filter_map(|(_, m)| token_rows(m)).min(),
         device: None,
         kernels: Vec::new(),
         pick: None,

@@ -12,4 +12,5 @@ mod state;
 pub use crate::observe::{Observed, Observer};
 pub use check::{check, unchecked};
 pub use exec::{CpuExecutor, CpuOptions};
+pub(crate) use kernels::float;
 pub use kernels::has_kernel;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::driver::{Event, Gpu, GpuError, Pinned, Stream};
 use crate::StepOutput;
+use crate::cpu::simd::{self, Float, Isa};
 
 /// One of them.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub(super) struct Turn {
     rows: usize,
     /// 0 where the logits stay on the GPU.
     columns: usize,
+    /// The element type of the logits.
+    dtype: Float,
 }
 
 impl Turn {
@@ -30,6 +33,7 @@ impl Turn {
             ticket: 0,
             rows: 0,
             columns: 0,
+            dtype: Float::F32,
         })
     }
 
@@ -38,19 +42,20 @@ impl Turn {
         self.done.synchronize()
     }
 
-    /// Has the tokens of a step brought back, and `columns` logits of each of its rows; 0 for none.
+    /// Has the tokens of a step brought back, and `columns` logits of type `dtype` of each of its rows; 0
+    /// for none.
     pub(super) fn bring(
         &mut self,
         gpu: &Arc<Gpu>,
         stream: &Stream,
-        (rows, columns): (usize, usize),
+        (rows, columns, dtype): (usize, usize, Float),
         (tokens, logits): (u64, u64),
     ) -> Result<(), GpuError> {
-        (self.rows, self.columns) = (rows, columns);
+        (self.rows, self.columns, self.dtype) = (rows, columns, dtype);
         if rows > 0 {
             stream.to_host(&mut self.tokens.bytes_mut()[..4 * rows], tokens)?;
         }
-        let bytes = 4 * rows * columns;
+        let bytes = dtype.size() * rows * columns;
         if self.logits.bytes().len() < bytes {
             stream.synchronize()?;
             self.logits = Pinned::new(gpu, bytes)?;
@@ -66,9 +71,9 @@ impl Turn {
         (output.rows, output.columns) = (self.rows, self.columns);
         output.tokens.clear();
         output.tokens.extend_from_slice(words(&self.tokens, self.rows));
-        output.logits.clear();
-        let logits = &self.logits.bytes()[..4 * self.rows * self.columns];
-        output.logits.extend_from_slice(bytemuck::cast_slice(logits));
+        output.logits.resize(self.rows * self.columns, 0.0);
+        let logits = &self.logits.bytes()[..self.dtype.size() * self.rows * self.columns];
+        simd::widen_bytes(Isa::best(), self.dtype, logits, &mut output.logits);
     }
 }
 
