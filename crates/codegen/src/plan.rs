@@ -205,7 +205,7 @@ pub struct Value {
 }
 
 /// A place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Arg {
     /// Index into [`Program::buffers`].
     Buffer(u32),
@@ -371,7 +371,8 @@ impl Plan {
             copies: p.launches.iter().filter(|l| l.op == Launch::COPY).count(),
             buffers: p.buffers.len(),
         });
-        let launches = |c: &Call| self.programs[c.program as usize].launches.len();
+        let launches =
+            |c: &Call| self.programs.get(c.program as usize).map_or(0, |p| p.launches.len());
         let schedules = self.schedules.iter().map(|s| ScheduleSummary {
             bucket: s.bucket,
             launches: s.calls.iter().map(launches).sum(),
