@@ -82,7 +82,8 @@ impl Plan {
         for (i, program) in self.programs.iter().enumerate() {
             self.check_program(&format!("programs[{i}] `{}`", program.name), program)?;
         }
-        let bound: Vec<Bound<'_>> = self.programs.iter().map(Bound::of).collect::<Result<_, _>>()?;
+        let bound: Vec<Bound<'_>> =
+            self.programs.iter().map(Bound::of).collect::<Result<_, _>>()?;
         for (i, schedule) in self.schedules.iter().enumerate() {
             for (j, call) in schedule.calls.iter().enumerate() {
                 self.check_call(&format!("schedules[{i}].calls[{j}]"), call, &bound)?;
@@ -103,14 +104,20 @@ impl Plan {
         ];
         for (name, found, most) in sizes {
             if found == 0 || found > most {
-                return fault(format!("limits.{name}"), format!("expected 1 to {most}, found {found}"));
+                return fault(
+                    format!("limits.{name}"),
+                    format!("expected 1 to {most}, found {found}"),
+                );
             }
         }
         let regions = || self.programs.iter().flat_map(|p| &p.buffers);
         let end = regions().map(|r| aligned(r.offset.saturating_add(r.bytes))).max().unwrap_or(0);
         if self.arena_bytes > end.min(MAX_ARENA) {
             let found = self.arena_bytes;
-            return fault("arena_bytes", format!("expected at most {}, found {found}", end.min(MAX_ARENA)));
+            return fault(
+                "arena_bytes",
+                format!("expected at most {}, found {found}", end.min(MAX_ARENA)),
+            );
         }
         for (i, kernel) in self.kernels.iter().enumerate() {
             if kernel.scratch > MAX_ARENA {
@@ -130,7 +137,10 @@ impl Plan {
             if !region.offset.is_multiple_of(64) || end.is_none_or(|end| end > self.arena_bytes) {
                 return fault(
                     format!("{place}.buffers[{i}]"),
-                    format!("expected a multiple of 64 within {} bytes, found {region:?}", self.arena_bytes),
+                    format!(
+                        "expected a multiple of 64 within {} bytes, found {region:?}",
+                        self.arena_bytes
+                    ),
                 );
             }
         }
@@ -162,7 +172,10 @@ impl Plan {
                 };
                 let bytes = t.bytes(&self.limits);
                 if bytes > region.bytes {
-                    return fault(place, format!("{ty} takes {bytes} bytes, buffer {b} has {}", region.bytes));
+                    return fault(
+                        place,
+                        format!("{ty} takes {bytes} bytes, buffer {b} has {}", region.bytes),
+                    );
                 }
                 Ok(())
             }
@@ -225,12 +238,17 @@ impl Plan {
             let last = schedule.calls.last();
             let program = last.and_then(|c| self.programs.get(c.program as usize));
             if program.is_some_and(|p| types(&p.results) != first) {
-                return fault(format!("schedules[{i}]"), "it leaves another result than the first one");
+                return fault(
+                    format!("schedules[{i}]"),
+                    "it leaves another result than the first one",
+                );
             }
         }
         match self.vocabulary() {
             0..=MAX_VOCABULARY => Ok(()),
-            n => fault("token_rows", format!("expected at most {MAX_VOCABULARY} tokens, found {n}")),
+            n => {
+                fault("token_rows", format!("expected at most {MAX_VOCABULARY} tokens, found {n}"))
+            }
         }
     }
 }
@@ -251,7 +269,10 @@ impl<'a> Bound<'a> {
                 let known = *all.entry(value.arg).or_insert(&value.ty);
                 if *known != value.ty {
                     let place = format!("program `{}`, `%{}`", program.name, launch.name);
-                    return fault(place, format!("{:?} is {known} elsewhere, here {}", value.arg, value.ty));
+                    return fault(
+                        place,
+                        format!("{:?} is {known} elsewhere, here {}", value.arg, value.ty),
+                    );
                 }
             }
         }

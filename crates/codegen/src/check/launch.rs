@@ -3,7 +3,9 @@
 use infernum_ir::{Attr, DType, OpSet, Sym, TensorType, Type};
 
 use super::{Checked, fault};
-use crate::plan::{Arg, Argument, KernelLaunch, Launch, Matmul, Plan, Program, Run, TargetKind, Value};
+use crate::plan::{
+    Arg, Argument, KernelLaunch, Launch, Matmul, Plan, Program, Run, TargetKind, Value,
+};
 
 impl Plan {
     pub(super) fn check_launch(&self, place: &str, program: &Program, launch: &Launch) -> Checked {
@@ -39,7 +41,9 @@ impl Plan {
             return fault(place, format!("{grid} dimensions of blocks of {block} threads"));
         }
         let missing = |a: &Argument| match a {
-            Argument::Value(i) => launch.named_values().nth(*i as usize).and_then(|(_, v)| v).is_none(),
+            Argument::Value(i) => {
+                launch.named_values().nth(*i as usize).and_then(|(_, v)| v).is_none()
+            }
             _ => false,
         };
         if run.arguments.iter().flatten().any(missing) {
@@ -78,7 +82,9 @@ impl Plan {
                 return fault(place, "expected one operand and one result, of the outputs' types");
             }
             match &launch.run {
-                Some(Run::Kernel(run)) if run.arguments.is_none() => self.check_kernel(place, launch, run)?,
+                Some(Run::Kernel(run)) if run.arguments.is_none() => {
+                    self.check_kernel(place, launch, run)?
+                }
                 _ => return fault(place, "expected a kernel"),
             }
         }
@@ -128,7 +134,8 @@ fn check_matmul(launch: &Launch, m: &Matmul) -> Result<(), String> {
     let (Some((k, rows)), [n, inner]) = (x.shape.split_last(), &w.shape[..]) else {
         return Err(format!("expected rows and a matrix, found {x} and {w}"));
     };
-    let fits = k == inner && y.shape.split_last() == Some((n, rows)) && !y.is_ragged() && !x.is_ragged();
+    let fits =
+        k == inner && y.shape.split_last() == Some((n, rows)) && !y.is_ragged() && !x.is_ragged();
     let is = |v: &Option<Value>, shape: &[_]| {
         v.as_ref().is_none_or(|v| v.ty.tensor().is_ok_and(|t| t.shape == shape))
     };
@@ -154,7 +161,9 @@ fn call(launch: &Launch, ops: &OpSet) -> Result<(), String> {
     let results = || launch.results.iter().map(|v| &v.ty);
     if launch.op == Launch::COPY {
         let copies = match (&operands[..], &results().collect::<Vec<_>>()[..]) {
-            ([Some(Type::Tensor(x))], [Type::Tensor(y)]) => (x.dtype, &x.shape) == (y.dtype, &y.shape),
+            ([Some(Type::Tensor(x))], [Type::Tensor(y)]) => {
+                (x.dtype, &x.shape) == (y.dtype, &y.shape)
+            }
             _ => false,
         };
         return if copies { Ok(()) } else { Err("expected one tensor and its copy".to_owned()) };

@@ -35,13 +35,18 @@ fn recipe(place: &str, ty: &TensorType, recipe: &Recipe) -> Checked {
     is_constant(place, ty)?;
     match recipe {
         Recipe::Tensor(_) => Ok(()),
-        Recipe::Rows { .. } => fault(place, "expected rows of a weight at the top of a recipe only"),
+        Recipe::Rows { .. } => {
+            fault(place, "expected rows of a weight at the top of a recipe only")
+        }
         Recipe::Stack(parts) => {
             let Some((first, rest)) = ty.shape.split_first() else {
                 return fault(place, format!("a stack cannot be {ty}"));
             };
             if first.as_const() != Some(parts.len() as u64) {
-                return fault(place, format!("expected {first} tensors for {ty}, found {}", parts.len()));
+                return fault(
+                    place,
+                    format!("expected {first} tensors for {ty}, found {}", parts.len()),
+                );
             }
             let part = TensorType { shape: rest.to_vec(), ..ty.clone() };
             parts.iter().try_for_each(|p| self::recipe(place, &part, p))
@@ -49,7 +54,8 @@ fn recipe(place: &str, ty: &TensorType, recipe: &Recipe) -> Checked {
         Recipe::Concat(parts) => {
             let rows = |t: &TensorType| t.shape.first().and_then(|d| d.as_const());
             let total = parts.iter().try_fold(0u64, |n, p| n.checked_add(rows(&p.ty)?));
-            let alike = |p: &Weight| p.ty.dtype == ty.dtype && p.ty.shape.get(1..) == ty.shape.get(1..);
+            let alike =
+                |p: &Weight| p.ty.dtype == ty.dtype && p.ty.shape.get(1..) == ty.shape.get(1..);
             if total.is_none() || total != rows(ty) || !parts.iter().all(alike) {
                 return fault(place, format!("its parts do not make {ty}"));
             }
@@ -82,7 +88,9 @@ fn call(
         return Err("its results are of other types".to_owned());
     }
     match types.iter().map(|ty| ty.elements(&Dims::default())).max() {
-        Some(n) if n > MAX_COMPUTED => Err(format!("at most {MAX_COMPUTED} elements are computed, found {n}")),
+        Some(n) if n > MAX_COMPUTED => {
+            Err(format!("at most {MAX_COMPUTED} elements are computed, found {n}"))
+        }
         _ => Ok(()),
     }
 }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::driver::{Event, Gpu, GpuError, Pinned, Stream};
-use crate::StepOutput;
-use crate::cpu::simd::{self, Float, Isa};
+use infernum_ir::DType;
+
+use super::driver::{Event, Gpu, Pinned, Stream};
+use crate::exec::{GpuError, StepOutput, elements};
 
 /// One of them.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ pub(super) struct Turn {
     /// 0 where the logits stay on the GPU.
     columns: usize,
     /// The element type of the logits.
-    dtype: Float,
+    dtype: DType,
 }
 
 impl Turn {
@@ -33,7 +34,7 @@ impl Turn {
             ticket: 0,
             rows: 0,
             columns: 0,
-            dtype: Float::F32,
+            dtype: DType::F32,
         })
     }
 
@@ -48,14 +49,14 @@ impl Turn {
         &mut self,
         gpu: &Arc<Gpu>,
         stream: &Stream,
-        (rows, columns, dtype): (usize, usize, Float),
+        (rows, columns, dtype): (usize, usize, DType),
         (tokens, logits): (u64, u64),
     ) -> Result<(), GpuError> {
         (self.rows, self.columns, self.dtype) = (rows, columns, dtype);
         if rows > 0 {
             stream.to_host(&mut self.tokens.bytes_mut()[..4 * rows], tokens)?;
         }
-        let bytes = dtype.size() * rows * columns;
+        let bytes = size(dtype) * rows * columns;
         if self.logits.bytes().len() < bytes {
             stream.synchronize()?;
             self.logits = Pinned::new(gpu, bytes)?;
@@ -71,10 +72,22 @@ impl Turn {
         (output.rows, output.columns) = (self.rows, self.columns);
         output.tokens.clear();
         output.tokens.extend_from_slice(words(&self.tokens, self.rows));
-        output.logits.resize(self.rows * self.columns, 0.0);
-        let logits = &self.logits.bytes()[..self.dtype.size() * self.rows * self.columns];
-        simd::widen_bytes(Isa::best(), self.dtype, logits, &mut output.logits);
+        output.logits.clear();
+        let logits = &self.logits.bytes()[..size(self.dtype) * self.rows * self.columns];
+        if self.dtype == DType::F32 {
+            output.logits.extend_from_slice(bytemuck::cast_slice(logits));
+        } else {
+            let mut values = Vec::with_capacity(self.rows * self.columns);
+            // `Core::output` lets no type through that cannot be read.
+            let _ = elements::decode(self.dtype, logits, &mut values);
+            output.logits.extend(values.into_iter().map(|v| v as f32));
+        }
     }
+}
+
+/// Bytes of an element.
+fn size(dtype: DType) -> usize {
+    elements::size(dtype).unwrap_or(0)
 }
 
 fn words(memory: &Pinned, n: usize) -> &[u32] {

@@ -2,10 +2,11 @@
 
 use infernum_ir::NO_TOKEN;
 
+use super::kv::Prefix;
 use super::sequence::Sequence;
 use super::{Engine, EngineError, Event, FinishReason, Flight, KvMode, Planned};
-use crate::kv::Prefix;
-use crate::{Executor, Logprobs, StepOutput, argmax};
+use crate::exec::{Executor, StepOutput};
+use crate::sampling::{Logprobs, argmax};
 
 impl<E: Executor> Engine<E> {
     /// Settles the step under way, if there is one.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use infernum_codegen::cuda::{Cache, Library};
 use infernum_passes::data::Kernels;
-use infernum_runtime::cuda::{self, Gpu};
-use infernum_runtime::{KernelVerdict, cpu};
+use infernum_runtime::check::{self, KernelVerdict};
+use infernum_runtime::cuda::Gpu;
 use serde_json::json;
 
 use crate::report::{self, Outcome};
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let kernels = Kernels::load(args.data.as_deref(), &[])?;
     let (verdicts, of) = match args.device {
         DeviceChoice::Cpu => {
-            let verdicts = cpu::check(&kernels.ops, args.seed);
+            let verdicts = check::cpu::check(&kernels.ops, args.seed);
             for verdict in &verdicts {
                 report::line(&verdict.to_string())?;
             }
@@ -78,7 +78,7 @@ fn on_gpu(
         verdicts.push(verdict);
     };
     let options = (args.seed, args.only.as_str());
-    cuda::check(&kernels.ops, &library, gpu, &cache, options, &mut take);
+    check::cuda::check(&kernels.ops, &library, gpu, &cache, options, &mut take);
     printed?;
     summary(&verdicts)?;
     Ok(verdicts)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use infernum_codegen::cuda::{Compiler, Device, Library};
 use infernum_passes::data::Kernels;
-use infernum_runtime::cuda;
+use infernum_runtime::check::cuda;
 
 use crate::report::{self, Outcome};
 

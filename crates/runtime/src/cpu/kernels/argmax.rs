@@ -4,7 +4,7 @@ use infernum_ir::NO_TOKEN;
 
 use super::super::simd;
 use super::{Args, Float, Kernel, Site, parallel};
-use crate::sampler;
+use crate::sampling;
 
 struct Argmax {
     dtype: Float,
@@ -23,7 +23,7 @@ impl Kernel for Argmax {
         parallel::rows(out, size_of::<u32>(), self.n, |i, out| {
             parallel::scratch(0, self.n, |values| {
                 simd::widen_bytes(isa, self.dtype, &x[i * row..][..row], values);
-                let token = sampler::argmax(values).unwrap_or(NO_TOKEN);
+                let token = sampling::argmax(values).unwrap_or(NO_TOKEN);
                 out.copy_from_slice(&token.to_ne_bytes());
             });
         });

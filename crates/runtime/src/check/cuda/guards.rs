@@ -5,15 +5,14 @@ use std::ops::Range;
 use infernum_codegen::{Arg, Launch};
 use infernum_ir::{Dims, Type};
 
-use super::driver::{DeviceMemory, Stream};
-use super::frame::Frame;
-use crate::cpu::convert;
+use crate::cuda::{DeviceMemory, DeviceState, Frame, Watch};
+use crate::exec::elements;
 
 /// Bytes of each margin around activations and around planes of the cache.
-pub(super) const MARGIN: u64 = 1024;
+const MARGIN: u64 = 1024;
 
 /// A NaN in every float type, and no token.
-pub(super) const POISON: u8 = 0xff;
+const POISON: u8 = 0xff;
 
 /// A result in the arena.
 struct Written {
@@ -24,33 +23,51 @@ struct Written {
 }
 
 /// Memory as a launch finds it.
-pub(super) struct Before {
+struct Before {
     arena: Vec<u8>,
     states: Vec<Vec<u8>>,
     inputs: Vec<u8>,
     results: Vec<Written>,
 }
 
-/// The memory that is watched.
-pub(super) struct Watched<'a> {
-    pub(super) stream: &'a Stream,
-    pub(super) arena: &'a DeviceMemory,
-    pub(super) states: &'a [DeviceMemory],
-    pub(super) inputs: &'a DeviceMemory,
-    /// Rows of the cache that the step's tokens have.
-    pub(super) slots: &'a [usize],
-}
+/// Compares all memory before and after each launch: one that writes anything but its results, or less
+/// than all of them, fails. Very slow.
+pub(super) struct Guards;
 
-impl Watched<'_> {
-    /// Poisons what the launch writes and copies everything.
-    pub(super) fn before(
+impl Watch for Guards {
+    fn margin(&self) -> u64 {
+        MARGIN
+    }
+
+    fn begin(&self, memory: &DeviceState<'_>) -> Result<(), String> {
+        let mut all = memory.states.iter().chain([memory.arena]);
+        all.try_for_each(|m| memory.stream.fill(m.address(), POISON, m.bytes() as usize))
+            .map_err(|e| e.to_string())
+    }
+
+    fn around(
         &self,
+        memory: &DeviceState<'_>,
         launch: &Launch,
         frame: &Frame<'_>,
         dims: &Dims,
-    ) -> Result<Before, String> {
+        run: &mut dyn FnMut() -> Result<(), String>,
+    ) -> Result<(), String> {
+        let fence = Fence(memory);
+        let before = fence.before(launch, frame, dims)?;
+        run()?;
+        fence.after(&before, launch, frame)
+    }
+}
+
+/// The memory around one launch.
+struct Fence<'a>(&'a DeviceState<'a>);
+
+impl Fence<'_> {
+    /// Poisons what the launch writes and copies everything.
+    fn before(&self, launch: &Launch, frame: &Frame<'_>, dims: &Dims) -> Result<Before, String> {
         let start = |value| -> Result<usize, String> {
-            Ok((frame.address(value)? - self.arena.address()) as usize)
+            Ok((frame.address(value)? - self.0.arena.address()) as usize)
         };
         let in_arena = |arg| matches!(arg, Arg::Buffer(_));
         let operands = launch.operands.iter().flatten().filter(|v| in_arena(v.arg));
@@ -61,29 +78,24 @@ impl Watched<'_> {
             let (at, bytes) = (start(value)?, ty.bytes(dims) as usize);
             let in_place = operands.contains(&at);
             if !in_place {
-                let address = self.arena.address() + at as u64;
-                self.stream.fill(address, POISON, bytes).map_err(|e| e.to_string())?;
+                let address = self.0.arena.address() + at as u64;
+                self.0.stream.fill(address, POISON, bytes).map_err(|e| e.to_string())?;
             }
-            let element = convert::size(ty.dtype).unwrap_or(1);
+            let element = elements::size(ty.dtype).unwrap_or(1);
             results.push(Written { range: at..at + bytes, element, in_place });
         }
-        let states = self.states.iter().map(|s| self.read(s)).collect::<Result<_, _>>()?;
+        let states = self.0.states.iter().map(|s| self.read(s)).collect::<Result<_, _>>()?;
         Ok(Before {
-            arena: self.read(self.arena)?,
+            arena: self.read(self.0.arena)?,
             states,
-            inputs: self.read(self.inputs)?,
+            inputs: self.read(self.0.inputs)?,
             results,
         })
     }
 
     /// Says what the launch did that it may not, and poisons what nobody reads from now on.
-    pub(super) fn after(
-        &self,
-        before: &Before,
-        launch: &Launch,
-        frame: &Frame<'_>,
-    ) -> Result<(), String> {
-        let arena = self.read(self.arena)?;
+    fn after(&self, before: &Before, launch: &Launch, frame: &Frame<'_>) -> Result<(), String> {
+        let arena = self.read(self.0.arena)?;
         outside(before, &arena)?;
         for (i, result) in before.results.iter().enumerate().filter(|(_, r)| !r.in_place) {
             let mut elements = arena[result.range.clone()].chunks(result.element);
@@ -91,10 +103,10 @@ impl Watched<'_> {
                 return Err(format!("leaves element {at} of result {i} unwritten"));
             }
         }
-        if self.read(self.inputs)? != before.inputs {
+        if self.read(self.0.inputs)? != before.inputs {
             return Err("writes to the step's inputs".to_owned());
         }
-        for (index, (memory, old)) in self.states.iter().zip(&before.states).enumerate() {
+        for (index, (memory, old)) in self.0.states.iter().zip(&before.states).enumerate() {
             let own = launch.results.iter().find_map(|r| match (&r.ty, r.arg) {
                 (Type::State(ty), Arg::State(slot)) if frame.state(slot) == Some(index) => Some(ty),
                 _ => None,
@@ -105,7 +117,7 @@ impl Watched<'_> {
             for (at, _) in changed {
                 let at = at as i64 - MARGIN as i64;
                 let slot = if row > 0 { at.div_euclid(row as i64) } else { -1 };
-                if !self.slots.iter().any(|s| *s as i64 == slot) {
+                if !self.0.slots.iter().any(|s| *s as i64 == slot) {
                     let message =
                         format!("writes byte {at} of cache {index}, which is not its own");
                     return Err(message);
@@ -114,21 +126,14 @@ impl Watched<'_> {
         }
         for freed in &launch.frees {
             let (at, bytes) = frame.buffer(*freed).ok_or("a buffer is missing")?;
-            self.stream.fill(at, POISON, bytes as usize).map_err(|e| e.to_string())?;
+            self.0.stream.fill(at, POISON, bytes as usize).map_err(|e| e.to_string())?;
         }
         Ok(())
     }
 
     fn read(&self, memory: &DeviceMemory) -> Result<Vec<u8>, String> {
-        read(self.stream, memory)
+        self.0.stream.read(memory).map_err(|e| e.to_string())
     }
-}
-
-/// A copy of memory once all that was launched is done.
-pub(super) fn read(stream: &Stream, memory: &DeviceMemory) -> Result<Vec<u8>, String> {
-    let mut bytes = vec![0; memory.bytes() as usize];
-    let read = stream.to_host(&mut bytes, memory.address()).and_then(|()| stream.synchronize());
-    read.map(|()| bytes).map_err(|e| e.to_string())
 }
 
 /// Fails where the arena has changed beside the results.

@@ -1,117 +1,11 @@
-//! Targets, their memory, and what an executor is.
+//! What an executor is.
 
-use std::fmt;
 use std::time::Duration;
 
 use infernum_codegen::Plan;
 use serde::Serialize;
 
-use crate::cuda::DeviceMemory;
-use crate::{ExecError, Observer, StepInputs, StepOutput};
-
-/// A kind of machine that plans run on: a marker, never a value.
-pub trait Target: 'static {
-    /// Memory that its kernels can reach.
-    type Memory: Send;
-    /// As named on the command line.
-    const NAME: &'static str;
-}
-
-/// The host.
-#[derive(Clone, Copy, Debug)]
-pub enum Cpu {}
-
-/// An NVIDIA GPU.
-#[derive(Clone, Copy, Debug)]
-pub enum Cuda {}
-
-impl Target for Cpu {
-    type Memory = HostMemory;
-    const NAME: &'static str = "cpu";
-}
-
-impl Target for Cuda {
-    type Memory = DeviceMemory;
-    const NAME: &'static str = "cuda";
-}
-
-/// Memory of one target. Memory of different targets has different types, so that it cannot be
-/// mixed up:
-///
-/// ```
-/// use infernum_runtime::{Buffer, Cpu, OnTarget};
-///
-/// fn upload<E: OnTarget>(executor: &mut E, from: &Buffer<E::Target>) {}
-///
-/// fn run<E: OnTarget<Target = Cpu>>(executor: &mut E, buffer: &Buffer<Cpu>) {
-///     upload(executor, buffer);
-/// }
-/// ```
-///
-/// A buffer of the host given to an executor for CUDA does not compile:
-///
-/// ```compile_fail,E0308
-/// use infernum_runtime::{Buffer, Cpu, Cuda, OnTarget};
-///
-/// fn upload<E: OnTarget>(executor: &mut E, from: &Buffer<E::Target>) {}
-///
-/// fn run<E: OnTarget<Target = Cuda>>(executor: &mut E, buffer: &Buffer<Cpu>) {
-///     upload(executor, buffer);
-/// }
-/// ```
-pub struct Buffer<T: Target> {
-    memory: T::Memory,
-    bytes: usize,
-}
-
-/// A cache line, which is also the widest vector.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-/// Zeroed host memory, aligned to 64 bytes. Pages are taken from the system when first written.
-pub struct HostMemory(Vec<Line>);
-
-impl Buffer<Cpu> {
-    /// Zeroed memory; `None` if the system has not enough.
-    pub fn zeroed(bytes: usize) -> Option<Buffer<Cpu>> {
-        let lines = bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(size_of::<Line>())).ok()?;
-        Some(Buffer { memory: HostMemory(lines), bytes })
-    }
-
-    /// Its contents.
-    pub fn as_bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.memory.0)[..self.bytes]
-    }
-
-    /// Its contents.
-    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.memory.0)[..self.bytes]
-    }
-}
-
-impl<T: Target> Buffer<T> {
-    /// Its size.
-    pub fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// Whether its size is zero.
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
-    }
-
-    /// Its memory.
-    pub fn memory(&self) -> &T::Memory {
-        &self.memory
-    }
-}
-
-impl<T: Target> fmt::Debug for Buffer<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer<{}>({} bytes)", T::NAME, self.bytes)
-    }
-}
+use super::{ExecError, Observer, StepInputs, StepOutput};
 
 /// Names a submitted step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,12 +86,6 @@ pub struct TunedProduct {
     pub first_us: f64,
     /// Microseconds of what is run from now on.
     pub best_us: f64,
-}
-
-/// An executor whose memory is of one kind.
-pub trait OnTarget: PlanExecutor {
-    /// Where it runs.
-    type Target: Target;
 }
 
 impl<E: Executor + ?Sized> Executor for Box<E> {

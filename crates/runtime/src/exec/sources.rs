@@ -7,7 +7,7 @@ use infernum_codegen::Plan;
 use infernum_frontend_hf::Checkpoint;
 use infernum_ir::{DType, Dims, TensorType};
 
-use crate::{Bytes, TensorBytes, WeightSource};
+use super::{Bytes, TensorBytes, WeightSource};
 
 /// The tensors of a checkpoint, where they lie in its files.
 pub struct CheckpointWeights<'a> {

@@ -4,8 +4,6 @@ use std::fmt;
 
 use infernum_ir::{DType, Dims};
 
-use crate::cuda::GpuError;
-
 /// Why a plan could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
@@ -33,7 +31,7 @@ pub enum LoadError {
     },
     /// The GPU, or its driver.
     #[error(transparent)]
-    Gpu(GpuError),
+    Gpu(#[from] GpuError),
     /// The thread pool did not start.
     #[error("cannot start the threads: {0}")]
     Threads(String),
@@ -116,6 +114,25 @@ pub enum ExecError {
     /// A ticket that was not the last one given out.
     #[error("this ticket is for another step than the last one submitted")]
     Ticket,
+}
+
+/// A GPU's driver is missing, or a call of it failed.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are named in the messages")]
+pub enum GpuError {
+    #[error(
+        "no NVIDIA driver: libcuda.so.1 was not found on the loader's path; run on the CPU with --device cpu"
+    )]
+    NoDriver,
+    #[error("there is no GPU {ordinal}: the driver shows {count}")]
+    NoDevice { ordinal: i32, count: i32 },
+    #[error("{call}: {message}")]
+    Call { call: &'static str, message: String },
+    #[error(
+        "the GPU has not enough memory for {what}: {bytes} bytes are needed, {free} of {total} are \
+         free; choose shorter or fewer sequences, or a smaller model"
+    )]
+    Memory { what: &'static str, bytes: u64, free: u64, total: u64 },
 }
 
 impl ExecError {

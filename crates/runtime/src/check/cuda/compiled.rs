@@ -8,7 +8,7 @@ use infernum_ir::OpSet;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::check::{self, PRODUCTS};
+use super::{PRODUCTS, kernels};
 
 /// What became of one kernel.
 #[derive(Clone, Debug, Serialize)]
@@ -42,7 +42,7 @@ impl CompiledKernel {
     }
 }
 
-/// Compiles every variant that is admitted for `device` at some size that [`super::check`] tries:
+/// Compiles every variant that is admitted for `device` at some size that [`check`](super::check) tries:
 /// in every type and size if `all`, otherwise once.
 pub fn compile(
     ops: &OpSet,
@@ -52,7 +52,7 @@ pub fn compile(
     all: bool,
 ) -> Vec<CompiledKernel> {
     let mut problems = Vec::new();
-    let mut kernels = check::kernels(ops, library, device, &mut |op, problem| {
+    let mut kernels = kernels(ops, library, device, &mut |op, problem| {
         problems.push(CompiledKernel {
             template: op.to_owned(),
             variant: String::new(),

@@ -2,7 +2,8 @@
 
 use infernum_ir::interp::{SeqStep, Step};
 
-use crate::{Choice, ExecError, SamplingParams, Seen};
+use super::ExecError;
+use crate::sampling::{Choice, SamplingParams, Seen};
 
 /// Marks a token that is still to come; kernels/templates/feed_tokens.cu.j2 knows it, too.
 const FED: u32 = 1 << 31;
@@ -45,7 +46,7 @@ pub struct StepOutput {
     pub columns: usize,
     /// A token of each row, from executors that pick it (those of GPUs) and from plans that yield it
     /// (pass `greedy`): the likeliest, or what [`StepInputs::choose`] says where the executor
-    /// [samples](crate::Executor::samples). Empty from others. [`NO_TOKEN`](infernum_ir::NO_TOKEN) for a
+    /// [samples](super::Executor::samples). Empty from others. [`NO_TOKEN`](infernum_ir::NO_TOKEN) for a
     /// row that has a NaN, or no number above -inf.
     pub tokens: Vec<u32>,
 }
@@ -87,7 +88,7 @@ impl StepInputs {
     }
 
     /// How the token after the last sequence pushed is picked; the likeliest if this is not called.
-    /// Executors that do not [sample](crate::Executor::samples) pay no heed to it.
+    /// Executors that do not [sample](super::Executor::samples) pay no heed to it.
     pub fn choose(&mut self, choice: &Choice<'_>) {
         let Some(seq) = self.step.seqs.len().checked_sub(1) else { return };
         if choice.params.is_greedy() {
@@ -147,7 +148,7 @@ impl StepInputs {
     }
 
     /// As [`StepInputs::push`], of one token: that of row `row` of the step submitted before this one,
-    /// which need not have ended. For executors that [take](crate::Executor::feeds) it.
+    /// which need not have ended. For executors that [take](super::Executor::feeds) it.
     pub fn push_fed(
         &mut self,
         row: usize,

@@ -1,9 +1,12 @@
-//! Picks the next token from logits.
+//! Picks the next token from logits. It knows nothing of steps and targets.
+
+mod logprobs;
+mod noise;
 
 use infernum_ir::NO_TOKEN;
+pub use logprobs::Logprobs;
+pub(crate) use noise::Noise;
 use serde::{Deserialize, Serialize};
-
-use crate::noise::Noise;
 
 /// How a request's tokens are picked. The default is greedy.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,5 +1,8 @@
 //! Holds every variant of every CUDA kernel against its op's definition, behind guards.
 
+mod compiled;
+mod guards;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,23 +13,25 @@ use infernum_codegen::cuda::{
 };
 use infernum_codegen::{Kernel, Plan, TargetKind, plan_buckets};
 use infernum_ir::{DType, Module, Op, OpSet};
-
 use rayon::prelude::*;
 
-use super::{CudaExecutor, CudaOptions, Gpu};
-use crate::StepInputs;
-use crate::check::cases::{
+use self::guards::Guards;
+use super::cases::{
     CASES, Case, DECODES, FEW, HEADS, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE, SIXTEEN,
     Sizes,
 };
-use crate::check::{Batch, KernelVerdict, Trial, allowed};
+use super::{Batch, KernelVerdict, Trial, allowed};
+use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
+use crate::exec::StepInputs;
+
+pub use self::compiled::{CompiledKernel, compile};
 
 const BLOCK: usize = StepInputs::BLOCK_SIZE;
 
 const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 
 /// Ops whose products have kernels for few tokens.
-pub(super) const PRODUCTS: [&str; 9] = [
+const PRODUCTS: [&str; 9] = [
     "linear",
     "linear_add",
     "linear_geglu",
@@ -307,7 +312,7 @@ fn jobs(
 }
 
 /// The kernels that [`check`] would run on a device, each once; `problem` gets what has none, by op.
-pub(super) fn kernels(
+fn kernels(
     ops: &OpSet,
     library: &Library,
     device: &Device,
@@ -391,12 +396,17 @@ fn worst(
     gpu: &Arc<Gpu>,
 ) -> Result<f64, String> {
     let kv_blocks = batch.blocks(BLOCK);
-    let options = CudaOptions { kv_blocks, poison: true, guards: true, ..CudaOptions::default() };
-    let executor = CudaExecutor::new(plan.clone(), cubins, &trial.weights, gpu, options);
+    let options = CudaOptions { kv_blocks, poison: true, ..CudaOptions::default() };
+    let (plan, guards) = (plan.clone(), Some(Box::new(Guards) as _));
+    let executor = CudaExecutor::watched(plan, cubins, &trial.weights, gpu, options, guards);
     let mut executor = executor.map_err(|e| e.to_string())?;
+    let weights = executor.read_weights().map_err(|e| e.to_string())?;
     let guarded = trial.worst(&mut executor)?;
-    executor.weights_unchanged()?;
-    executor.set_guards(false);
+    let after = executor.read_weights().map_err(|e| e.to_string())?;
+    if let Some(at) = weights.iter().zip(&after).position(|(a, b)| a != b) {
+        return Err(format!("writes to byte {at} of the weights"));
+    }
+    executor.unwatch();
     Ok(guarded.max(trial.worst(&mut executor)?))
 }
 

@@ -1,13 +1,14 @@
 //! Holds the CPU's kernels for fused ops against the ops' bodies, behind guards.
 
+mod guards;
+
 use infernum_codegen::{TargetKind, plan_buckets};
 use infernum_ir::{DType, Module, Op, OpSet};
 
-use super::exec::Wrap;
-use super::guard::Guarded;
-use super::{CpuExecutor, CpuOptions, has_kernel};
-use crate::check::cases::{CASES, Case, HEADS, RAGGED, Sizes};
-use crate::check::{KernelVerdict, Trial, allowed};
+use self::guards::Guarded;
+use super::cases::{CASES, Case, HEADS, RAGGED, Sizes};
+use super::{KernelVerdict, Trial, allowed};
+use crate::cpu::{CpuExecutor, CpuOptions, WrapKernel, has_kernel};
 
 const BLOCK: usize = 4;
 
@@ -62,7 +63,7 @@ fn verdict(
 }
 
 /// The worst error of a module's plan against its interpretation.
-pub(super) fn compare(module: &Module, seed: u64, wrap: &Wrap<'_>) -> Result<f64, String> {
+fn compare(module: &Module, seed: u64, wrap: &WrapKernel<'_>) -> Result<f64, String> {
     let batch = &RAGGED;
     let trial = Trial::new(module, seed, batch, BLOCK)?;
     let buckets: Vec<_> = batch.buckets.iter().map(|b| (*b, module.clone())).collect();

@@ -7,8 +7,7 @@ use infernum_codegen::{Plan, Recipe, Weight};
 use infernum_ir::interp::{Step, Tensor};
 use infernum_ir::{Attr, Call, DType, Dims, Eval, Op, TensorType, Type};
 
-use crate::cpu::convert;
-use crate::{LoadError, TensorProblem};
+use super::{LoadError, TensorProblem, elements};
 
 /// Where tensors come from: a checkpoint, or a test.
 pub trait WeightSource {
@@ -109,7 +108,7 @@ impl Loaded {
             }
             joins
         });
-        let row = self.columns() * convert::size(self.dtype).unwrap_or(1);
+        let row = self.columns() * elements::size(self.dtype).unwrap_or(1);
         let whole_rows = self.segments.iter().all(|s| row > 0 && s.len().is_multiple_of(row));
         // Experts are found by their number.
         let experts = if self.shape.len() > 2 { self.shape[0] } else { 0 };
@@ -172,7 +171,7 @@ impl Loaded {
     pub(crate) fn decode(&self) -> Result<Tensor, String> {
         let mut data = Vec::with_capacity(self.elements());
         for s in &self.segments {
-            convert::decode(self.dtype, s, &mut data)?;
+            elements::decode(self.dtype, s, &mut data)?;
         }
         Ok(Tensor { shape: self.shape.clone(), data })
     }
@@ -279,7 +278,7 @@ fn view(op: &str, attrs: &[Attr], operands: &[Option<Loaded>]) -> Option<Vec<Byt
         ("slice", [Attr::Int(axis), Attr::Int(start), Attr::Int(len)], [whole]) => {
             let (outer, rest) = x.shape.split_at_checked(*axis as usize)?;
             let (axis, inner) = rest.split_first()?;
-            let position = inner.iter().product::<usize>() * convert::size(x.dtype)?;
+            let position = inner.iter().product::<usize>() * elements::size(x.dtype)?;
             let parts = (0..outer.iter().product()).map(|o: usize| {
                 let from = (o * axis + *start as usize) * position;
                 whole.slice(from..from + *len as usize * position)
@@ -343,8 +342,8 @@ fn evaluate(
     let eval = Eval { call, values: &values, results: &results, step: &Step::default() };
     let tensors = (op.reference)(&eval)?;
     let (tensor, ty) = tensors.get(result).zip(types.get(result)).ok_or("no such result")?;
-    let size = convert::size(ty.dtype).ok_or_else(|| format!("cannot compute {ty}"))?;
+    let size = elements::size(ty.dtype).ok_or_else(|| format!("cannot compute {ty}"))?;
     let mut bytes = vec![0; tensor.data.len() * size];
-    convert::encode(ty.dtype, &tensor.data, &mut bytes)?;
+    elements::encode(ty.dtype, &tensor.data, &mut bytes)?;
     Ok(bytes.into())
 }

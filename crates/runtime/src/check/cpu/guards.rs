@@ -8,11 +8,10 @@ use std::ops::Range;
 use infernum_codegen::Launch;
 use infernum_ir::Type;
 
-use super::convert;
-use super::kernels::{Args, Kernel, Operand, Plane, ViewMut};
-use super::memory::MAX_ARGS;
-use crate::weights::Bytes;
-use crate::{Buffer, Cpu};
+use crate::cpu::HostMemory;
+use crate::cpu::kernels::{Args, Kernel, Operand, Plane, ViewMut};
+use crate::cpu::memory::MAX_ARGS;
+use crate::exec::{Bytes, elements};
 
 /// Bytes of each guard: as wide as four of the widest vectors, so that what lies between stays
 /// aligned.
@@ -59,7 +58,7 @@ impl Kernel for Guarded {
             let name = format!("result {i}");
             fenced.check(&name)?;
             if !(in_place && i == 0) {
-                written(&name, fenced.bytes(), convert::size(result.dtype).unwrap_or(1))?;
+                written(&name, fenced.bytes(), elements::size(result.dtype).unwrap_or(1))?;
             }
             result.bytes.copy_from_slice(fenced.bytes());
         }
@@ -119,7 +118,7 @@ fn fenced_args<'b>(
 
 /// Memory between two guards.
 struct Fenced {
-    memory: Buffer<Cpu>,
+    memory: HostMemory,
     inside: Range<usize>,
 }
 
@@ -127,7 +126,7 @@ impl Fenced {
     /// With these contents, or poisoned.
     fn new(bytes: usize, contents: Option<Vec<u8>>) -> Result<Fenced, String> {
         let inside = GUARD..GUARD + bytes;
-        let mut memory = Buffer::zeroed(bytes + 2 * GUARD).ok_or("no memory for guards")?;
+        let mut memory = HostMemory::zeroed(bytes + 2 * GUARD).ok_or("no memory for guards")?;
         memory.as_bytes_mut().fill(PATTERN);
         match contents {
             Some(contents) => memory.as_bytes_mut()[inside.clone()].copy_from_slice(&contents),
@@ -203,8 +202,9 @@ fn parts<'a>(operand: Option<&Operand<'a>>) -> Vec<&'a [u8]> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{check, simd};
+    use super::super::compare;
     use super::*;
+    use crate::cpu::simd;
 
     /// A mistake in a kernel.
     #[derive(Clone, Copy)]
@@ -266,7 +266,7 @@ graph g {
 }
 schedule g 0..1\n";
         let module = infernum_ir::text::parse(module, "test").unwrap_or_else(|e| panic!("{e}"));
-        check::compare(&module, 1, &|launch, kernel| {
+        compare(&module, 1, &|launch, kernel| {
             let wrong = launch.op == op;
             let kernel: Box<dyn Kernel> = if wrong { Box::new(Wrong(mistake)) } else { kernel };
             Box::new(Guarded::new(launch, kernel))
