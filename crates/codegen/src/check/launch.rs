@@ -83,7 +83,7 @@ impl Plan {
             }
             match &launch.run {
                 Some(Run::Kernel(run)) if run.arguments.is_none() => {
-                    self.check_kernel(place, launch, run)?
+                    self.check_kernel(place, launch, run)?;
                 }
                 _ => return fault(place, "expected a kernel"),
             }
