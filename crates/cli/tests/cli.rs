@@ -2,7 +2,8 @@
 #![allow(missing_docs, reason = "tests")]
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -361,13 +362,23 @@ fn no_flag_panics() {
     let logits = &["logits", "--tokens", "1,2", "--out", "/dev/null", "--passes", "none"][..];
     let bench = &["bench", "--passes", "none"][..];
     let engine = &["bench-engine", "--passes", "none"][..];
-    let serve = &["serve", "--port", "1"][..];
+    let serve = &["serve", "--port", "0", "--passes", "none"][..];
     let integers = [
         (generate, &["--max-length", "--chunk", "--threads", "--top-k", "--seed"][..]),
         (logits, &["--max-length", "--chunk", "--tokens"]),
         (bench, &["--prompt", "--batch", "--generate", "--chunk"]),
         (engine, &["--requests", "--input", "--output", "--sequences", "--chunks"]),
-        (serve, &["--max-length", "--chunk", "--threads"]),
+        (
+            serve,
+            &[
+                "--max-length",
+                "--chunk",
+                "--threads",
+                "--kv-blocks",
+                "--kv-tokens",
+                "--max-sequences",
+            ],
+        ),
     ];
     let mut runs: Vec<Vec<&str>> = Vec::new();
     for (command, flags) in integers {
@@ -393,11 +404,27 @@ fn no_flag_panics() {
         if args[0] == "generate" && !args.contains(&"--max-tokens") {
             args.extend(["--max-tokens", "1"]);
         }
-        let output = infernum(&args);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        let code = output.status.code();
-        assert!(matches!(code, Some(0..=2)) && !errors.contains("panicked"), "{args:?}: {errors}");
+        // What a server takes for good it serves until it is told to end.
+        let (code, errors) =
+            within(&args, Duration::from_secs(if args[0] == "serve" { 20 } else { 300 }));
+        let ended = matches!(code, Some(0..=2)) || (code.is_none() && args[0] == "serve");
+        assert!(ended && !errors.contains("panicked"), "{args:?}: {code:?} {errors}");
     }
+}
+
+/// The status with which a command ends, `None` if it is killed after so long, and what it says of errors.
+fn within(args: &[&str], most: Duration) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_infernum"));
+    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR")).args(args);
+    let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary runs");
+    let start = Instant::now();
+    while start.elapsed() < most && child.try_wait().expect("a status").is_none() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let _ = child.kill();
+    let output = child.wait_with_output().expect("its output");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 /// Sizes in a config.json that no machine holds.
@@ -431,6 +458,65 @@ fn no_config_panics() {
             assert!(
                 matches!(code, Some(0..=2)) && !errors.contains("panicked"),
                 "{key} {value}: {errors}"
+            );
+        }
+    }
+}
+
+/// A model's folder in which one file is not what it should be.
+#[test]
+fn no_file_panics() {
+    let demo = fixture("../../models/demo");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("odd_model");
+    std::fs::create_dir_all(&folder).expect("a folder for tests");
+    let shown = folder.display().to_string();
+    let files = [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ];
+    let large = r#"{"model": {"type": "BPE", "vocab": {"a": 4294967295}, "merges": []}, "added_tokens": []}"#;
+    let cases = [
+        (
+            "model.safetensors",
+            &["", "\0\0\0\0\0\0\0\0", "\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}{}"][..],
+        ),
+        ("tokenizer.json", &["", "null", "[]", "{}", r#"{"model": {}}"#, large]),
+        ("tokenizer_config.json", &["", "null", "[]", "7", r#"{"eos_token": {"content": 3}}"#]),
+        ("config.json", &["", "null", "[]", "{}", r#"{"architectures": [7]}"#]),
+        (
+            "generation_config.json",
+            &[
+                "",
+                "null",
+                "[]",
+                r#"{"eos_token_id": -1}"#,
+                r#"{"temperature": 1e400, "do_sample": true}"#,
+            ],
+        ),
+        (
+            "model.safetensors.index.json",
+            &["", "[]", r#"{"weight_map": 3}"#, r#"{"weight_map": {"a": "../x"}}"#],
+        ),
+    ];
+    for (name, contents) in cases {
+        for content in contents {
+            for file in files {
+                let _ = std::fs::remove_file(folder.join(file));
+                std::fs::copy(demo.join(file), folder.join(file)).expect("a copy");
+            }
+            std::fs::write(folder.join(name), content).expect("a file");
+            let args =
+                ["generate", "Once", "--max-tokens", "1", "--passes", "none", "--model", &shown];
+            let output = infernum(&args);
+            let _ = std::fs::remove_file(folder.join(name));
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let code = output.status.code();
+            assert!(
+                matches!(code, Some(0..=2)) && !errors.contains("panicked"),
+                "{name} {content:?}: {errors}"
             );
         }
     }

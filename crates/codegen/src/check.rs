@@ -35,8 +35,9 @@ pub(crate) fn fault<T>(
 
 /// Tokens and sequences of a step: what tables of a step's inputs are sized by.
 const MAX_TOKENS: u64 = 1 << 24;
-/// Context rows, and pairs of tokens and rows.
-const MAX_ROWS: u64 = 1 << 48;
+/// Context rows, which kernels count in 32 bits with a sign, and pairs of tokens and rows.
+pub(crate) const MAX_ROWS: u64 = i32::MAX as u64;
+const MAX_PAIRS: u64 = 1 << 62;
 /// The highest bit of a token marks one that is still to come.
 const MAX_VOCABULARY: u64 = 1 << 31;
 /// Elements of one row of the cache.
@@ -100,7 +101,7 @@ impl Plan {
             ("t", limits.t, MAX_TOKENS),
             ("b", limits.b, MAX_TOKENS),
             ("s", limits.s, MAX_ROWS),
-            ("pairs", limits.pairs, MAX_ROWS),
+            ("pairs", limits.pairs, MAX_PAIRS),
         ];
         for (name, found, most) in sizes {
             if found == 0 || found > most {

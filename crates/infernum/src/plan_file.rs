@@ -43,7 +43,9 @@ pub(crate) fn read(
     }
     let (b, s) = (plan.limits.b, plan.limits.s);
     let holds = |b: u64, length: u64| format!("{b} sequence(s) of {length} tokens");
-    if capacity.sequences > b || capacity.sequences.saturating_mul(capacity.max_length) > s {
+    if capacity.sequences > b
+        || capacity.sequences.saturating_mul(capacity.max_length).min(i32::MAX as u64) > s
+    {
         let expected = holds(b, s.checked_div(b).unwrap_or(0));
         let found = holds(capacity.sequences, capacity.max_length);
         return Err(PlanFileError::Size { path, expected, found });
