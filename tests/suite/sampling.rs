@@ -90,7 +90,7 @@ fn pick(table: &Table, executor: &mut dyn PlanExecutor, asked: &[(usize, Choice<
     }
     let rows = asked.iter().enumerate();
     rows.map(|(i, (row, choice))| {
-        assert_eq!(output.row(i)[1], table.rows[*row][1]);
+        assert_eq!(output.row(i)[1].to_bits(), table.rows[*row][1].to_bits());
         choice.pick(output.row(i)).unwrap_or(NO_TOKEN)
     })
     .collect()

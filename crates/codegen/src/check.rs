@@ -62,7 +62,7 @@ impl Plan {
         let plan: Plan = serde_json::from_slice(json).map_err(malformed)?;
         plan.check()?;
         for program in plan.programs.iter().enumerate() {
-            launch::types(program, ops)?;
+            launch::types(program, plan.token_rows, ops)?;
         }
         Ok(plan)
     }

@@ -1,6 +1,6 @@
 //! Launches: their places, their kernels, and their types.
 
-use infernum_ir::{Attr, DType, OpSet, Sym, TensorType, Type};
+use infernum_ir::{Attr, DType, OpSet, StepInput, Sym, TensorType, Type};
 
 use super::{Checked, fault};
 use crate::plan::{
@@ -146,16 +146,21 @@ fn check_matmul(launch: &Launch, m: &Matmul) -> Result<(), String> {
     }
 }
 
-/// That every launch is a call of an op whose results are what it says.
-pub(super) fn types((i, program): (usize, &Program), ops: &OpSet) -> Checked {
+/// That every launch is a call of an op whose results are what it says, and that tokens have the rows that
+/// they pick.
+pub(super) fn types(
+    (i, program): (usize, &Program),
+    token_rows: Option<u64>,
+    ops: &OpSet,
+) -> Checked {
     for (j, launch) in program.launches.iter().enumerate() {
         let place = format!("programs[{i}] `{}`.launches[{j}] `%{}`", program.name, launch.name);
-        call(launch, ops).or_else(|e| fault(place, format!("`{}`: {e}", launch.op)))?;
+        call(launch, token_rows, ops).or_else(|e| fault(place, format!("`{}`: {e}", launch.op)))?;
     }
     Ok(())
 }
 
-fn call(launch: &Launch, ops: &OpSet) -> Result<(), String> {
+fn call(launch: &Launch, token_rows: Option<u64>, ops: &OpSet) -> Result<(), String> {
     let operands: Vec<Option<&Type>> =
         launch.operands.iter().map(|v| v.as_ref().map(|v| &v.ty)).collect();
     let results = || launch.results.iter().map(|v| &v.ty);
@@ -171,6 +176,15 @@ fn call(launch: &Launch, ops: &OpSet) -> Result<(), String> {
     let op = ops.find(&launch.op)?;
     if !op.attrs.iter().map(|d| d.name).eq(launch.attrs.iter().map(|(name, _)| name.as_str())) {
         return Err("its attributes are not those of the op".to_owned());
+    }
+    for (def, value) in op.operands.iter().zip(&launch.operands) {
+        let by_tokens = value.as_ref().is_some_and(|v| v.arg == Arg::Step(StepInput::Tokens));
+        let table = def.rows_of.filter(|_| by_tokens).and_then(|of| operands[op.operand(of)?]);
+        let rows = table.and_then(|ty| ty.tensor().ok()?.shape.first()?.as_const());
+        if let Some(rows) = rows.filter(|rows| token_rows.is_none_or(|n| n > *rows)) {
+            let tokens = token_rows.map_or_else(|| "any number of".to_owned(), |n| n.to_string());
+            return Err(format!("{tokens} tokens pick from {rows} row(s)"));
+        }
     }
     let attrs: Vec<Attr> = launch.attrs.iter().map(|(_, attr)| attr.clone()).collect();
     let inferred = op.infer(&operands, &attrs)?;
