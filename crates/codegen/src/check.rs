@@ -245,7 +245,7 @@ impl Plan {
                 );
             }
         }
-        match self.vocabulary() {
+        match self.vocabulary().max(self.token_rows.unwrap_or(0)) {
             0..=MAX_VOCABULARY => Ok(()),
             n => {
                 fault("token_rows", format!("expected at most {MAX_VOCABULARY} tokens, found {n}"))

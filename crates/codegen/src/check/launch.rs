@@ -179,7 +179,8 @@ fn call(launch: &Launch, token_rows: Option<u64>, ops: &OpSet) -> Result<(), Str
     }
     for (def, value) in op.operands.iter().zip(&launch.operands) {
         let by_tokens = value.as_ref().is_some_and(|v| v.arg == Arg::Step(StepInput::Tokens));
-        let table = def.rows_of.filter(|_| by_tokens).and_then(|of| operands[op.operand(of)?]);
+        let table =
+            def.rows_of.filter(|_| by_tokens).and_then(|of| *operands.get(op.operand(of)?)?);
         let rows = table.and_then(|ty| ty.tensor().ok()?.shape.first()?.as_const());
         if let Some(rows) = rows.filter(|rows| token_rows.is_none_or(|n| n > *rows)) {
             let tokens = token_rows.map_or_else(|| "any number of".to_owned(), |n| n.to_string());
