@@ -170,6 +170,8 @@ fn executors_pick_what_the_host_would() {
                 let seen = match (penalties, params.seed % 2) {
                     (true, _) => &seen[..],
                     (false, 0) => &[],
+                    // What a row has wrong could be banned away.
+                    (false, _) if row >= BROKEN => &[],
                     (false, _) => &bans[..],
                 };
                 (row, Choice { params, position: 11 + params.seed, seen })
@@ -185,9 +187,8 @@ fn executors_pick_what_the_host_would() {
                 if p.temperature == 0.0 || p.top_k == 1 {
                     assert_eq!(token, expected, "vocabulary of {vocab}, row {row}: {p:?}");
                 }
-                let banned = choice.seen.iter().find(|s| s.token == token);
-                let none = table.rows[*row].iter().all(|l| *l == f32::NEG_INFINITY);
-                assert!(none || banned.is_none_or(|s| s.generated != Seen::BANNED), "{p:?}");
+                let found = choice.seen.iter().find(|s| s.token == token);
+                assert!(found.is_none_or(|s| s.generated != Seen::BANNED), "{p:?}");
                 others += usize::from(token != expected);
             }
         }
