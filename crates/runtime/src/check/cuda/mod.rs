@@ -20,7 +20,7 @@ use super::cases::{
     CASES, Case, DECODES, FEW, HEADS, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE, SIXTEEN,
     Sizes,
 };
-use super::{Batch, KernelVerdict, Trial, allowed};
+use super::{Batch, Comparison, KernelVerdict, Trial, allowed};
 use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
 use crate::exec::StepInputs;
 
@@ -271,19 +271,19 @@ impl Setup {
         Ok(Job { setup: self, plans: made().map_err(|e| e.to_string())?, module })
     }
 
-    fn verdict(&self, variant: &str, outcome: Result<f64, String>) -> KernelVerdict {
-        let (error, problem) = match outcome {
-            Ok(error) => (error, None),
-            Err(problem) => (0.0, Some(problem)),
-        };
+    /// The error that the op's tolerance allows.
+    fn allowed(&self) -> f64 {
+        allowed(self.op.tolerance, self.dtype)
+    }
+
+    fn verdict(&self, variant: &str, outcome: Result<Comparison, String>) -> KernelVerdict {
         KernelVerdict {
             op: self.op.name.to_owned(),
             variant: Some(variant.to_owned()),
             dtype: self.dtype,
             case: format!("{} {}, {}", self.case.attributes(), self.sizes, self.batch.name),
-            error,
-            allowed: allowed(self.op.tolerance, self.dtype),
-            problem,
+            allowed: self.allowed(),
+            outcome,
         }
     }
 }
@@ -364,7 +364,7 @@ pub fn check(
                 let outcome = trial.as_ref().map_err(Clone::clone).and_then(|trial| {
                     let cubins = at.iter().map(|i| cubins[*i].clone());
                     let cubins = cubins.collect::<Result<Vec<_>, _>>()?.concat();
-                    worst(plan, &cubins, trial, job.setup.batch, gpu)
+                    compare(plan, &cubins, trial, &job.setup, gpu)
                 });
                 report(job.setup.verdict(variant, outcome));
             }
@@ -386,28 +386,28 @@ fn references<'a>(
     }
 }
 
-/// The worst error of a plan's steps: launch by launch behind guards, and then as steps run, each
+/// A plan's steps against what they should yield: launch by launch behind guards, and then as steps run, each
 /// kernel beginning while the one before it ends.
-fn worst(
+fn compare(
     plan: &Plan,
     cubins: &[Cubin],
     trial: &Trial,
-    batch: &Batch,
+    setup: &Setup,
     gpu: &Arc<Gpu>,
-) -> Result<f64, String> {
-    let kv_blocks = batch.blocks(BLOCK);
+) -> Result<Comparison, String> {
+    let (kv_blocks, allowed) = (setup.batch.blocks(BLOCK), setup.allowed());
     let options = CudaOptions { kv_blocks, poison: true, ..CudaOptions::default() };
     let (plan, guards) = (plan.clone(), Some(Box::new(Guards) as _));
     let executor = CudaExecutor::watched(plan, cubins, &trial.weights, gpu, options, guards);
     let mut executor = executor.map_err(|e| e.to_string())?;
     let weights = executor.read_weights().map_err(|e| e.to_string())?;
-    let guarded = trial.worst(&mut executor)?;
+    let guarded = trial.compare(&mut executor, allowed)?;
     let after = executor.read_weights().map_err(|e| e.to_string())?;
     if let Some(at) = weights.iter().zip(&after).position(|(a, b)| a != b) {
         return Err(format!("writes to byte {at} of the weights"));
     }
     executor.unwatch();
-    Ok(guarded.max(trial.worst(&mut executor)?))
+    Ok(guarded.join(trial.compare(&mut executor, allowed)?))
 }
 
 #[cfg(test)]
