@@ -1,5 +1,6 @@
 //! The CUDA target: templates become kernels, and kernels machine code. Needs no GPU.
 
+pub mod abi;
 mod attach;
 mod c_expr;
 mod cache;
