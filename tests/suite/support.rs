@@ -14,7 +14,9 @@ use infernum_passes::data::Kernels;
 use infernum_passes::fuse::CostTable;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions, Gpu};
-use infernum_runtime::{CheckpointWeights, LoadError, PlanExecutor, StepInputs, WeightSource};
+use infernum_runtime::{
+    CheckpointWeights, LoadError, PlanExecutor, SequenceSteps, StepInputs, WeightSource,
+};
 
 /// A model folder with what transformers makes of it.
 pub(crate) struct Fixture {
@@ -162,15 +164,11 @@ impl Fixture {
         let mut executor = self.executor(plan, blocks, launches);
         // Not in order, as in a cache that has been in use.
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
-        let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
+        let mut sequence = SequenceSteps::new(StepInputs::BLOCK_SIZE, table);
         let mut logits = Vec::new();
-        let mut done = 0;
         for part in self.tokens.chunks(chunk.min(self.tokens.len())) {
-            done += part.len();
-            inputs.clear();
-            inputs.push(part, done, &table).expect("a well-formed step");
-            let ticket = executor.submit(&inputs).expect("a step that fits");
-            let output = executor.wait(ticket).expect("a result");
+            let inputs = sequence.next(part).expect("a well-formed step");
+            let output = executor.run(inputs).expect("a step that fits");
             logits.extend(output.logits.iter().map(|v| f64::from(*v)));
         }
         logits

@@ -12,6 +12,7 @@ mod graph;
 pub mod interp;
 mod names;
 mod ops;
+pub mod random;
 pub mod text;
 mod types;
 mod verify;

@@ -11,7 +11,7 @@ use infernum_codegen::cuda::{Compiler, Device, Library, ceiling};
 use infernum_frontend_hf::Model;
 use infernum_ir::Sym;
 use infernum_runtime::cuda::{self, CEILING_BYTES, Gpu};
-use infernum_runtime::{PlanExecutor, StepInputs};
+use infernum_runtime::{PlanExecutor, SequenceSteps, StepInputs};
 use serde::Serialize;
 
 use crate::bench_serve;
@@ -272,19 +272,14 @@ pub(crate) fn once(
     let tokens: Vec<u32> = (0..prompt + generate).map(|i| lengths.token(i)).collect();
     let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
     let mut step = |inputs: &StepInputs| -> Result<(), Box<dyn Error>> {
-        let ticket = executor.submit(inputs)?;
-        std::hint::black_box(executor.wait(ticket)?);
+        std::hint::black_box(executor.run(inputs)?);
         Ok(())
     };
     let start = Instant::now();
     for blocks in &blocks {
-        let mut done = 0;
-        while done < prompt {
-            let next = (done + chunk).min(prompt);
-            inputs.clear();
-            inputs.push(&tokens[done..next], next, blocks)?;
-            step(&inputs)?;
-            done = next;
+        let mut sequence = SequenceSteps::new(StepInputs::BLOCK_SIZE, blocks.clone());
+        for tokens in tokens[..prompt].chunks(chunk) {
+            step(sequence.next(tokens)?)?;
         }
     }
     let prefill = Speed::since(start, prompt * batch);

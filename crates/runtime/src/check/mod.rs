@@ -11,7 +11,7 @@ use std::fmt;
 
 use infernum_codegen::Bucket;
 use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqStep, States, Step, Tensor};
-use infernum_ir::{DType, Dims, Module, Param, Type, WeightRef};
+use infernum_ir::{DType, Dims, Module, Param, Type, WeightRef, random};
 
 pub use self::compare::{Comparison, Element, allowed};
 use crate::exec::{Observed, PlanExecutor, StepInputs, TensorBytes, WeightSource, elements};
@@ -176,7 +176,7 @@ impl Weights {
         for (_, param, ty) in module.graphs.iter().flat_map(infernum_ir::Graph::params) {
             let (Param::Weight(w), Type::Tensor(ty)) = (param, ty) else { continue };
             let sizes = ty.sizes(&Dims::default());
-            let mut values = noise(&w.name, seed, sizes.iter().product());
+            let mut values = random::uniform(&w.name, seed, sizes.iter().product());
             if w.name.starts_with(EIGHTHS) {
                 for v in &mut values {
                     *v = (*v * 8.0).round() / 8.0;
@@ -221,15 +221,3 @@ impl WeightSource for Weights {
 /// Weights whose names begin so are eighths: sums of a few hundred of their products are exact in f32,
 /// so that what exact ops make of them can be compared bit by bit.
 const EIGHTHS: &str = "eighths";
-
-/// Numbers in -1..1 that depend on the name and the seed (SplitMix64).
-fn noise(name: &str, seed: u64, n: usize) -> Vec<f64> {
-    let start = name.bytes().fold(seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-    let number = |i: u64| {
-        let z = start.wrapping_add((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    };
-    (0..n as u64).map(number).collect()
-}

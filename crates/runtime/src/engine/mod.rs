@@ -193,6 +193,20 @@ impl<E: Executor> Engine<E> {
         self.executor
     }
 
+    /// Steps until all requests have ended; `take` gets what happens, in order, and what it fails with
+    /// ends it.
+    pub fn run_to_end<X: From<EngineError>>(
+        &mut self,
+        mut take: impl FnMut(Event) -> Result<(), X>,
+    ) -> Result<(), X> {
+        let mut events = Vec::new();
+        while !self.is_idle() {
+            self.step(&mut events)?;
+            events.drain(..).try_for_each(&mut take)?;
+        }
+        Ok(())
+    }
+
     /// Submits one step and says what came of it, or, where steps are scheduled ahead, of the one
     /// before. On an error the requests that had a part in the steps under way end as failed; all
     /// others are as they were.

@@ -15,7 +15,7 @@ use infernum_ir::Sym;
 use infernum_passes::Pipeline;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::CostTable;
-use infernum_runtime::{PlanExecutor, StepInputs};
+use infernum_runtime::{PlanExecutor, SequenceSteps};
 use serde::Serialize;
 
 use crate::bench::{self, Lengths};
@@ -389,19 +389,11 @@ fn after_prompt(
     executor: &mut dyn PlanExecutor,
     lengths: &Lengths,
 ) -> Result<Vec<f32>, Box<dyn Error>> {
-    let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
-    let blocks: Vec<u32> = (0..lengths.prompt.div_ceil(StepInputs::BLOCK_SIZE) as u32).collect();
-    let mut done = 0;
-    loop {
-        let next = (done + lengths.chunk).min(lengths.prompt);
-        let tokens: Vec<u32> = (done..next).map(|i| lengths.token(i)).collect();
-        inputs.clear();
-        inputs.push(&tokens, next, &blocks)?;
-        let ticket = executor.submit(&inputs)?;
-        let output = executor.wait(ticket)?;
-        if next == lengths.prompt {
-            return Ok(output.logits.clone());
-        }
-        done = next;
+    let prompt: Vec<u32> = (0..lengths.prompt).map(|i| lengths.token(i)).collect();
+    let mut sequence = SequenceSteps::for_tokens(prompt.len());
+    let mut logits = Vec::new();
+    for tokens in prompt.chunks(lengths.chunk) {
+        logits.clone_from(&executor.run(sequence.next(tokens)?)?.logits);
     }
+    Ok(logits)
 }
