@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use infernum_ir::expr::Expr;
-use infernum_ir::{Attr, DType, Dims, StateType, StepInput, Sym, TensorType, Type};
+use infernum_ir::{Attr, DType, Dims, Memory, Op, StateType, StepInput, Sym, TensorType, Type};
 use infernum_passes::Bucket;
 use serde::{Deserialize, Serialize};
 
@@ -335,9 +335,11 @@ impl Plan {
             return columns().unwrap_or(0);
         }
         let launches = self.programs.iter().flat_map(|p| &p.launches);
-        let tables = launches.filter(|l| l.op == "embedding").filter_map(|l| {
-            let table = l.operands.get(1)?.as_ref()?.ty.tensor().ok()?;
-            table.shape.first()?.as_const()
+        let tables = launches.filter_map(|l| {
+            let Memory::Lookup { table, rows } = Op::find(&l.op).ok()?.memory else { return None };
+            let rows = l.operands.get(rows)?.as_ref()?;
+            let table = l.operands.get(table)?.as_ref()?.ty.tensor().ok()?;
+            (rows.arg == Arg::Step(StepInput::Tokens)).then_some(table.shape.first()?.as_const()?)
         });
         tables.min().unwrap_or(0)
     }

@@ -26,6 +26,6 @@ pub use graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
 };
 pub use names::nearest;
-pub use ops::{Call, Effect, Eval, OPS, Op, OpDef, OperandDef, Pointwise, Tolerance, Work};
+pub use ops::{Call, Effect, Eval, Memory, OPS, Op, OpDef, OperandDef, Pointwise, Tolerance, Work};
 pub use types::{StateType, TensorType, Type};
 pub use verify::{Finding, VerifyError, verify};

@@ -105,9 +105,14 @@ shared! {
     Seen {
         /// Seen in the prompt or generated.
         token: u32,
-        /// How often it was generated.
+        /// How often it was generated, or BANNED.
         generated: u32,
     }
+}
+
+impl Seen {
+    /// In place of how often it was generated: it may not be picked. `BANNED` in kernels.
+    pub const BANNED: u32 = u32::MAX;
 }
 
 shared! {
@@ -197,6 +202,8 @@ pub(super) fn declarations() -> String {
         " Marks a token that is still to come: the other bits are the row that has it.",
     );
     line(&mut out, &format!("#define FED {FED:#x}u"));
+    comment(&mut out, "", " In place of how often a token was generated: it may not be picked.");
+    line(&mut out, &format!("#define BANNED {:#x}u", Seen::BANNED));
     Seen::declare(&mut out);
     Choice::declare(&mut out);
     Step::declare(&mut out);
