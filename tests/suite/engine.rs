@@ -6,8 +6,8 @@ use infernum_codegen::Limits;
 use infernum_ir::{DType, Sym};
 use infernum_passes::data::Kernels;
 use infernum_runtime::{
-    Batching, Engine, EngineError, EngineLimits, EngineOptions, Event, KvMode, PlanExecutor,
-    Policy, Request, SamplingParams, Stats, StepInputs,
+    Batching, Engine, EngineLimits, EngineOptions, Event, KvMode, PlanExecutor, Policy, Request,
+    SamplingParams, Stats, StepInputs,
 };
 
 use crate::support::{Fixture, Launches};
@@ -55,14 +55,6 @@ fn requests(f: &Fixture) -> Vec<Request> {
     (0..14).map(request).collect()
 }
 
-fn run_to_end(engine: &mut Engine<Box<dyn PlanExecutor>>, events: &mut Vec<Event>) {
-    let take = |event| {
-        events.push(event);
-        Ok::<_, EngineError>(())
-    };
-    engine.run_to_end(take).expect("steps");
-}
-
 /// The tokens of each request, all submitted at once, or in two halves.
 fn outputs(
     engine: &mut Engine<Box<dyn PlanExecutor>>,
@@ -80,7 +72,7 @@ fn outputs(
             engine.step(&mut events).expect("a step");
         }
     }
-    run_to_end(engine, &mut events);
+    events.extend(engine.run_until_idle().expect("steps"));
     for event in events {
         if let Event::Token(id, token, _) = event {
             outputs.get_mut(&id).expect("a request of ours").push(token);
@@ -137,8 +129,7 @@ fn log_probabilities_of_a_prompt_are_those_of_its_logits() {
         for _ in 0..2 {
             let request = Request { prompt_logprobs: Some(3), ..Request::new(prompt.clone(), 0) };
             engine.submit(request).expect("a request that fits");
-            let mut events = Vec::new();
-            run_to_end(&mut engine, &mut events);
+            let events = engine.run_until_idle().expect("steps");
             let found: Vec<_> = events
                 .iter()
                 .filter_map(|e| if let Event::Prompt(_, l) = e { Some(l) } else { None })

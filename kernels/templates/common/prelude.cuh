@@ -11,11 +11,18 @@ typedef long long i64;
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
 
-// What the host fills in: PAGE, FED, Seen, Choice and Step, as crates/codegen/src/cuda/abi.rs defines them.
+// What the host fills in: PAGE, FED, NO_TOKEN, BANNED, Seen, Choice and Step, as
+// crates/codegen/src/cuda/abi.rs defines them.
 {{ abi }}
 // The row in the cache's planes of row `i` of sequence `b`'s context.
 __device__ __forceinline__ i64 cache_row(const Step* step, int b, int i) {
     return (i64)step->blocks[(i64)b * step->block_stride + i / PAGE] * PAGE + i % PAGE;
+}
+
+// The row of `rows` that an id picks. An id that is none (of a row of logits without a token, of a
+// damaged file) picks the last one: no kernel reads beyond a table.
+__device__ __forceinline__ i64 picked_row(i64 id, i64 rows) {
+    return (u64)id < (u64)rows ? id : rows - 1;
 }
 
 // ---- programmatic dependent launch: a kernel may start before the one before it has ended.

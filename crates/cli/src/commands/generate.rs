@@ -179,21 +179,31 @@ impl Generator<'_> {
             sampling: self.sampling,
             ..Request::default()
         })?;
-        self.engine.run_to_end(|event| -> Outcome {
-            first.get_or_insert_with(|| {
-                answer.prompt_tokens_per_second = rate(answer.prompt_tokens, start);
-                Instant::now()
-            });
-            match event {
-                Event::Token(_, token, _) => {
-                    answer.tokens.push(token);
-                    show(&mut answer, &stream.push(token)?)?;
+        let mut events = Vec::new();
+        while !self.engine.is_idle() {
+            self.engine.step(&mut events)?;
+            for event in events.drain(..) {
+                first.get_or_insert_with(|| {
+                    answer.prompt_tokens_per_second = rate(answer.prompt_tokens, start);
+                    Instant::now()
+                });
+                match event {
+                    Event::Token(_, token, _) => {
+                        answer.tokens.push(token);
+                        show(&mut answer, &stream.push(token)?)?;
+                    }
+                    Event::Finished(_, FinishReason::Stop) => answer.finish_reason = "stop",
+                    Event::Finished(_, FinishReason::Failed) => {
+                        return Err(
+                            "the model's logits are not numbers: a weight or a sum is NaN, or \
+                                    too large for --dtype"
+                                .into(),
+                        );
+                    }
+                    Event::Started(..) | Event::Prompt(..) | Event::Finished(..) => {}
                 }
-                Event::Finished(_, FinishReason::Stop) => answer.finish_reason = "stop",
-                Event::Started(..) | Event::Prompt(..) | Event::Finished(..) => {}
             }
-            Ok(())
-        })?;
+        }
         show(&mut answer, &stream.flush()?)?;
         if let Some(first) = first {
             // The first token came with the prompt.

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
+use infernum_ir::NO_TOKEN;
 
 /// Tokens in a block of the KV cache: `PAGE` in kernels.
 pub const PAGE: usize = 16;
@@ -202,6 +203,8 @@ pub(super) fn declarations() -> String {
         " Marks a token that is still to come: the other bits are the row that has it.",
     );
     line(&mut out, &format!("#define FED {FED:#x}u"));
+    comment(&mut out, "", " In place of a token where a row of logits has none.");
+    line(&mut out, &format!("#define NO_TOKEN {NO_TOKEN:#x}u"));
     comment(&mut out, "", " In place of how often a token was generated: it may not be picked.");
     line(&mut out, &format!("#define BANNED {:#x}u", Seen::BANNED));
     Seen::declare(&mut out);

@@ -5,6 +5,7 @@
 //! same. A step is: see that all have the memory they need ([`schedule`]), admit who waits, fill the
 //! inputs, submit, and settle what came of the step *before*, while the executor computes this one.
 
+mod drive;
 mod kv;
 mod options;
 mod request;
@@ -191,20 +192,6 @@ impl<E: Executor> Engine<E> {
     /// The executor, without the requests.
     pub fn into_executor(self) -> E {
         self.executor
-    }
-
-    /// Steps until all requests have ended; `take` gets what happens, in order, and what it fails with
-    /// ends it.
-    pub fn run_to_end<X: From<EngineError>>(
-        &mut self,
-        mut take: impl FnMut(Event) -> Result<(), X>,
-    ) -> Result<(), X> {
-        let mut events = Vec::new();
-        while !self.is_idle() {
-            self.step(&mut events)?;
-            events.drain(..).try_for_each(&mut take)?;
-        }
-        Ok(())
     }
 
     /// Submits one step and says what came of it, or, where steps are scheduled ahead, of the one

@@ -90,8 +90,9 @@ fn values(dtype: DType, elements: usize, mut rng: random::Rng) -> Option<Vec<u8>
         DType::F32 => (4, 0x807f_ffff * 0x0000_0001_0000_0001, 0x3c80_0000 * 0x0000_0001_0000_0001),
         _ => return None,
     };
-    let bytes = elements * size;
-    let mut out = Vec::with_capacity(bytes.next_multiple_of(8));
+    let bytes = elements.checked_mul(size)?;
+    let mut out = Vec::new();
+    out.try_reserve_exact(bytes.checked_next_multiple_of(8)?).ok()?;
     while out.len() < bytes {
         out.extend_from_slice(&(rng.u64(..) & keep | exponent).to_le_bytes());
     }
