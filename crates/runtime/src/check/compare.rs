@@ -114,6 +114,7 @@ impl Comparison {
     }
 
     /// The worst of both.
+    #[must_use]
     pub fn join(self, other: Comparison) -> Comparison {
         let (worst, least) =
             if other.of_bound > self.of_bound { (other, self) } else { (self, other) };
@@ -206,10 +207,10 @@ mod tests {
         let add = |found: &[f64], expected: &[f64]| {
             Comparison::default().add("r", &[expected.len()], (found, expected), 1.0)
         };
-        const INF: f64 = f64::INFINITY;
-        assert_eq!(add(&[-INF, 1.0], &[-INF, 1.0]), Ok(()), "masked");
+        let inf = f64::INFINITY;
+        assert_eq!(add(&[-inf, 1.0], &[-inf, 1.0]), Ok(()), "masked");
         for (found, expected) in
-            [([f64::NAN], [1.0]), ([INF], [1.0]), ([INF], [-INF]), ([0.0], [-INF])]
+            [([f64::NAN], [1.0]), ([inf], [1.0]), ([inf], [-inf]), ([0.0], [-inf])]
         {
             add(&found, &expected).expect_err("not finite");
         }
