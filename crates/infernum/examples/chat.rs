@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, Write};
 
-use infernum::{Generator, Loader, Machine, Message, ModelOptions, Progress, RunOptions};
+use infernum::{Frontend, Generator, Loader, Machine, Message, ModelOptions, Progress, RunOptions};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -21,7 +21,7 @@ fn talk(model: &ModelOptions, input: impl BufRead, out: &mut impl Write) -> Resu
         }
     };
     let loader = Loader::new(&opened, model, &run, &machine).with_progress(&tell);
-    let mut generator = Generator::load(&loader)?;
+    let mut generator = Generator::load(&loader, Frontend::open(&opened)?)?;
     let mut messages = vec![Message::new("system", "Answer in one sentence.")];
     for line in input.lines() {
         messages.push(Message::new("user", line?));

@@ -79,6 +79,10 @@ pub enum Error {
     EngineOptions(#[from] OptionsError),
     #[error(transparent)]
     Engine(#[from] EngineError),
+    #[error(
+        "the model's logits are not numbers: a weight or a sum is NaN, or too large for --dtype"
+    )]
+    NoDistribution,
     #[error(transparent)]
     Sampling(#[from] SamplingError),
     #[error("there is no GPU to tune for; kernels of the CPU have no variants")]

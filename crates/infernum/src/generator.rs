@@ -55,12 +55,11 @@ impl Generator {
     /// else on the CPU, unless `run` says otherwise.
     pub fn open(model: &ModelOptions, run: &RunOptions) -> Result<Generator, Error> {
         let (opened, machine) = (model.open()?, Machine::open(run.device)?);
-        Generator::load(&Loader::new(&opened, model, run, &machine))
+        Generator::load(&Loader::new(&opened, model, run, &machine), Frontend::open(&opened)?)
     }
 
     /// The same with a loader of your own, which may tell how far it is.
-    pub fn load(loader: &Loader<'_>) -> Result<Generator, Error> {
-        let frontend = Frontend::open(loader.model)?;
+    pub fn load(loader: &Loader<'_>, frontend: Frontend) -> Result<Generator, Error> {
         let capacity = Capacity::one(loader.compile.length(loader.model)?);
         tune::autotune(loader)?;
         let engine = loader.start(capacity, EngineOptions::default())?;
@@ -143,6 +142,7 @@ impl Stream<'_> {
                         let text = self.text.push(token)?;
                         return Ok(Some(Piece { text, token: Some(token), logprobs }));
                     }
+                    Event::Finished(_, FinishReason::Failed) => return Err(Error::NoDistribution),
                     Event::Finished(_, reason) => self.finish = Some(reason),
                     Event::Started(..) | Event::Prompt(..) => {}
                 }
