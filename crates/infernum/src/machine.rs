@@ -8,7 +8,8 @@ use infernum_passes::data::DataError;
 use infernum_passes::fuse::CostTable;
 use infernum_runtime::cuda::{Gpu, GpuError};
 
-use crate::{CompileOptions, DeviceId, Error};
+use crate::error::Error;
+use crate::options::{CompileOptions, DeviceId};
 
 /// The target of plans for the host.
 pub const CPU: &str = "cpu";

@@ -4,26 +4,11 @@ mod logprobs;
 mod noise;
 mod params;
 
+pub use infernum_codegen::cuda::abi::Seen;
 use infernum_ir::NO_TOKEN;
 pub use logprobs::Logprobs;
 pub(crate) use noise::Noise;
 pub use params::{Number, Range, SamplingError, SamplingOption, SamplingParams};
-
-/// A token that penalties change, as kernels see it too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub struct Seen {
-    /// Seen in the prompt or generated.
-    pub token: u32,
-    /// How often it was generated, or [`Seen::BANNED`].
-    pub generated: u32,
-}
-
-impl Seen {
-    /// In place of a count: the token may not be picked. `penalise` in
-    /// kernels/templates/sample.cu.j2 knows it, too.
-    pub const BANNED: u32 = u32::MAX;
-}
 
 /// How one token is to be picked: all that it depends on but the logits.
 #[derive(Clone, Copy, Debug)]
