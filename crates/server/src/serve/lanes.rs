@@ -44,7 +44,7 @@ impl Client {
     pub(crate) fn at(address: IpAddr) -> Client {
         Client::Address(match address.to_canonical() {
             IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & !u128::from(u64::MAX)).into()),
-            v4 => v4,
+            v4 @ IpAddr::V4(_) => v4,
         })
     }
 }
@@ -304,7 +304,10 @@ mod tests {
         for _ in 0..32 {
             let lanes = lanes.clone();
             crowd.push(tokio::spawn(async move {
-                let work = move || Ok(std::thread::sleep(long));
+                let work = move || {
+                    std::thread::sleep(long);
+                    Ok(())
+                };
                 lanes.run(host(1), 4 << 20, work).await
             }));
         }

@@ -259,7 +259,7 @@ mod tests {
             let (found, stopped) = joined(&stops, pieces.clone());
             let (with, _) = joined_by(&stops, true, pieces);
             let rest = with.strip_prefix(&found).map(str::to_owned);
-            let complete = rest.is_some_and(|s| if stopped { stops.contains(&s) } else { s == "" });
+            let complete = rest.is_some_and(|s| if stopped { stops.contains(&s) } else { s.is_empty() });
             prop_assert!(complete && text.starts_with(&with), "{with:?} where {found:?} is found");
             prop_assert_eq!((found, stopped), expected(&text, &stops));
         }

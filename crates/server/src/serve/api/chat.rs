@@ -380,13 +380,13 @@ async fn answer(
     let wholes = generation.collect().await?;
     let usage = generation.used().into();
     let size = wholes.iter().map(Whole::size).sum();
-    let work = move || Ok(whole_answer(head, spelling, prompts, wholes, usage));
+    let work = move || Ok(whole_answer(head, spelling.as_ref(), prompts, wholes, usage));
     app.lanes.run(client, size, work).await
 }
 
 fn whole_answer(
     head: Head,
-    spelling: Option<Spelling>,
+    spelling: Option<&Spelling>,
     prompts: Option<(Spelling, usize)>,
     mut wholes: Vec<Whole>,
     usage: Usage,
@@ -397,7 +397,7 @@ fn whole_answer(
     let choice = |(index, whole): (usize, Whole)| ChatChoice {
         index,
         message: Answer { role: "assistant", content: whole.text, refusal: None },
-        logprobs: told(spelling.as_ref(), &whole.logprobs),
+        logprobs: told(spelling, &whole.logprobs),
         finish_reason: whole.finish.name(),
     };
     let choices = wholes.into_iter().enumerate().map(choice).collect();

@@ -259,6 +259,7 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
 
 /// What is wanted, checked.
 #[derive(Clone, Copy)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a field of the request")]
 struct Plan {
     n: usize,
     best_of: usize,

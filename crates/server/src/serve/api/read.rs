@@ -360,7 +360,8 @@ mod tests {
         assert_eq!(parts.options.without_effect(), ["store"]);
         assert!(parts.options.check(false).is_err());
         let many = |n: usize| {
-            let fields: String = (0..n).map(|i| format!(", \"f{i}\": 0")).collect();
+            let fields: Vec<String> = (0..n).map(|i| format!(", \"f{i}\": 0")).collect();
+            let fields = fields.concat();
             read(&format!("{{\"prompt\": \"x\"{fields}}}"))
         };
         let named = many(200).expect("a request").unknown.names().expect("names");
