@@ -10,7 +10,7 @@ use super::fused;
 use super::notation::at;
 use super::rules::{self, Rule};
 
-static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels");
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/kernels");
 
 /// A file of fused ops or rules could not be read.
 #[derive(Debug, thiserror::Error)]

@@ -46,7 +46,7 @@ const GAUGES: [(&str, &str); 5] = [
     ("kv_cache_usage_perc", "Part of the KV cache that requests hold, 0 to 1"),
     ("cache_config_info", "The KV cache: tokens in a block, and blocks"),
 ];
-const COUNTERS: [(&str, &str); 8] = [
+const COUNTERS: [(&str, &str); 9] = [
     ("connections_ended_total", "Connections that the server ended, by what they had not done"),
     ("unread_requests_total", "Requests that ended because their output was not read"),
     ("prompt_tokens_total", "Tokens of prompts"),
@@ -55,6 +55,7 @@ const COUNTERS: [(&str, &str); 8] = [
     ("prefix_cache_hits_total", "Tokens of prompts found in the prefix cache"),
     ("prefix_cache_queries_total", "Tokens of prompts looked for in the prefix cache"),
     ("num_preemptions_total", "How often a request gave its memory up"),
+    ("corrupted_requests_total", "Requests that ended because their logits were not numbers"),
 ];
 
 const METADATA: Metadata<'static> = Metadata::new("infernum", Level::INFO, None);
@@ -151,6 +152,7 @@ impl Metrics {
             prefix_queries: counter("prefix_cache_queries_total"),
             preemptions: counter("num_preemptions_total"),
             unread: counter("unread_requests_total"),
+            corrupted: counter("corrupted_requests_total"),
             stop: finished("stop"),
             length: finished("length"),
             abort: finished("abort"),
@@ -183,6 +185,7 @@ pub(crate) struct ModelMetrics {
     prefix_queries: Counter,
     preemptions: Counter,
     pub(crate) unread: Counter,
+    corrupted: Counter,
     stop: Counter,
     length: Counter,
     pub(crate) abort: Counter,
@@ -198,6 +201,7 @@ impl ModelMetrics {
         self.prefix_hits.absolute(stats.prefix_hits);
         self.prefix_queries.absolute(stats.prefix_queries);
         self.preemptions.absolute(stats.preemptions);
+        self.corrupted.absolute(stats.broken_rows);
     }
 
     /// Counts a request that ended by itself.
@@ -253,7 +257,13 @@ mod tests {
             let metrics = Metrics::new(prefix).expect("buckets");
             let model = metrics.model("m", 16, 8);
             record(&model.ttft, Duration::from_millis(3));
-            let used = Stats { used_blocks: 2, total_blocks: 8, running: 1, ..Stats::default() };
+            let used = Stats {
+                used_blocks: 2,
+                total_blocks: 8,
+                running: 1,
+                broken_rows: 5,
+                ..Stats::default()
+            };
             model.set(&used, 3);
             model.finished(FinishReason::Length);
             let text = metrics.render();
@@ -267,6 +277,7 @@ mod tests {
                 "request_success_total{model_name=\"m\",finished_reason=\"stop\"} 0",
                 "cache_config_info{model_name=\"m\",block_size=\"16\",num_gpu_blocks=\"8\"} 1",
                 "prompt_tokens_total{model_name=\"m\"} 0",
+                "corrupted_requests_total{model_name=\"m\"} 5",
                 "prefix_cache_queries_total{model_name=\"m\"} 0",
             ] {
                 let line = format!("{prefix}:{expected}");
