@@ -53,7 +53,7 @@ impl Client {
     pub(crate) fn at(address: IpAddr) -> Client {
         Client::Address(match address.to_canonical() {
             IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & !u128::from(u64::MAX)).into()),
-            v4 => v4,
+            v4 @ IpAddr::V4(_) => v4,
         })
     }
 }

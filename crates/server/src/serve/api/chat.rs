@@ -347,19 +347,21 @@ async fn answer(
     let wholes = generation.collect().await?;
     let usage = generation.used().into();
     let size = wholes.iter().map(Whole::size).sum();
-    app.lanes.run(client, size, move || Ok(whole_answer(head, spelling, wholes, usage))).await
+    app.lanes
+        .run(client, size, move || Ok(whole_answer(head, spelling.as_ref(), wholes, usage)))
+        .await
 }
 
 fn whole_answer(
     head: Head,
-    spelling: Option<Spelling>,
+    spelling: Option<&Spelling>,
     wholes: Vec<Whole>,
     usage: Usage,
 ) -> Response {
     let choice = |(index, whole): (usize, Whole)| ChatChoice {
         index,
         message: Answer { role: "assistant", content: whole.text, refusal: None },
-        logprobs: told(spelling.as_ref(), &whole.logprobs),
+        logprobs: told(spelling, &whole.logprobs),
         finish_reason: whole.finish.name(),
     };
     let choices = wholes.into_iter().enumerate().map(choice).collect();
