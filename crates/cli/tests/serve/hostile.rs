@@ -166,8 +166,12 @@ fn idle_connections_make_room() {
 fn health_is_told_when_all_connections_are_taken() {
     let server = Server::start(&["--max-connections", "2", "--max-sequences", "2"]);
     let whole = with(endless(), json!({"stream": false, "n": 2, "max_tokens": 1500}));
-    let running = [send(&server, &whole), send(&server, &whole)];
-    // The connection that was kept from the start is idle, and was the first to go.
+    let first = send(&server, &whole);
+    wait("it runs", || server.metric("infernum:num_requests_running") == 2.0);
+    // The connection that asked for metrics is idle, and makes room. The server reads what came
+    // before anything else would have to make room for the next ones.
+    let running = [first, send(&server, &whole)];
+    std::thread::sleep(Duration::from_millis(500));
     let fresh = |path: &str| {
         let mut socket = connect(&server);
         let head = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n");
