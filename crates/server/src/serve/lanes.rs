@@ -313,7 +313,10 @@ mod tests {
         for _ in 0..32 {
             let lanes = lanes.clone();
             crowd.push(tokio::spawn(async move {
-                let work = move || Ok(std::thread::sleep(long));
+                let work = move || {
+                    std::thread::sleep(long);
+                    Ok(())
+                };
                 lanes.run(host(1), 4 << 20, work).await
             }));
         }

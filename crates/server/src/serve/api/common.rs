@@ -713,9 +713,8 @@ mod tests {
     #[test]
     fn unknown_fields_cost_what_reading_them_costs() {
         let body = |n: usize| {
-            let mut body = "{\"model\":\"m\"".to_owned();
-            (0..n).for_each(|i| body.push_str(&format!(",\"f{i}\":1")));
-            body + "}"
+            let fields: Vec<String> = (0..n).map(|i| format!("\"f{i}\":1")).collect();
+            format!("{{\"model\":\"m\",{}}}", fields.join(","))
         };
         let took = |n| {
             let body = body(n);
