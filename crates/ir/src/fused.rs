@@ -8,7 +8,7 @@ use crate::expr::Expr;
 use crate::graph::{Graph, NodeKind, Param, ValueId};
 use crate::interp::Tensor;
 use crate::names::nearest;
-use crate::ops::{Call, Effect, Eval, Op, OpDef, OperandDef, Pointwise, Tolerance, Work};
+use crate::ops::{Call, Effect, Eval, Memory, Op, OpDef, OperandDef, Pointwise, Tolerance, Work};
 use crate::{DType, Dims, OPS, TensorType, Type};
 
 /// What makes an op a fused one.
@@ -101,6 +101,7 @@ impl OpSet {
                 // Results between its parts are not rounded, so one rounding is left.
                 ulps16: a.ulps16.max(b.ulps16),
             }),
+            memory: Memory::Computed,
             fused: Some(def.fused),
         };
         let op = Op::of(Box::leak(Box::new(op)));

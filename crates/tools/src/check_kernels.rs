@@ -60,6 +60,13 @@ pub fn run(args: &Args) -> Outcome {
         std::fs::write(path, serde_json::to_vec(&all)?)
             .map_err(|e| format!("{}: {e}", path.display()))?;
     }
+    if verdicts.is_empty() {
+        return Err(format!(
+            "no kernel of {of} was checked: no op's name contains `{}`",
+            args.only
+        )
+        .into());
+    }
     let failed = verdicts.iter().filter(|v| !v.passed()).count();
     report::line(&format!("{} kernel(s) of {of}, {failed} failed", verdicts.len()))?;
     if failed > 0 { Err(format!("{failed} kernel(s) are wrong").into()) } else { Ok(()) }
@@ -95,27 +102,34 @@ fn summary(verdicts: &[KernelVerdict]) -> Outcome {
     }
     for ((op, dtype), group) in groups {
         let variants: std::collections::BTreeSet<_> = group.iter().map(|v| &v.variant).collect();
-        let worst = group.iter().map(|v| v.error).fold(0.0, f64::max);
+        let compared = || group.iter().filter_map(|v| v.outcome.as_ref().ok());
+        let worst = compared().map(|c| c.error).fold(0.0, f64::max);
+        let of_bound = compared().map(|c| c.of_bound).fold(0.0, f64::max);
+        let elements: u64 = compared().map(|c| c.elements).sum();
         let (cases, variants) = (group.len(), variants.len());
         let allowed = group[0].allowed;
         let failed = group.iter().filter(|v| !v.passed()).count();
         report::line(&format!(
             "{op} {dtype}: {variants} variant(s), {cases} case(s), {failed} failed, worst error \
-             {worst:.2e} of {allowed:.2e}"
+             {worst:.2e} of {allowed:.2e}, of each of {elements} element(s) at most {of_bound:.2} of its \
+             bound"
         ))?;
     }
     Ok(())
 }
 
 fn as_json(v: &KernelVerdict) -> serde_json::Value {
+    let compared = v.outcome.as_ref().ok();
     json!({
         "op": v.op,
         "variant": v.variant,
         "dtype": v.dtype.name(),
         "case": v.case,
-        "error": v.error,
+        "elements": compared.map_or(0, |c| c.elements),
+        "error": compared.map(|c| c.error),
         "allowed": v.allowed,
-        "problem": v.problem,
+        "element_error_of_bound": compared.map(|c| c.of_bound),
+        "problem": v.outcome.as_ref().err(),
         "passed": v.passed(),
     })
 }

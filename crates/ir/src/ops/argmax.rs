@@ -28,6 +28,7 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: Some("argmax"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

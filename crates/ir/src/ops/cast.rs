@@ -28,6 +28,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 0),
     cuda: Some("cast"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Converted,
     fused: None,
 };
 

@@ -35,6 +35,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 0),
     cuda: Some("concat"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Concat,
     fused: None,
 };
 

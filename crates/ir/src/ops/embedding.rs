@@ -24,5 +24,6 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: Some("embedding"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Lookup { table: 1, rows: 0 },
     fused: None,
 };

@@ -26,6 +26,7 @@ pub(super) static OP: OpDef = OpDef {
     work,
     cuda: Some("expert_linear"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

@@ -23,5 +23,6 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: Some("gather_rows"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Lookup { table: 0, rows: 1 },
     fused: None,
 };

@@ -26,6 +26,7 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: Some("kv_read"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

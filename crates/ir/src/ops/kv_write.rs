@@ -27,6 +27,7 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: Some("kv_write"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

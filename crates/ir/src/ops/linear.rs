@@ -38,6 +38,7 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: Some("linear"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

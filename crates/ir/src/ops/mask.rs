@@ -32,6 +32,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 0),
     cuda: Some("mask"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Rowwise,
     fused: None,
 };
 

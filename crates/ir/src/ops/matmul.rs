@@ -33,6 +33,7 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: Some("matmul"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

@@ -44,6 +44,7 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: Some("reduce"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

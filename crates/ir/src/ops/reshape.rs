@@ -37,6 +37,7 @@ pub(super) static OP: OpDef = OpDef {
     work: free,
     cuda: None,
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

@@ -49,6 +49,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 6),
     cuda: Some("rope"),
     tolerance: Tolerance::POINTWISE,
+    memory: super::Memory::Rowwise,
     fused: None,
 };
 

@@ -39,6 +39,7 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: Some("scores"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

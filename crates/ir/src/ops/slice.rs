@@ -56,6 +56,7 @@ pub(super) static OP: OpDef = OpDef {
     },
     cuda: Some("slice"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Slice,
     fused: None,
 };
 

@@ -35,6 +35,7 @@ pub(super) static OP: OpDef = OpDef {
     work: free,
     cuda: None,
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

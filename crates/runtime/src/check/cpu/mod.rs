@@ -7,7 +7,7 @@ use infernum_ir::{DType, Module, Op, OpSet};
 
 use self::guards::Guarded;
 use super::cases::{CASES, Case, HEADS, RAGGED, Sizes};
-use super::{KernelVerdict, Trial, allowed};
+use super::{Comparison, KernelVerdict, Trial, allowed};
 use crate::cpu::{CpuExecutor, CpuOptions, WrapKernel, has_kernel};
 
 const BLOCK: usize = 4;
@@ -43,27 +43,26 @@ fn verdict(
     dtype: DType,
     seed: u64,
 ) -> KernelVerdict {
-    let mut verdict = KernelVerdict {
+    let allowed = allowed(op.tolerance, dtype);
+    let guarded: &WrapKernel<'_> = &|launch, kernel| Box::new(Guarded::new(launch, kernel));
+    let module = case.module(sizes, dtype, ops);
+    KernelVerdict {
         op: op.name.to_owned(),
         variant: None,
         dtype,
         case: format!("{} {sizes}", case.attributes()),
-        error: 0.0,
-        allowed: allowed(op.tolerance, dtype),
-        problem: None,
-    };
-    let run = case
-        .module(sizes, dtype, ops)
-        .and_then(|m| compare(&m, seed, &|launch, kernel| Box::new(Guarded::new(launch, kernel))));
-    match run {
-        Ok(error) => verdict.error = error,
-        Err(problem) => verdict.problem = Some(problem),
+        allowed,
+        outcome: module.and_then(|m| compare(&m, seed, guarded, allowed)),
     }
-    verdict
 }
 
-/// The worst error of a module's plan against its interpretation.
-fn compare(module: &Module, seed: u64, wrap: &WrapKernel<'_>) -> Result<f64, String> {
+/// A module's plan against its interpretation.
+fn compare(
+    module: &Module,
+    seed: u64,
+    wrap: &WrapKernel<'_>,
+    allowed: f64,
+) -> Result<Comparison, String> {
     let batch = &RAGGED;
     let trial = Trial::new(module, seed, batch, BLOCK)?;
     let buckets: Vec<_> = batch.buckets.iter().map(|b| (*b, module.clone())).collect();
@@ -76,5 +75,5 @@ fn compare(module: &Module, seed: u64, wrap: &WrapKernel<'_>) -> Result<f64, Str
         profile: false,
     };
     let executor = CpuExecutor::with_kernels(plan, &trial.weights, options, wrap);
-    trial.worst(&mut executor.map_err(|e| e.to_string())?)
+    trial.compare(&mut executor.map_err(|e| e.to_string())?, allowed)
 }
