@@ -3,6 +3,7 @@
 
 mod fields;
 mod guards;
+mod hostile;
 mod support;
 
 use std::io::{BufRead, BufReader, Write};

@@ -146,6 +146,7 @@ pub(crate) struct Generation {
     left: usize,
     arrival: Instant,
     first: Option<Instant>,
+    /// From hand-over to the engine until the first step of the choice that came first.
     queued: Option<Duration>,
     deadline: Option<Instant>,
     request_id: String,
@@ -215,7 +216,7 @@ impl Generation {
 
     /// The next output. Nothing is lost when this is dropped before it is ready.
     async fn receive(&mut self) -> Result<(u32, Output), ApiError> {
-        let received = self.running.outputs.recv();
+        let received = self.running.next();
         let output = match self.deadline {
             None => Ok(received.await),
             Some(deadline) => tokio::time::timeout_at(deadline.into(), received).await,
@@ -245,7 +246,7 @@ impl Generation {
     /// The next piece, if there is one already.
     pub(crate) fn ready(&mut self) -> Result<Option<Piece>, ApiError> {
         while self.left > 0 {
-            let next = self.backlog.pop_front().or_else(|| self.running.outputs.try_recv().ok());
+            let next = self.backlog.pop_front().or_else(|| self.running.ready());
             let Some((choice, output)) = next else { return Ok(None) };
             if let Some(piece) = self.take(choice, output)? {
                 return Ok(Some(piece));
@@ -302,9 +303,14 @@ impl Generation {
                 self.running.ended(index);
                 return Err(self.fail(ApiError::internal(format!("the engine failed: {message}"))));
             }
-            Output::Started(cached) => {
+            Output::Unread => {
+                self.running.ended(index);
+                let message = "so much of the answer was not read that it was ended";
+                return Err(self.fail(ApiError::timeout(message)));
+            }
+            Output::Started(cached, waited) => {
                 choice.cached = cached;
-                self.queued.get_or_insert_with(|| self.arrival.elapsed());
+                self.queued = Some(self.queued.map_or(waited, |least| least.min(waited)));
                 None
             }
             Output::Prompt(logprobs) => {

@@ -12,13 +12,15 @@
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use axum::http::Extensions;
 use tokio::sync::oneshot;
 
+use super::auth::Tenant;
 use super::error::ApiError;
 
 /// What a job of so many bytes is expected to take, until it is known.
@@ -40,6 +42,13 @@ pub(crate) enum Client {
 }
 
 impl Client {
+    /// Who sent a request, by what the way here noted.
+    pub(crate) fn of(extensions: &Extensions) -> Client {
+        let key = extensions.get::<Tenant>().and_then(|tenant| tenant.client());
+        let client = key.or_else(|| extensions.get().copied());
+        client.unwrap_or_else(|| Client::at(Ipv4Addr::LOCALHOST.into()))
+    }
+
     /// A client by where it calls from. A host has all addresses of an IPv6 network of 64 bits.
     pub(crate) fn at(address: IpAddr) -> Client {
         Client::Address(match address.to_canonical() {

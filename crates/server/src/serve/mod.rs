@@ -6,7 +6,9 @@
 mod api;
 mod app;
 mod auth;
+mod budget;
 mod config;
+mod connections;
 mod error;
 mod generation;
 mod guard;
@@ -116,9 +118,13 @@ struct LimitArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 10,
           value_parser = clap::value_parser!(u64).range(8192..))]
     max_header_bytes: u64,
-    /// Connections open at once; more wait.
+    /// Connections open at once. For one more, the one that has been idle longest makes room.
     #[arg(long, value_name = "N", default_value_t = NonZeroUsize::new(8192).unwrap_or(NonZeroUsize::MIN))]
     max_connections: NonZeroUsize,
+    /// Bytes of a request's output that may wait to be read; a request with more is ended.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20,
+          value_parser = clap::value_parser!(u64).range(4096..))]
+    max_unread_bytes: u64,
     /// Seconds that a request may take; 0 for no limit.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     request_timeout: u64,

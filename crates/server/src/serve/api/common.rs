@@ -15,6 +15,8 @@ use super::options::Options;
 use super::read::{TokenId, Unknown, whole};
 use crate::serve::app::App;
 use crate::serve::auth::Tenant;
+use crate::serve::budget::Held;
+use crate::serve::connections::Connection;
 use crate::serve::error::{ApiError, quoted};
 use crate::serve::generation::{MOST_CHOICES, TokenLogprob, Used};
 use crate::serve::lanes::Client;
@@ -593,6 +595,8 @@ pub(crate) struct Asked {
     /// Whose share of the machine it uses.
     pub(crate) client: Client,
     pub(crate) request_id: String,
+    /// The memory that `bytes` take.
+    _held: Held,
 }
 
 impl Asked {
@@ -603,13 +607,13 @@ impl Asked {
     ) -> Result<Asked, ApiError> {
         let (parts, body) = request.into_parts();
         let tenant: Tenant = parts.extensions.get().copied().unwrap_or_default();
-        let client = tenant.client().or_else(|| parts.extensions.get().copied());
-        Ok(Asked {
-            tenant,
-            client: client.unwrap_or_else(|| Client::at(std::net::Ipv4Addr::LOCALHOST.into())),
-            request_id: crate::serve::app::request_id(&parts.extensions),
-            bytes: app.body(body).await?,
-        })
+        let client = Client::of(&parts.extensions);
+        let (bytes, held) = app.body(client, body).await?;
+        if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
+            connection.read();
+        }
+        let request_id = crate::serve::app::request_id(&parts.extensions);
+        Ok(Asked { bytes, tenant, client, request_id, _held: held })
     }
 
     /// Makes of it what is asked for, off the runtime.
