@@ -17,7 +17,7 @@ mod types;
 mod verify;
 
 pub use attr::{Attr, AttrDef, AttrKind, Default as AttrDefault};
-pub use diag::SourceError;
+pub use diag::{SourceError, SourceWarning};
 pub use dim::{Dim, Dims, Sym};
 pub use dtype::DType;
 pub use fused::{Fused, FusedDef, Instance, OpSet};
@@ -25,6 +25,6 @@ pub use graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
 };
 pub use names::nearest;
-pub use ops::{Call, Effect, Eval, OPS, Op, OpDef, OperandDef, Pointwise, Tolerance, Work};
+pub use ops::{Call, Effect, Eval, OPS, Op, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 pub use types::{StateType, TensorType, Type};
 pub use verify::{Finding, VerifyError, verify};

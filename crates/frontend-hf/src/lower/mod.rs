@@ -2,12 +2,13 @@
 
 mod attrs;
 mod body;
+mod lint;
 mod scope;
 
 use std::collections::{BTreeMap, HashMap};
 
 use infernum_ir::expr::Value;
-use infernum_ir::{CallSite, DType, Graph, Module, SourceError, Sym, Type, nearest};
+use infernum_ir::{CallSite, DType, Graph, Module, SourceError, SourceWarning, Sym, Type, nearest};
 
 use crate::spec::{
     Arg, BlockSource, Family, Layers, Library, LibraryError, Part, Source, parse_block,
@@ -49,6 +50,8 @@ pub struct Lowered {
     pub module: Module,
     /// Patterns of checkpoint tensors that the model does not use.
     pub ignore: Vec<String>,
+    /// What is likely a mistake in the spec.
+    pub warnings: Vec<SourceWarning>,
 }
 
 /// A spec could not be lowered.
@@ -70,6 +73,25 @@ impl From<SourceError> for LowerError {
 
 /// Lowers the family in `source`.
 pub fn lower(
+    source: &Source,
+    library: &Library,
+    request: &Request<'_>,
+) -> Result<Lowered, LowerError> {
+    let mut lowered = lower_once(source, library, request)?;
+    if request.dtype == DType::F32 {
+        // A cast that is missing changes nothing in f32, and everything in any other type.
+        let Request { config, config_keys, max_length, weight_dtype, rows, .. } = *request;
+        let dtype = DType::Bf16;
+        let half = Request { config, config_keys, dtype, max_length, weight_dtype, rows };
+        if let Err(LowerError::Spec(error)) = lower_once(source, library, &half) {
+            let message = format!("f32 hides this error of {dtype}: {}", error.message);
+            lowered.warnings.push(SourceWarning(SourceError { message, ..*error }));
+        }
+    }
+    Ok(lowered)
+}
+
+fn lower_once(
     source: &Source,
     library: &Library,
     request: &Request<'_>,
@@ -99,7 +121,9 @@ pub fn lower(
     let mut cx = Context::new(request, sources);
     cx.defaults = defaults(&cx, &family)?;
     let scope = family_scope(&cx, &family)?;
-    Ok(lower_parts(&family, &blocks, &scope)?)
+    let mut lowered = lower_parts(&family, &blocks, &scope)?;
+    lowered.warnings = lint::lint(&cx, &family, source, &blocks);
+    Ok(lowered)
 }
 
 /// The families that `source` is based on, nearest first.
@@ -198,7 +222,8 @@ fn lower_parts(
         return Err(cx.at(place, "expected `gives` of the head to be one name, that of the logits"));
     }
     add(&mut module, graph, None);
-    Ok(Lowered { module, ignore: family.ignore.iter().map(|s| (*s).to_owned()).collect() })
+    let ignore = family.ignore.iter().map(|s| (*s).to_owned()).collect();
+    Ok(Lowered { module, ignore, warnings: Vec::new() })
 }
 
 /// Adds a graph and a call of it.

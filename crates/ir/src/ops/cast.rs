@@ -1,7 +1,7 @@
 //! `cast`.
 
 use super::common::streaming;
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::TensorType;
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
@@ -26,6 +26,7 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 0),
+    reads: Reads::All,
     cuda: Some("cast"),
     tolerance: Tolerance::EXACT,
     fused: None,

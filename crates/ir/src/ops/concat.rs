@@ -1,7 +1,7 @@
 //! `concat`.
 
 use super::common::{around, const_axis, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::Dim;
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
@@ -33,6 +33,7 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 0),
+    reads: Reads::All,
     cuda: Some("concat"),
     tolerance: Tolerance::EXACT,
     fused: None,

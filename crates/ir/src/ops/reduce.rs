@@ -1,7 +1,7 @@
 //! `reduce`.
 
 use super::common::{around, const_axis, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::Dim;
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
@@ -42,6 +42,7 @@ pub(super) static OP: OpDef = OpDef {
         work.flops = call.tensor(0).map_or(0, |t| t.elements(dims));
         work
     },
+    reads: Reads::All,
     cuda: Some("reduce"),
     tolerance: Tolerance::REDUCTION,
     fused: None,

@@ -1,7 +1,7 @@
 //! `reshape`.
 
 use super::common::free;
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 use crate::{Dim, TensorType};
@@ -35,6 +35,7 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: free,
+    reads: Reads::All,
     cuda: None,
     tolerance: Tolerance::EXACT,
     fused: None,

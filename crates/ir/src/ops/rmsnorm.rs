@@ -1,7 +1,7 @@
 //! `rmsnorm`.
 
 use super::common::{like_first, rows_cols, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 
@@ -33,6 +33,7 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 4),
+    reads: Reads::All,
     cuda: Some("rmsnorm"),
     tolerance: Tolerance::REDUCTION,
     fused: None,

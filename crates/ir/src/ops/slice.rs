@@ -1,7 +1,7 @@
 //! `slice`.
 
-use super::common::{around, const_axis, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::common::{around, bytes_of, const_axis, streaming};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::Dim;
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
@@ -54,6 +54,7 @@ pub(super) static OP: OpDef = OpDef {
         work.bytes = taken.saturating_mul(2);
         work
     },
+    reads: Reads::Part { operand: 0, bytes: |_, results, dims| bytes_of(&results[0], dims) },
     cuda: Some("slice"),
     tolerance: Tolerance::EXACT,
     fused: None,

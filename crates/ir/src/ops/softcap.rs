@@ -1,7 +1,7 @@
 //! `softcap`.
 
 use super::common::streaming;
-use super::{Effect, OpDef, OperandDef, Pointwise, Tolerance, pointwise};
+use super::{Effect, OpDef, OperandDef, Pointwise, Reads, Tolerance, pointwise};
 use crate::attr::{AttrDef, AttrKind, Default};
 
 pub(super) static OP: OpDef = OpDef {
@@ -24,6 +24,7 @@ pub(super) static OP: OpDef = OpDef {
     reference: pointwise::reference,
     pointwise: Pointwise::Fixed("cap * tanh(x / cap)"),
     work: |call, results, dims| streaming(call, results, dims, 6),
+    reads: Reads::All,
     cuda: Some("pointwise"),
     tolerance: Tolerance::POINTWISE,
     fused: None,

@@ -7,10 +7,12 @@ mod fused;
 mod kernels;
 mod notation;
 mod rules;
+mod samples;
 #[cfg(test)]
 mod tests;
 mod var_type;
 
 pub use kernels::{DataError, Kernels};
 pub use rules::{Numerics, Rule};
+pub use samples::Samples;
 pub use var_type::{DimPattern, Sizes, VarType};
