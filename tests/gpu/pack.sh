@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 to=${1:-device-gpusuite}
-cargo build --release -p infernum-server
+cargo build --release -p infernum-cli
 suite=$(cargo test --release -p infernum-tests --no-run --message-format=json |
     python3 -c 'import json, sys
 for line in sys.stdin:

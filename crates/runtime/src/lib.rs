@@ -1,34 +1,24 @@
 //! Executes plans.
+//!
+//! From the bottom up: what picks a token (`sampling`), what all executors agree on (`exec`), the
+//! executors ([`cpu`], [`cuda`]) and the [engine](Engine) that drives one, neither of which knows the
+//! other, and the [checks](check) of kernels, which know the executors.
 
-mod check;
+pub mod check;
 pub mod cpu;
 pub mod cuda;
 mod engine;
-mod error;
-mod kv;
-mod logprobs;
-mod noise;
-mod observe;
-mod plan_check;
-mod sampler;
-mod sources;
-mod step;
-mod target;
-mod weights;
+mod exec;
+mod sampling;
 
 pub use check::KernelVerdict;
 pub use engine::{
-    Batching, Engine, EngineError, EngineLimits, EngineOptions, Event, FinishReason, KvMode,
-    OptionsError, Policy, Request, RequestId, State, Stats,
+    Batching, BlockPool, Engine, EngineError, EngineLimits, EngineOptions, Event, FinishReason,
+    KvMode, OptionsError, Policy, Request, RequestId, State, Stats,
 };
-pub use error::{ExecError, LoadError, TensorProblem};
-pub use kv::BlockPool;
-pub use logprobs::Logprobs;
-pub use observe::{Observed, Observer};
-pub use sampler::{Choice, Sampler, SamplingError, SamplingParams, Seen, argmax};
-pub use sources::{CheckpointWeights, RandomWeights};
-pub use step::{StepInputs, StepOutput};
-pub use target::{
-    Buffer, Cpu, Cuda, Executor, HostMemory, OnTarget, PlanExecutor, Target, Ticket, TunedProduct,
+pub use exec::{
+    Bytes, CheckpointWeights, ExecError, Executor, LoadError, Observed, Observer, PlanExecutor,
+    RandomWeights, StepInputs, StepOutput, TensorBytes, TensorProblem, Ticket, TunedProduct,
+    WeightSource,
 };
-pub use weights::{Bytes, TensorBytes, WeightSource};
+pub use sampling::{Choice, Logprobs, Sampler, SamplingError, SamplingParams, Seen, argmax};

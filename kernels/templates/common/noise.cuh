@@ -1,4 +1,4 @@
-// The random part of sampling: `Noise` in crates/runtime/src/noise.rs, number for number. A token's
+// The random part of sampling: `Noise` in crates/runtime/src/sampling/noise.rs, number for number. A token's
 // noise depends on the key of (seed, position) and the token alone, so that draws depend neither on
 // the order in which tokens are looked at nor on the rest of the batch.
 __device__ __forceinline__ u32 noise_bits(u32 key0, u32 key1, u32 token) {

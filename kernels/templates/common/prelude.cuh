@@ -14,7 +14,7 @@ typedef long long i64;
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
 
-// How a sequence's next token is picked: `Choice` in crates/runtime/src/sampler.rs.
+// How a sequence's next token is picked: `Choice` in crates/runtime/src/sampling/mod.rs.
 struct Seen { u32 token, generated; };
 struct Choice {
     float scale;                 // log2(e) / temperature; 0 picks the largest logit

@@ -78,23 +78,23 @@ const WRITTEN: &str = "  %k1 = kv_write(%k0, %kh) : state DT[$G, $D]
 ";
 
 /// A call, and the results that are compared; those that write the cache leave it as `ks`, `vs`.
-pub(crate) struct Case(&'static str, &'static str);
+pub(super) struct Case(&'static str, &'static str);
 
 impl Case {
     /// The op that is called.
-    pub(crate) fn op(&self) -> &'static str {
+    pub(super) fn op(&self) -> &'static str {
         let call = self.0.split_once(" = ").map_or("", |(_, call)| call);
         call.split_once('(').map_or("", |(op, _)| op)
     }
 
     /// The attributes of the call.
-    pub(crate) fn attributes(&self) -> &'static str {
+    pub(super) fn attributes(&self) -> &'static str {
         let rest = self.0.split_once(") ").map_or("", |(_, rest)| rest);
         rest.split_once(" :").map_or("", |(attrs, _)| attrs)
     }
 
     /// A module that makes the call.
-    pub(crate) fn module(&self, sizes: Sizes, dtype: DType, ops: &OpSet) -> Result<Module, String> {
+    pub(super) fn module(&self, sizes: Sizes, dtype: DType, ops: &OpSet) -> Result<Module, String> {
         text::parse_with(&self.text(sizes, dtype), "check", ops).map_err(|e| e.to_string())
     }
 
@@ -147,26 +147,26 @@ fn names(text: &str) -> impl Iterator<Item = &str> {
 
 /// The sizes of a case: see [`PRELUDE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Sizes {
-    pub(crate) heads: [usize; 4],
+pub(super) struct Sizes {
+    pub(super) heads: [usize; 4],
     /// `N` and `K`.
-    pub(crate) channels: [usize; 2],
+    pub(super) channels: [usize; 2],
 }
 
 impl Sizes {
     /// Of `[H, G, D, E]`: as many channels as the queries and the keys have.
-    pub(crate) const fn heads(heads: [usize; 4]) -> Sizes {
+    pub(super) const fn heads(heads: [usize; 4]) -> Sizes {
         let [h, g, d, _] = heads;
         Sizes { heads, channels: [h * d, g * d] }
     }
 
     /// Rows of `n` elements.
-    pub(crate) const fn rows(n: usize) -> Sizes {
+    pub(super) const fn rows(n: usize) -> Sizes {
         Sizes { heads: [6, 3, 6, 5], channels: [n, 18] }
     }
 
     /// A product from `inputs` channels to those of queries, keys and values of `H`, `G` heads of `D`.
-    pub(crate) fn product(case: &Case, inputs: usize, [h, g, d]: [usize; 3]) -> Sizes {
+    pub(super) fn product(case: &Case, inputs: usize, [h, g, d]: [usize; 3]) -> Sizes {
         let outputs = (h + 2 * g) * d;
         let call = case.0;
         let channels = if call.contains("%wr,") {
@@ -215,7 +215,7 @@ impl fmt::Display for Sizes {
 }
 
 /// Calls of fused ops.
-pub(crate) const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &[
     Case(
         "%r, %s = add_rmsnorm(%x, %y, %norm) {eps: 0.01, offset: 1} : DT[T, $N], DT[T, $N]",
         "%r, %s",
@@ -285,7 +285,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 /// Calls of fused ops that run on GPUs only.
-pub(crate) const ON_GPUS: &[Case] = &[
+pub(super) const ON_GPUS: &[Case] = &[
     Case(
         "%r, %ks, %vs = norm_qkv_rope_kv_write(%k, %kb, %wqkv, _, %pos, %freqs, %k0, %v0, _, _) {eps: 0.1, offset: 0, head_eps: none, head_offset: none, style: neox, scale: 1} : DT[T, $H, $D], state DT[$G, $D], state DT[$G, $E]",
         "%r",
@@ -310,7 +310,7 @@ pub(crate) const ON_GPUS: &[Case] = &[
 ];
 
 /// Calls of primitives.
-pub(crate) const PRIMITIVES: &[Case] = &[
+pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = add(%x, %y) : DT[T, $N]", "%r, %x"),
     Case("%r = add(%x, %bias) : DT[T, $N]", "%r"),
     Case("%r = add(%x, %column) : DT[T, $N]", "%r"),
@@ -372,11 +372,11 @@ pub(crate) const PRIMITIVES: &[Case] = &[
 ];
 
 /// `[H, G, D, E]`.
-pub(crate) const HEADS: [[usize; 4]; 4] =
+pub(super) const HEADS: [[usize; 4]; 4] =
     [[6, 3, 6, 5], [4, 4, 14, 14], [5, 1, 2, 3], [8, 2, 64, 64]];
 
 /// Prompts in pieces, short and long ones, and decodes.
-pub(crate) static RAGGED: Batch = Batch {
+pub(super) static RAGGED: Batch = Batch {
     name: "ragged",
     buckets: &[Bucket::ALL],
     steps: &[
@@ -389,7 +389,7 @@ pub(crate) static RAGGED: Batch = Batch {
 };
 
 /// For a GPU's kernels, which are chosen by the most tokens that a step may have.
-pub(crate) static SINGLE: Batch = Batch {
+pub(super) static SINGLE: Batch = Batch {
     name: "1 token",
     buckets: &[Bucket::ALL],
     steps: &[&[(1, 1)], &[(1, 2)]],
@@ -397,7 +397,7 @@ pub(crate) static SINGLE: Batch = Batch {
 };
 
 /// As [`SINGLE`]: five and eight sequences.
-pub(crate) static FEW: Batch = Batch {
+pub(super) static FEW: Batch = Batch {
     name: "5 and 8 tokens",
     buckets: &[Bucket::ALL],
     steps: &[&[(1, 1); 5], &[(1, 1); 8]],
@@ -405,7 +405,7 @@ pub(crate) static FEW: Batch = Batch {
 };
 
 /// As [`SINGLE`]: sixteen tokens, and nine.
-pub(crate) static SIXTEEN: Batch = Batch {
+pub(super) static SIXTEEN: Batch = Batch {
     name: "16 and 9 tokens",
     buckets: &[Bucket::ALL],
     steps: &[&[(14, 14), (1, 1), (1, 1)], &[(1, 15), (1, 2), (7, 8)]],
@@ -413,7 +413,7 @@ pub(crate) static SIXTEEN: Batch = Batch {
 };
 
 /// As [`SINGLE`]: many sequences, but fewer than two tiles of 16 hold.
-pub(crate) static MIDDLE: Batch = Batch {
+pub(super) static MIDDLE: Batch = Batch {
     name: "29 tokens",
     buckets: &[Bucket::ALL],
     steps: &[&[(1, 1); 29], &[(1, 2); 29]],
@@ -421,7 +421,7 @@ pub(crate) static MIDDLE: Batch = Batch {
 };
 
 /// As [`SINGLE`]: prompts.
-pub(crate) static LARGE: Batch = Batch {
+pub(super) static LARGE: Batch = Batch {
     name: "64 and 18 tokens",
     buckets: &[Bucket::ALL],
     steps: &[&[(60, 60), (1, 1), (3, 3)], &[(1, 61), (16, 17), (1, 4)]],
@@ -429,7 +429,7 @@ pub(crate) static LARGE: Batch = Batch {
 };
 
 /// Prompts, and decode steps of long and short contexts, which have kernels of their own.
-pub(crate) static DECODES: Batch = Batch {
+pub(super) static DECODES: Batch = Batch {
     name: "prompts and decodes",
     buckets: &[Bucket::ALL, Bucket { min: 1, max: u64::MAX, decode: true }],
     steps: &[

@@ -1,7 +1,9 @@
 //! What the checks of kernels against their ops' bodies share, whatever the kernels run on: random
 //! weights, ragged batches on scattered blocks, and the comparison.
 
-pub(crate) mod cases;
+mod cases;
+pub mod cpu;
+pub mod cuda;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,8 +12,7 @@ use infernum_codegen::Bucket;
 use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqStep, States, Step, Tensor};
 use infernum_ir::{DType, Dims, Module, Param, Tolerance, Type, WeightRef};
 
-use crate::cpu::convert;
-use crate::{Observed, PlanExecutor, StepInputs, TensorBytes, WeightSource};
+use crate::exec::{Observed, PlanExecutor, StepInputs, TensorBytes, WeightSource, elements};
 
 /// How one kernel did on one case.
 #[derive(Clone, Debug)]
@@ -55,7 +56,7 @@ impl fmt::Display for KernelVerdict {
 }
 
 /// The error that a tolerance allows.
-pub(crate) fn allowed(tolerance: Tolerance, dtype: DType) -> f64 {
+fn allowed(tolerance: Tolerance, dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => tolerance.ulps16 / 256.0,
         DType::F16 => tolerance.ulps16 / 2048.0,
@@ -64,17 +65,17 @@ pub(crate) fn allowed(tolerance: Tolerance, dtype: DType) -> f64 {
 }
 
 /// Steps of several sequences: of each the tokens that are new, and how many it has then.
-pub(crate) struct Batch {
-    pub(crate) name: &'static str,
+struct Batch {
+    name: &'static str,
     /// The kinds of steps that kernels are chosen for.
-    pub(crate) buckets: &'static [Bucket],
-    pub(crate) steps: &'static [&'static [(usize, usize)]],
-    pub(crate) limits: Dims,
+    buckets: &'static [Bucket],
+    steps: &'static [&'static [(usize, usize)]],
+    limits: Dims,
 }
 
 impl Batch {
     /// Blocks of the cache, none of which two sequences share.
-    pub(crate) fn blocks(&self, block: usize) -> usize {
+    fn blocks(&self, block: usize) -> usize {
         self.sequences() * self.blocks_of_one(block)
     }
 
@@ -103,19 +104,14 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 /// A module's steps and what they yield in `f64`, computed once for all kernels that are tried.
-pub(crate) struct Trial {
-    pub(crate) weights: Weights,
+struct Trial {
+    weights: Weights,
     steps: Vec<(StepInputs, Carried)>,
 }
 
 impl Trial {
     /// With random weights, on blocks of so many tokens.
-    pub(crate) fn new(
-        module: &Module,
-        seed: u64,
-        batch: &Batch,
-        block: usize,
-    ) -> Result<Trial, String> {
+    fn new(module: &Module, seed: u64, batch: &Batch, block: usize) -> Result<Trial, String> {
         let weights = Weights::of(module, seed)?;
         let (mut states, mut steps) = (States::default(), Vec::new());
         for (n, sizes) in batch.steps.iter().enumerate() {
@@ -139,7 +135,7 @@ impl Trial {
     }
 
     /// The worst error of an executor's steps.
-    pub(crate) fn worst(&self, executor: &mut dyn PlanExecutor) -> Result<f64, String> {
+    fn worst(&self, executor: &mut dyn PlanExecutor) -> Result<f64, String> {
         let (mut worst, mut finite) = (0.0_f64, true);
         for (inputs, exact) in &self.steps {
             let mut observe = |_: usize, found: Vec<Observed>| {
@@ -170,7 +166,7 @@ fn error(found: &[f64], exact: &[f64]) -> f64 {
 }
 
 /// Random weights, as they are stored and as they are meant.
-pub(crate) struct Weights(HashMap<String, (TensorBytes, Vec<f64>)>);
+struct Weights(HashMap<String, (TensorBytes, Vec<f64>)>);
 
 impl Weights {
     fn of(module: &Module, seed: u64) -> Result<Weights, String> {
@@ -184,11 +180,11 @@ impl Weights {
                     *v = (*v * 8.0).round() / 8.0;
                 }
             }
-            let size = convert::size(ty.dtype).ok_or("weights of a block format")?;
+            let size = elements::size(ty.dtype).ok_or("weights of a block format")?;
             let mut bytes = vec![0; values.len() * size];
-            convert::encode(ty.dtype, &values, &mut bytes)?;
+            elements::encode(ty.dtype, &values, &mut bytes)?;
             values.clear();
-            convert::decode(ty.dtype, &bytes, &mut values)?;
+            elements::decode(ty.dtype, &bytes, &mut values)?;
             let shape = sizes.iter().map(|&n| n as u64).collect();
             let stored = TensorBytes { dtype: ty.dtype, shape, bytes: bytes.into() };
             all.insert(w.name.clone(), (stored, values));

@@ -9,15 +9,14 @@ use infernum_ir::{DType, Dims, TensorType, Type};
 use rayon::ThreadPool;
 
 use super::kernels::{self, Args, Kernel, Operand, Plane, RopeTables, View, ViewMut};
-use super::memory::{MAX_ARGS, Parts};
+use super::memory::{HostMemory, MAX_ARGS, Parts};
+use super::simd;
 use super::simd::Isa;
 use super::state::StepState;
-use super::{convert, simd};
-use crate::plan_check;
-use crate::weights::{Loaded, load};
-use crate::{
-    Buffer, Cpu, ExecError, Executor, LoadError, Observed, Observer, OnTarget, PlanExecutor,
-    StepInputs, StepOutput, Ticket, WeightSource,
+use crate::exec::weights::{Loaded, load};
+use crate::exec::{
+    ExecError, Executor, LoadError, Observed, Observer, PlanExecutor, StepInputs, StepOutput,
+    Ticket, WeightSource, elements, plan_check,
 };
 
 /// How to set an executor up.
@@ -48,8 +47,8 @@ impl Default for CpuOptions {
     }
 }
 
-/// Puts something around a launch's kernel.
-pub(super) type Wrap<'a> = dyn Fn(&Launch, Box<dyn Kernel>) -> Box<dyn Kernel> + 'a;
+/// Puts something around a launch's kernel, as the checks of kernels do.
+pub(crate) type WrapKernel<'a> = dyn Fn(&Launch, Box<dyn Kernel>) -> Box<dyn Kernel> + 'a;
 
 /// Runs a plan on the host.
 pub struct CpuExecutor {
@@ -66,8 +65,8 @@ struct Core {
     /// By program and launch.
     kernels: Vec<Vec<Box<dyn Kernel>>>,
     weights: Vec<Loaded>,
-    arena: Buffer<Cpu>,
-    states: Vec<Buffer<Cpu>>,
+    arena: HostMemory,
+    states: Vec<HostMemory>,
     step: StepState,
     rope: RopeTables,
     isa: Isa,
@@ -87,11 +86,11 @@ impl CpuExecutor {
     }
 
     /// As [`CpuExecutor::new`], with each kernel as `wrap` makes it.
-    pub(super) fn with_kernels(
+    pub(crate) fn with_kernels(
         plan: Plan,
         source: &dyn WeightSource,
         options: CpuOptions,
-        wrap: &Wrap<'_>,
+        wrap: &WrapKernel<'_>,
     ) -> Result<CpuExecutor, LoadError> {
         plan_check::check(&plan, TargetKind::Cpu)?;
         let kernels = prepare(&plan, wrap)?;
@@ -99,7 +98,7 @@ impl CpuExecutor {
         widen_weights(&plan, &kernels, &mut weights);
         let zeroed = |what, bytes: Option<u64>| {
             let bytes = bytes.unwrap_or(u64::MAX);
-            let memory = usize::try_from(bytes).ok().and_then(Buffer::zeroed);
+            let memory = usize::try_from(bytes).ok().and_then(HostMemory::zeroed);
             memory.ok_or(LoadError::Memory { what, bytes })
         };
         let rows = (options.kv_blocks as u64).checked_mul(options.block_size as u64);
@@ -193,10 +192,6 @@ impl PlanExecutor for CpuExecutor {
     fn describe(&self) -> String {
         format!("CPU, {} thread(s)", self.threads())
     }
-}
-
-impl OnTarget for CpuExecutor {
-    type Target = Cpu;
 }
 
 impl Executor for CpuExecutor {
@@ -302,7 +297,7 @@ impl Core {
         let results = program.results.iter().enumerate().filter_map(|(i, carried)| {
             let (ty, bytes) = self.carried(program, i)?;
             let mut data = Vec::new();
-            let decoded = convert::decode(ty.dtype, bytes, &mut data);
+            let decoded = elements::decode(ty.dtype, bytes, &mut data);
             let shape = ty.sizes(&self.step.dims);
             Some(decoded.map(|()| Observed {
                 name: carried.name.clone(),
@@ -344,7 +339,7 @@ fn planes<'a>(
     launch: &Launch,
     call: &Call,
     plan: &Plan,
-    states: &'a mut [Buffer<Cpu>],
+    states: &'a mut [HostMemory],
 ) -> [Option<Plane<'a>>; MAX_ARGS] {
     let mut planes = [const { None }; MAX_ARGS];
     let state = |v: &Option<Value>| match v.as_ref()?.arg {
@@ -459,7 +454,7 @@ fn dtype(ty: &Type) -> DType {
     }
 }
 
-fn prepare(plan: &Plan, wrap: &Wrap<'_>) -> Result<Vec<Vec<Box<dyn Kernel>>>, LoadError> {
+fn prepare(plan: &Plan, wrap: &WrapKernel<'_>) -> Result<Vec<Vec<Box<dyn Kernel>>>, LoadError> {
     let program = |p: &Program| {
         let kernel = |l: &Launch| {
             kernels::prepare(l).map(|kernel| wrap(l, kernel)).map_err(|message| {

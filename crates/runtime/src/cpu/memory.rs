@@ -1,8 +1,44 @@
-//! Disjoint parts of the arena, in safe code.
+//! Memory of the host, and disjoint parts of it in safe code.
 
+use std::fmt;
 use std::ops::Range;
 
-pub(super) use crate::plan_check::MAX_ARGS;
+pub(crate) use crate::exec::plan_check::MAX_ARGS;
+
+/// A cache line, which is also the widest vector.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// Zeroed host memory, aligned to 64 bytes. Pages are taken from the system when first written.
+pub struct HostMemory {
+    lines: Vec<Line>,
+    bytes: usize,
+}
+
+impl HostMemory {
+    /// Zeroed memory; `None` if the system has not enough.
+    pub fn zeroed(bytes: usize) -> Option<HostMemory> {
+        let lines = bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(size_of::<Line>())).ok()?;
+        Some(HostMemory { lines, bytes })
+    }
+
+    /// Its contents.
+    pub fn as_bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.bytes]
+    }
+
+    /// Its contents.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.bytes]
+    }
+}
+
+impl fmt::Debug for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostMemory({} bytes)", self.bytes)
+    }
+}
 
 /// Parts of the arena lent to one launch.
 #[derive(Default)]

@@ -1,15 +1,12 @@
 //! The CPU target.
 
-mod check;
-pub(crate) mod convert;
 mod exec;
-mod guard;
-mod kernels;
-mod memory;
+pub(crate) mod kernels;
+pub(crate) mod memory;
 pub mod simd;
 mod state;
 
-pub use crate::observe::{Observed, Observer};
-pub use check::{check, unchecked};
+pub(crate) use exec::WrapKernel;
 pub use exec::{CpuExecutor, CpuOptions};
 pub use kernels::has_kernel;
+pub use memory::HostMemory;

@@ -3,11 +3,11 @@
 use infernum_ir::interp::{Step, TokenPlace};
 use infernum_ir::{Dims, StepInput, Sym};
 
-use crate::{ExecError, StepInputs};
+use crate::exec::{ExecError, StepInputs};
 
 /// One step, worked out once for all its launches. Kept between steps for its memory.
 #[derive(Debug, Default)]
-pub(super) struct StepState {
+pub(crate) struct StepState {
     pub(super) step: Step,
     pub(super) dims: Dims,
     /// Every token's place in ragged values.
@@ -72,7 +72,7 @@ impl StepState {
     }
 
     /// The cache rows of the new tokens, in order.
-    pub(super) fn slots(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> + '_ {
         self.places.iter().map(|p| self.rows[p.context_start + p.row] as usize)
     }
 }

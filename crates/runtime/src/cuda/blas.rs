@@ -10,7 +10,8 @@ use std::sync::Arc;
 use cudarc::cublaslt::{result, sys};
 use infernum_ir::DType;
 
-use super::driver::{DeviceMemory, Event, Gpu, GpuError, Result, Stream};
+use super::driver::{DeviceMemory, Event, Gpu, Result, Stream};
+use crate::exec::GpuError;
 
 /// Bytes of workspace: what NVIDIA recommends for Hopper.
 const WORKSPACE: u64 = 32 << 20;

@@ -6,7 +6,8 @@ use infernum_codegen::cuda::{Cubin, Device};
 use infernum_codegen::{KernelLaunch, Launch};
 use infernum_ir::Dims;
 
-use super::driver::{DeviceMemory, Event, Function, Gpu, GpuError, Stream};
+use super::driver::{DeviceMemory, Event, Function, Gpu, Stream};
+use crate::exec::GpuError;
 
 /// Bytes that are read at once: many times what caches hold.
 pub const CEILING_BYTES: u64 = 4 << 30;

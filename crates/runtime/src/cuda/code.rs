@@ -7,7 +7,7 @@ use infernum_codegen::{Arg, Plan, Run, TargetKind};
 use infernum_ir::{StepInput, Type};
 
 use super::driver::{DeviceMemory, Function, Gpu};
-use crate::{LoadError, plan_check};
+use crate::exec::{LoadError, plan_check};
 
 /// A plan's kernels, loaded.
 pub(super) struct Code {

@@ -7,24 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{result, sys};
 
-/// The driver is missing, or a call failed.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the fields are named in the messages")]
-pub enum GpuError {
-    #[error(
-        "no NVIDIA driver: libcuda.so.1 was not found on the loader's path; run on the CPU with --device cpu"
-    )]
-    NoDriver,
-    #[error("there is no GPU {ordinal}: the driver shows {count}")]
-    NoDevice { ordinal: i32, count: i32 },
-    #[error("{call}: {message}")]
-    Call { call: &'static str, message: String },
-    #[error(
-        "the GPU has not enough memory for {what}: {bytes} bytes are needed, {free} of {total} are \
-         free; choose shorter or fewer sequences, or a smaller model"
-    )]
-    Memory { what: &'static str, bytes: u64, free: u64, total: u64 },
-}
+use crate::exec::GpuError;
 
 /// Held while a stream is recorded and while memory or code is taken or given back: those calls wait
 /// for the whole GPU, which would spoil a recording that another executor of this process makes.
@@ -34,7 +17,7 @@ fn not_recording() -> MutexGuard<'static, ()> {
     RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(super) type Result<T> = std::result::Result<T, GpuError>;
+pub(crate) type Result<T> = std::result::Result<T, GpuError>;
 
 /// Names the call that failed.
 trait Named<T> {
@@ -125,7 +108,30 @@ impl Drop for Gpu {
     }
 }
 
-/// Memory of a GPU.
+/// Memory of a GPU: a type of its own, with no bytes that the host could read, so that it cannot be
+/// mixed up with memory of the host.
+///
+/// ```
+/// use infernum_runtime::cuda::DeviceMemory;
+///
+/// fn argument(of_a_kernel: &DeviceMemory) -> u64 {
+///     of_a_kernel.address()
+/// }
+/// ```
+///
+/// Memory of the host in its place does not compile:
+///
+/// ```compile_fail,E0308
+/// use infernum_runtime::{cpu::HostMemory, cuda::DeviceMemory};
+///
+/// fn argument(of_a_kernel: &DeviceMemory) -> u64 {
+///     of_a_kernel.address()
+/// }
+///
+/// fn launch(on_the_host: &HostMemory) -> u64 {
+///     argument(on_the_host)
+/// }
+/// ```
 #[derive(Debug)]
 pub struct DeviceMemory {
     gpu: Arc<Gpu>,
@@ -160,7 +166,7 @@ impl DeviceMemory {
     }
 
     /// Its size.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 }
@@ -218,7 +224,7 @@ impl Drop for Pinned {
 
 /// A queue of work.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(crate) struct Stream {
     gpu: Arc<Gpu>,
     pub(super) raw: sys::CUstream,
 }
@@ -245,15 +251,23 @@ impl Stream {
     }
 
     /// Copies to the host; `to` holds it once the stream is done.
-    pub(super) fn to_host(&self, to: &mut [u8], from: u64) -> Result<()> {
+    pub(crate) fn to_host(&self, to: &mut [u8], from: u64) -> Result<()> {
         // SAFETY: as above.
         unsafe { result::memcpy_dtoh_async(to, from, self.raw) }.of("cuMemcpyDtoHAsync")
     }
 
     /// Sets bytes.
-    pub(super) fn fill(&self, address: u64, value: u8, bytes: usize) -> Result<()> {
+    pub(crate) fn fill(&self, address: u64, value: u8, bytes: usize) -> Result<()> {
         // SAFETY: as above.
         unsafe { result::memset_d8_async(address, value, bytes, self.raw) }.of("cuMemsetD8Async")
+    }
+
+    /// A copy of memory, once all that was launched is done.
+    pub(crate) fn read(&self, memory: &DeviceMemory) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; memory.bytes() as usize];
+        self.to_host(&mut bytes, memory.address())?;
+        self.synchronize()?;
+        Ok(bytes)
     }
 
     /// Launches a kernel. If `overlaps`, its blocks may start before the kernel before it has

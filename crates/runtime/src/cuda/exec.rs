@@ -5,24 +5,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{Call, Launch, Plan, Run};
+use infernum_codegen::{Call, KernelLaunch, Launch, Plan, Run};
 use infernum_ir::{DType, Dims, StepInput, TensorType};
 
 use super::blas::Blas;
 use super::code::{Code, reads_contexts, uses_library};
-use super::driver::{DeviceMemory, Event, Function, Gpu, GpuError, Stream, capture};
+use super::driver::{DeviceMemory, Event, Function, Gpu, Stream, capture};
 use super::frame::Frame;
 use super::graphs::{self, Graphs, Key};
-use super::guards::{self, Watched};
 use super::inputs::Layout;
 use super::penalised::Penalised;
 use super::turn::Turn;
 use super::upload::Weights;
-use crate::cpu::convert;
-use crate::weights::load;
-use crate::{
-    Cuda, ExecError, Executor, LoadError, Observed, Observer, OnTarget, PlanExecutor, StepInputs,
-    StepOutput, Ticket, TunedProduct, WeightSource,
+use super::watch::{DeviceState, Watch};
+use crate::exec::weights::load;
+use crate::exec::{
+    ExecError, Executor, GpuError, LoadError, Observed, Observer, PlanExecutor, StepInputs,
+    StepOutput, Ticket, TunedProduct, WeightSource, elements,
 };
 
 /// How to set an executor up.
@@ -37,23 +36,13 @@ pub struct CudaOptions {
     pub overlap: bool,
     /// Fills activations with NaN before they are written. Slow; no graphs.
     pub poison: bool,
-    /// Compares all memory before and after each launch: one that writes anything but its results, or
-    /// less than all of them, fails. Very slow; no graphs.
-    pub guards: bool,
     /// Measures the time that each op takes: see [`PlanExecutor::profile`]. Slow; no graphs.
     pub profile: bool,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        CudaOptions {
-            kv_blocks: 64,
-            graphs: true,
-            overlap: true,
-            poison: false,
-            guards: false,
-            profile: false,
-        }
+        CudaOptions { kv_blocks: 64, graphs: true, overlap: true, poison: false, profile: false }
     }
 }
 
@@ -84,9 +73,10 @@ pub(super) struct Core {
     states: Vec<DeviceMemory>,
     /// Bytes before and after activations and each plane of the cache.
     margin: u64,
-    /// Rows of the cache that the step's tokens have, and the weights as they were, for guards.
+    /// What stands around each launch, and the rows of the cache that the step's tokens have, which
+    /// only it asks for.
+    watch: Option<Box<dyn Watch>>,
     slots: Vec<usize>,
-    intact: Vec<u8>,
     /// The step's inputs on the GPU.
     inputs: DeviceMemory,
     layout: Layout,
@@ -113,12 +103,24 @@ impl CudaExecutor {
         gpu: &Arc<Gpu>,
         options: CudaOptions,
     ) -> Result<CudaExecutor, LoadError> {
+        CudaExecutor::watched(plan, cubins, source, gpu, options, None)
+    }
+
+    /// As [`CudaExecutor::new`], with `watch` around each launch.
+    pub(crate) fn watched(
+        plan: Plan,
+        cubins: &[Cubin],
+        source: &dyn WeightSource,
+        gpu: &Arc<Gpu>,
+        options: CudaOptions,
+        watch: Option<Box<dyn Watch>>,
+    ) -> Result<CudaExecutor, LoadError> {
         let Code { device, functions, scratch } = Code::load(&plan, cubins, gpu)?;
         let stream = Stream::new(gpu)?;
         let loaded = load(&plan, source)?;
         let weights = Weights::upload(gpu, &stream, &plan.weights, &loaded)?;
         drop(loaded);
-        let margin = if options.guards { guards::MARGIN } else { 0 };
+        let margin = watch.as_ref().map_or(0, |w| w.margin());
         let rows = (options.kv_blocks * StepInputs::BLOCK_SIZE) as u64;
         let state = |s: &infernum_codegen::StateSpec| {
             let elements = s.ty.heads.saturating_mul(s.ty.dim).saturating_mul(rows);
@@ -145,8 +147,8 @@ impl CudaExecutor {
             arena,
             states,
             margin,
+            watch,
             slots: Vec::new(),
-            intact: Vec::new(),
             inputs,
             layout,
             penalised: Penalised::new(gpu)?,
@@ -158,12 +160,8 @@ impl CudaExecutor {
             gpu: Arc::clone(gpu),
             plan,
         };
-        let mut core = core;
-        if options.guards {
-            core.intact = core.weights.read(&core.stream).map_err(LoadError::Plan)?;
-            for memory in core.states.iter().chain([&core.arena]) {
-                core.stream.fill(memory.address(), guards::POISON, memory.bytes() as usize)?;
-            }
+        if let Some(watch) = &core.watch {
+            watch.begin(&core.state()).map_err(LoadError::Plan)?;
         }
         Ok(CudaExecutor {
             graphs: Graphs::default(),
@@ -180,16 +178,14 @@ impl CudaExecutor {
         self.core.weights.bytes()
     }
 
-    /// Turns guards off, or on again.
-    pub(super) fn set_guards(&mut self, on: bool) {
-        self.core.options.guards = on;
+    /// Runs on without what stood around launches.
+    pub(crate) fn unwatch(&mut self) {
+        self.core.watch = None;
     }
 
-    /// Fails if anything has written to the weights since they were loaded behind guards.
-    pub(super) fn weights_unchanged(&self) -> Result<(), String> {
-        let now = self.core.weights.read(&self.core.stream)?;
-        let changed = now.iter().zip(&self.core.intact).position(|(a, b)| a != b);
-        changed.map_or(Ok(()), |at| Err(format!("writes to byte {at} of the weights")))
+    /// A copy of the weights, as they are on the GPU.
+    pub(crate) fn read_weights(&self) -> Result<Vec<u8>, GpuError> {
+        self.core.weights.read(&self.core.stream)
     }
 
     /// Checks and copies the inputs; which schedule to run.
@@ -214,9 +210,9 @@ impl CudaExecutor {
         }
         if core.options.poison {
             let bytes = core.plan.arena_bytes as usize;
-            core.stream.fill(core.arena_start(), guards::POISON, bytes)?;
+            core.stream.fill(core.arena_start(), POISON, bytes)?;
         }
-        if core.options.guards {
+        if core.watch.is_some() {
             core.slots = inputs.slots().collect();
         }
         Ok((schedule, dims))
@@ -314,18 +310,14 @@ impl PlanExecutor for CudaExecutor {
     }
 }
 
-impl OnTarget for CudaExecutor {
-    type Target = Cuda;
-}
-
 impl Executor for CudaExecutor {
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
         let (schedule, dims) = self.begin(inputs)?;
-        let CudaOptions { graphs, poison, guards, profile, .. } = self.core.options;
+        let CudaOptions { graphs, poison, profile, .. } = self.core.options;
         let sampled = inputs.is_sampled();
-        let recorded = (graphs && !poison && !guards && !profile && inputs.is_decode_only())
-            .then(|| self.key(dims.b, sampled))
-            .flatten();
+        let one_by_one = !graphs || poison || profile || self.core.watch.is_some();
+        let recorded =
+            (!one_by_one && inputs.is_decode_only()).then(|| self.key(dims.b, sampled)).flatten();
         let Some(key) = recorded else {
             self.core.calls(schedule, &dims)?;
             self.core.pick(schedule, &dims, sampled)?;
@@ -377,6 +369,9 @@ impl Executor for CudaExecutor {
     }
 }
 
+/// A NaN in every float type, and no token.
+const POISON: u8 = 0xff;
+
 impl Core {
     fn calls(&mut self, schedule: usize, dims: &Dims) -> Result<(), ExecError> {
         for index in 0..self.plan.schedules[schedule].calls.len() {
@@ -396,74 +391,84 @@ impl Core {
                 ExecError::Launch { launch, message }
             };
             let timer = self.options.profile.then(|| Timer::start(&self.gpu, &self.stream));
-            let places = self.frame(call);
+            let frame = self.frame(call);
             let first = index == 0 && at == 0;
-            let watched = self.options.guards.then_some(Watched {
-                stream: &self.stream,
-                arena: &self.arena,
-                states: &self.states,
-                inputs: &self.inputs,
-                slots: &self.slots,
-            });
-            let before = watched.as_ref().map(|w| w.before(launch, &places, dims));
-            let before = before.transpose().map_err(fail)?;
-            match &launch.run {
-                None => return Err(fail("it has no kernel".to_owned())),
-                Some(Run::Kernel(k)) => {
-                    let (grid, shared) =
-                        k.geometry.eval(launch, dims, &self.device).map_err(fail)?;
-                    let scratch = self.scratch[k.kernel as usize].as_ref();
-                    let scratch = scratch.map(DeviceMemory::address);
-                    let mut arguments = if let Some(foreign) = &k.arguments {
-                        let number = |e: &_| k.geometry.number(e, launch, dims, &self.device);
-                        places.foreign(launch, foreign, scratch, &number).map_err(fail)?
-                    } else {
-                        let mut own = places.arguments(launch).map_err(fail)?;
-                        own.extend(scratch);
-                        own.push(self.inputs.address());
-                        own
-                    };
-                    let function = &self.functions[k.kernel as usize];
-                    // A step's first kernel waits for the copy of its inputs, and a foreign one does
-                    // not know that it should wait.
-                    let overlaps = self.options.overlap && self.device.sm >= 90;
-                    let overlaps = overlaps && !first && k.arguments.is_none();
-                    if grid.iter().all(|n| *n > 0) {
-                        let launched = function.allow(shared).and_then(|()| {
-                            let block = k.geometry.block;
-                            self.stream.launch(
-                                function,
-                                grid,
-                                block,
-                                shared,
-                                &mut arguments,
-                                overlaps,
-                            )
-                        });
-                        launched.map_err(|e| {
-                            fail(format!(
-                                "{e} (grid {grid:?}, {} threads, {shared} bytes)",
-                                k.geometry.block
-                            ))
-                        })?;
-                    }
-                }
-                Some(Run::Matmul(m)) => {
-                    let (shape, at) = places.matmul(launch, m, dims).map_err(fail)?;
-                    let blas = self.blas.as_ref().ok_or_else(|| fail("no library".to_owned()))?;
-                    blas.run(&self.stream, shape, at)
-                        .map_err(|e| fail(format!("{e} ({shape:?})")))?;
-                }
-            }
-            if let (Some(watched), Some(before)) = (watched, before) {
-                watched.after(&before, launch, &places).map_err(fail)?;
-            }
+            let mut run = || self.launch(launch, &frame, dims, first);
+            let launched = match &self.watch {
+                None => run(),
+                Some(watch) => watch.around(&self.state(), launch, &frame, dims, &mut run),
+            };
+            launched.map_err(fail)?;
             if let Some(timer) = timer {
                 let time = timer?.stop(&self.gpu, &self.stream)?;
                 *self.times.entry(launch.op.clone()).or_default() += time;
             }
         }
         Ok(())
+    }
+
+    /// Launches a kernel or a library's product. A step's `first` kernel must not start early: it
+    /// waits for the copy of the inputs.
+    fn launch(
+        &self,
+        launch: &Launch,
+        frame: &Frame<'_>,
+        dims: &Dims,
+        first: bool,
+    ) -> Result<(), String> {
+        match &launch.run {
+            None => Err("it has no kernel".to_owned()),
+            Some(Run::Kernel(kernel)) => self.launch_kernel(launch, kernel, frame, dims, first),
+            Some(Run::Matmul(product)) => {
+                let (shape, at) = frame.matmul(launch, product, dims)?;
+                let blas = self.blas.as_ref().ok_or("no library")?;
+                blas.run(&self.stream, shape, at).map_err(|e| format!("{e} ({shape:?})"))
+            }
+        }
+    }
+
+    fn launch_kernel(
+        &self,
+        launch: &Launch,
+        k: &KernelLaunch,
+        frame: &Frame<'_>,
+        dims: &Dims,
+        first: bool,
+    ) -> Result<(), String> {
+        let (grid, shared) = k.geometry.eval(launch, dims, &self.device)?;
+        let scratch = self.scratch[k.kernel as usize].as_ref().map(DeviceMemory::address);
+        let mut arguments = if let Some(foreign) = &k.arguments {
+            let number = |e: &_| k.geometry.number(e, launch, dims, &self.device);
+            frame.foreign(launch, foreign, scratch, &number)?
+        } else {
+            let mut own = frame.arguments(launch)?;
+            own.extend(scratch);
+            own.push(self.inputs.address());
+            own
+        };
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let function = &self.functions[k.kernel as usize];
+        // A foreign kernel does not know that it should wait for the one before it.
+        let overlaps = self.options.overlap && self.device.sm >= 90;
+        let overlaps = overlaps && !first && k.arguments.is_none();
+        let block = k.geometry.block;
+        let launched = function.allow(shared).and_then(|()| {
+            self.stream.launch(function, grid, block, shared, &mut arguments, overlaps)
+        });
+        launched.map_err(|e| format!("{e} (grid {grid:?}, {block} threads, {shared} bytes)"))
+    }
+
+    /// The memory that launches work on.
+    fn state(&self) -> DeviceState<'_> {
+        DeviceState {
+            stream: &self.stream,
+            arena: &self.arena,
+            states: &self.states,
+            inputs: &self.inputs,
+            slots: &self.slots,
+        }
     }
 
     /// Where a call's values lie.
@@ -561,7 +566,7 @@ impl Core {
             self.stream.to_host(&mut bytes, at)?;
             self.stream.synchronize()?;
             let mut data = Vec::new();
-            let decoded = convert::decode(carried.ty.dtype, &bytes, &mut data);
+            let decoded = elements::decode(carried.ty.dtype, &bytes, &mut data);
             decoded
                 .map_err(|message| ExecError::Launch { launch: program.name.clone(), message })?;
             let (name, ty) = (carried.name.clone(), carried.ty.clone());

@@ -11,7 +11,7 @@ use super::inputs::Layout;
 use super::upload::Weights;
 
 /// What a launch's places are resolved against.
-pub(super) struct Frame<'a> {
+pub(crate) struct Frame<'a> {
     pub(super) program: &'a Program,
     pub(super) call: &'a Call,
     /// Where activations begin.
@@ -25,17 +25,17 @@ pub(super) struct Frame<'a> {
 
 impl Frame<'_> {
     /// A buffer's address and size.
-    pub(super) fn buffer(&self, buffer: u32) -> Option<(u64, u64)> {
+    pub(crate) fn buffer(&self, buffer: u32) -> Option<(u64, u64)> {
         let region = self.program.buffers.get(buffer as usize)?;
         Some((self.arena + region.offset, region.bytes))
     }
 
     /// The plane of the cache that a call's state is.
-    pub(super) fn state(&self, slot: u32) -> Option<usize> {
+    pub(crate) fn state(&self, slot: u32) -> Option<usize> {
         self.call.states.get(slot as usize).map(|i| *i as usize)
     }
 
-    pub(super) fn address(&self, value: &Value) -> Result<u64, String> {
+    pub(crate) fn address(&self, value: &Value) -> Result<u64, String> {
         let missing = || format!("{:?} is not bound", value.arg);
         match value.arg {
             Arg::Buffer(b) => self.buffer(b).map(|(at, _)| at).ok_or_else(missing),

@@ -2,8 +2,8 @@
 
 use infernum_ir::{Dims, StepInput, Sym};
 
-use crate::noise::Noise;
-use crate::{ExecError, StepInputs};
+use crate::exec::{ExecError, StepInputs};
+use crate::sampling::Noise;
 
 /// Where each array lies behind the header, for steps of at most some size. The table of blocks
 /// comes last: a small step copies only the rows that it has.
@@ -231,7 +231,7 @@ impl Writer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Choice, SamplingParams, Seen};
+    use crate::sampling::{Choice, SamplingParams, Seen};
 
     #[test]
     fn a_step_is_laid_out_as_kernels_read_it() {

@@ -3,22 +3,21 @@
 
 mod blas;
 mod ceiling;
-mod check;
 mod code;
-mod compiled;
 mod driver;
 mod exec;
 mod frame;
 mod graphs;
-mod guards;
 mod inputs;
 mod penalised;
 mod retarget;
 mod turn;
 mod upload;
+mod watch;
 
+pub use crate::exec::GpuError;
 pub use ceiling::{CEILING_BYTES, read_ceiling};
-pub use check::{check, unchecked};
-pub use compiled::{CompiledKernel, compile};
-pub use driver::{DeviceMemory, Gpu, GpuError};
+pub use driver::{DeviceMemory, Gpu};
 pub use exec::{CudaExecutor, CudaOptions};
+pub(crate) use frame::Frame;
+pub(crate) use watch::{DeviceState, Watch};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::driver::{DeviceMemory, Gpu, GpuError, Pinned, Stream};
-use crate::StepInputs;
+use super::driver::{DeviceMemory, Gpu, Pinned, Stream};
+use crate::exec::{GpuError, StepInputs};
 
 /// Memory for the tokens of one step, on the host and on the GPU. It grows as needed: kernels find it
 /// by the step's inputs, which recordings do not hold.

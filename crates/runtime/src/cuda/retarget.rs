@@ -9,7 +9,7 @@ use super::code::Code;
 use super::exec::{Core, CudaExecutor};
 use super::frame::shape;
 use super::graphs::{self, Graphs};
-use crate::{ExecError, LoadError, TunedProduct};
+use crate::exec::{ExecError, LoadError, TunedProduct};
 
 impl CudaExecutor {
     /// Runs other kernels from now on: `plan` must be what it runs already, but for those.
@@ -29,7 +29,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// See [`PlanExecutor::tune_products`](crate::PlanExecutor::tune_products).
+    /// See [`PlanExecutor::tune_products`](crate::exec::PlanExecutor::tune_products).
     pub(super) fn compete_for_products(&mut self) -> Result<Vec<TunedProduct>, ExecError> {
         let core = &mut self.core;
         core.gpu.bind()?;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::driver::{Event, Gpu, GpuError, Pinned, Stream};
-use crate::StepOutput;
+use super::driver::{Event, Gpu, Pinned, Stream};
+use crate::exec::{GpuError, StepOutput};
 
 /// One of them.
 #[derive(Debug)]

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::driver::{DeviceMemory, Event, Gpu, GpuError, Pinned, Result, Stream};
-use super::guards;
-use crate::weights::Loaded;
+use super::driver::{DeviceMemory, Event, Gpu, Pinned, Result, Stream};
+use crate::exec::weights::Loaded;
 use infernum_codegen::{Recipe, Weight};
 
 /// Where each tensor begins, as the widest loads and matrix units want it.
@@ -63,8 +62,8 @@ impl Weights {
     }
 
     /// A copy of all of them.
-    pub(super) fn read(&self, stream: &Stream) -> std::result::Result<Vec<u8>, String> {
-        guards::read(stream, &self.memory)
+    pub(super) fn read(&self, stream: &Stream) -> Result<Vec<u8>> {
+        stream.read(&self.memory)
     }
 }
 
@@ -128,12 +127,6 @@ impl Ring {
             self.sent += 1;
         }
         Ok(())
-    }
-}
-
-impl From<GpuError> for crate::LoadError {
-    fn from(e: GpuError) -> Self {
-        crate::LoadError::Gpu(e)
     }
 }
 

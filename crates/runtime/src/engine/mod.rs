@@ -5,6 +5,7 @@
 //! same. A step is: see that all have the memory they need ([`schedule`]), admit who waits, fill the
 //! inputs, submit, and settle what came of the step *before*, while the executor computes this one.
 
+mod kv;
 mod options;
 mod request;
 mod schedule;
@@ -15,13 +16,13 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+pub use kv::BlockPool;
 pub use options::{Batching, EngineLimits, EngineOptions, KvMode, OptionsError, Policy, Stats};
 pub use request::{EngineError, Event, FinishReason, Request, RequestId, State};
 use slab::Slab;
 
 use self::sequence::{Rank, Sequence};
-use crate::kv::BlockPool;
-use crate::{Executor, StepInputs, Ticket};
+use crate::exec::{Executor, StepInputs, Ticket};
 
 /// Runs requests on an executor.
 pub struct Engine<E: Executor> {

@@ -1,7 +1,7 @@
 //! What is asked of the engine, and what it tells.
 
-use crate::sampler::{SamplingError, SamplingParams};
-use crate::{ExecError, Logprobs};
+use crate::exec::ExecError;
+use crate::sampling::{Logprobs, SamplingError, SamplingParams};
 
 /// What to generate.
 #[derive(Clone, Debug, Default)]

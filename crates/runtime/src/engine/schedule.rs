@@ -3,7 +3,7 @@
 use infernum_ir::Dims;
 
 use super::{Batching, Engine, EngineError, Event, KvMode, Planned, Policy};
-use crate::Executor;
+use crate::exec::Executor;
 
 /// A sequence that gave its memory up so often gives it up no more before others.
 const PREEMPTIONS: u32 = 2;
@@ -139,7 +139,7 @@ impl<E: Executor> Engine<E> {
         } else {
             s.blocks.push(block);
         }
-        s.prefix = crate::kv::Prefix::After(name);
+        s.prefix = super::kv::Prefix::After(name);
         s.kept += 1;
         (s.computed, s.submitted) = (end, end);
         true

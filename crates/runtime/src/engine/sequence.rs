@@ -1,8 +1,8 @@
 //! A request under way.
 
+use super::kv::Prefix;
 use super::{EngineLimits, Request, RequestId, State};
-use crate::kv::Prefix;
-use crate::sampler::Sampler;
+use crate::sampling::Sampler;
 
 /// Who goes before whom: the smaller first. Urgent ones, then by priority, then by arrival.
 pub(super) type Rank = (bool, i32, RequestId);

@@ -1,9 +1,10 @@
 //! What came of a step: tokens, ends, and blocks that others may share.
 
+use super::kv::Prefix;
 use super::sequence::Sequence;
 use super::{Engine, EngineError, Event, FinishReason, Flight, KvMode, Planned};
-use crate::kv::Prefix;
-use crate::{Executor, Logprobs, StepOutput};
+use crate::exec::{Executor, StepOutput};
+use crate::sampling::Logprobs;
 
 impl<E: Executor> Engine<E> {
     /// Settles the step under way, if there is one.

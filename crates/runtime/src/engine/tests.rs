@@ -8,7 +8,8 @@ use proptest::prelude::*;
 
 use super::schedule::fitting_chunk;
 use super::*;
-use crate::{ExecError, Logprobs, SamplingParams, StepOutput};
+use crate::exec::{ExecError, StepOutput};
+use crate::sampling::{Logprobs, SamplingParams};
 
 const VOCAB: usize = 50;
 

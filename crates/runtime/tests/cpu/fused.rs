@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{self, CostTable};
-use infernum_runtime::cpu::{check, has_kernel, unchecked};
+use infernum_runtime::check::cpu::{check, unchecked};
+use infernum_runtime::cpu::has_kernel;
 
 #[test]
 fn every_kernel_of_a_fused_op_agrees_with_its_body() {

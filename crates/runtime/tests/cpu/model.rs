@@ -4,8 +4,8 @@ use infernum_codegen::{Bucket, Launch, TargetKind, VERSION, expand, plan, plan_b
 use infernum_ir::interp::{Rounding, States, Step};
 use infernum_ir::{Dims, Module, text};
 use infernum_passes::data::Kernels;
-use infernum_runtime::cpu::{CpuExecutor, CpuOptions, Observed, has_kernel};
-use infernum_runtime::{ExecError, Executor, PlanExecutor, StepInputs};
+use infernum_runtime::cpu::{CpuExecutor, CpuOptions, has_kernel};
+use infernum_runtime::{ExecError, Executor, Observed, PlanExecutor, StepInputs};
 
 use crate::common::{Checkpoint, executor, module, nmse};
 

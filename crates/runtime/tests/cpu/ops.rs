@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use infernum_ir::interp::{Rounding, SeqStep, States, Step};
 use infernum_ir::{DType, Dims, OPS, Op};
-use infernum_runtime::cpu::Observed;
+use infernum_runtime::Observed;
 use infernum_runtime::{PlanExecutor, StepInputs};
 
 use crate::common::{Checkpoint, executor, module, ops};

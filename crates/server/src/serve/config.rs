@@ -36,7 +36,7 @@ struct Given {
 
 /// Parses the command line. What `subcommand` was not given there is taken from the environment,
 /// else from the file that its option `config` names.
-pub(crate) fn layered(
+pub fn layered(
     command: &Command,
     subcommand: &str,
     arguments: Vec<OsString>,

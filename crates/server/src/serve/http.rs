@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use super::Args;
 use super::app::{self, App};
 use super::model::{Entry, NamedModel, load_all};
-use crate::report::Outcome;
+use crate::Outcome;
 
 /// How long a client may take for the head of a request, and stay idle between requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);

@@ -25,23 +25,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use infernum::{CompileOptions, RunOptions, named};
 use infernum_runtime::{Batching, EngineOptions, KvMode, Policy};
-use serde::Deserialize;
-use serde::de::IntoDeserializer;
-use serde::de::value::Error as ValueError;
 
-use crate::args::CompileArgs;
-use crate::report::Outcome;
-use crate::session::RunArgs;
+use crate::Outcome;
 use app::App;
 use model::{Entry, NamedModel};
 
-pub(crate) use config::layered;
+pub use config::layered;
 
 /// Every option can also be given as INFERNUM_OPTION_NAME in the environment, or as `option-name`
 /// in the file that --config names; the command line goes first, then the environment.
 #[derive(clap::Args, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     /// Model to serve: a folder in Hugging Face format, named as the folder is, or NAME=DIR.
     /// Repeat for several; the built-in demo model, `ember`, when left out.
     #[arg(long = "model", value_name = "[NAME=]DIR", value_parser = NamedModel::parse)]
@@ -56,9 +52,9 @@ pub(crate) struct Args {
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
-    compile: CompileArgs,
+    compile: CompileOptions,
     #[command(flatten)]
-    run: RunArgs,
+    run: RunOptions,
     /// Fill the weights with random numbers, to measure speed where there is only a config.json and a
     /// tokenizer.
     #[arg(long)]
@@ -169,11 +165,6 @@ impl EngineArgs {
     }
 }
 
-/// A value of an enumeration, as its file format spells it.
-pub(crate) fn named<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, String> {
-    T::deserialize(text.into_deserializer()).map_err(|e: ValueError| e.to_string())
-}
-
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("expected at least 1".to_owned()),
@@ -182,7 +173,8 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-pub(crate) fn run(args: Args) -> Outcome {
+/// Serves until a signal ends it.
+pub fn run(args: Args) -> Outcome {
     args.log.init()?;
     args.engine.options(1).check()?;
     let models =

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
+use infernum::{Capacity, Loader, Machine, ModelOptions, Progress, tune};
 use infernum_frontend_hf::Config;
 use infernum_frontend_hf::chat::ChatTemplate;
 use infernum_frontend_hf::tokenizer::Tokenizer;
@@ -17,8 +18,6 @@ use super::metrics::{Metrics, ModelMetrics};
 use super::outbox::Outbox;
 use super::text::Spelling;
 use super::worker::{Inbox, Worker, connect};
-use crate::args::ModelArgs;
-use crate::session::{self, Machine, Size};
 
 /// A model as the command line names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,21 +207,23 @@ impl Parts {
 type Loaded = (Parts, Engine<Box<dyn PlanExecutor>>, Inbox);
 
 fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
-    let model_args = ModelArgs { model: named.folder.clone(), compile: args.compile.clone() };
-    let model = if args.random_weights { model_args.open_bare()? } else { model_args.open()? };
+    let options = ModelOptions { model: named.folder.clone(), compile: args.compile.clone() };
+    let model = if args.random_weights { options.open_bare()? } else { options.open()? };
     let tokenizer = Tokenizer::open(&model.files)?;
     let template = ChatTemplate::open(&model.files).map_err(|e| e.to_string());
     let stop = model.config.eos_ids(tokenizer.eos_id())?;
     let defaults = Defaults::of(&model.config);
     defaults.0.check()?;
-    let machine = args.run.machine()?;
+    let machine = Machine::open(args.run.device)?;
+    let loader =
+        Loader::new(&model, &options, &args.run, &machine).with_progress(&|p| log_progress(p));
     let sequences = args.engine.sequences(&machine);
-    let size = Size::of(sequences as u64, model_args.length(&model)?);
-    super::super::commands::tune::lazily(&model, &model_args, &args.run, &machine)?;
-    let plan = session::plan(&model, &model_args, &args.run, Sym::B, size, &machine)?;
-    let size = args.engine.with_cache(size, plan.kv_bytes_per_token(), &machine);
+    let capacity = Capacity::new(sequences as u64, options.length(&model)?);
+    tune::autotune(&loader)?;
+    let plan = loader.plan(Sym::B, capacity)?;
+    let capacity = args.engine.with_cache(capacity, plan.kv_bytes_per_token(), &machine);
     let vocab = plan.vocabulary() as usize;
-    let mut executor = session::load(plan, &model, &args.run, size, &machine)?;
+    let mut executor = loader.load(plan, capacity)?;
     if !args.no_tune_products {
         let tuned = executor.tune_products()?;
         let better = tuned.iter().filter(|t| t.best_us < t.first_us).count();
@@ -230,11 +231,11 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     }
     let (blocks, on) = (executor.kv_blocks(), executor.describe());
     let options = args.engine.options(sequences);
-    let engine = session::engine(executor, &args.run, size, &machine, options)?;
+    let engine = loader.engine(executor, capacity, options)?;
     let (worker, inbox, outbox) = connect(sequences, args.limits.queue);
     // A sequence can be no longer than the cache.
-    let max_length = (size.max_length as usize).min(blocks * StepInputs::BLOCK_SIZE);
-    if options.kv == KvMode::Contiguous && blocks < Size::one(size.max_length).blocks() {
+    let max_length = (capacity.max_length as usize).min(blocks * StepInputs::BLOCK_SIZE);
+    if options.kv == KvMode::Contiguous && blocks < Capacity::one(capacity.max_length).blocks() {
         let message = "a contiguous KV cache needs room for the longest sequence at least: choose \
                        a shorter --max-length or a larger cache";
         return Err(message.into());
@@ -252,6 +253,13 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
         outbox,
     };
     Ok((parts, engine, inbox))
+}
+
+/// A line for each part of loading that takes a while.
+fn log_progress(progress: Progress) {
+    if let Progress::Begin { stage, .. } = progress {
+        tracing::info!("{stage}");
+    }
 }
 
 /// An error with its causes.
@@ -278,20 +286,20 @@ impl super::EngineArgs {
         self.max_sequences.unwrap_or(default)
     }
 
-    /// The size with the cache that was asked for. A GPU gives what it has; the host is shared,
+    /// The capacity with the cache that was asked for. A GPU gives what it has; the host is shared,
     /// and gives [`CPU_CACHE`], but always enough for one sequence.
-    fn with_cache(&self, size: Size, token_bytes: u64, machine: &Machine) -> Size {
+    fn with_cache(&self, capacity: Capacity, token_bytes: u64, machine: &Machine) -> Capacity {
         let block = StepInputs::BLOCK_SIZE;
         let asked = self.kv_blocks.or_else(|| self.kv_tokens.map(|n| n.div_ceil(block)));
-        let least = Size::one(size.max_length).blocks();
+        let least = Capacity::one(capacity.max_length).blocks();
         let default = match machine {
             Machine::Gpu(_) => None,
             Machine::Cpu => {
                 let most = CPU_CACHE / token_bytes.saturating_mul(block as u64).max(1);
-                Some(size.blocks().min((most as usize).max(least)))
+                Some(capacity.blocks().min((most as usize).max(least)))
             }
         };
-        Size { kv_blocks: asked.or(default), ..size }
+        Capacity { kv_blocks: asked.or(default), ..capacity }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::simd;
 use super::{Args, Float, Kernel, Site, parallel};
-use crate::sampler;
+use crate::sampling;
 
 struct Argmax {
     dtype: Float,
@@ -21,7 +21,7 @@ impl Kernel for Argmax {
         parallel::rows(out, size_of::<u32>(), self.n, |i, out| {
             parallel::scratch(0, self.n, |values| {
                 simd::widen_bytes(isa, self.dtype, &x[i * row..][..row], values);
-                out.copy_from_slice(&sampler::argmax(values).to_ne_bytes());
+                out.copy_from_slice(&sampling::argmax(values).to_ne_bytes());
             });
         });
         Ok(())

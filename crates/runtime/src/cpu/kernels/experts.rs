@@ -5,7 +5,7 @@ use infernum_codegen::Arg;
 use super::super::simd::{Float, Weights};
 use super::linear::product;
 use super::{Args, Kernel, Operand, Site, act, act_mut, float, parallel};
-use crate::weights::Loaded;
+use crate::exec::weights::Loaded;
 
 struct ExpertLinear {
     x: Float,

@@ -5,7 +5,7 @@ use infernum_ir::TensorType;
 
 use super::super::simd::{self, Act, ActMut, Float, Isa, Weights};
 use super::{Args, Kernel, Operand, Site, Source, act, act_mut, float, parallel};
-use crate::weights::Bytes;
+use crate::exec::Bytes;
 
 /// `y = x · wᵀ + bias`, and in `linear_add` a residual in the same sum.
 pub(super) struct Linear {

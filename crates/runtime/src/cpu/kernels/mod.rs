@@ -24,15 +24,15 @@ mod topk;
 use infernum_codegen::{Arg, Launch};
 use infernum_ir::{Attr, DType, Dim, Dims, Op, StateType, StepInput, TensorType, Type};
 
-pub(super) use rope::RopeTables;
+pub(crate) use rope::RopeTables;
 
 use super::memory::MAX_ARGS;
 use super::simd::{Act, ActMut, Float, Isa};
 use super::state::StepState;
-use crate::weights::Loaded;
+use crate::exec::weights::Loaded;
 
 /// A launch, made ready once.
-pub(super) trait Kernel: Send + Sync {
+pub(crate) trait Kernel: Send + Sync {
     /// Computes the results; everything that can fail is named in the message.
     fn run(&self, args: &mut Args<'_>) -> Result<(), String>;
 
@@ -225,19 +225,19 @@ pub(super) fn float(dtype: DType) -> Option<Float> {
 }
 
 /// A launch being run.
-pub(super) struct Args<'a> {
-    pub(super) step: &'a StepState,
-    pub(super) operands: [Option<Operand<'a>>; MAX_ARGS],
-    pub(super) results: [Option<ViewMut<'a>>; MAX_ARGS],
+pub(crate) struct Args<'a> {
+    pub(crate) step: &'a StepState,
+    pub(crate) operands: [Option<Operand<'a>>; MAX_ARGS],
+    pub(crate) results: [Option<ViewMut<'a>>; MAX_ARGS],
     /// The cache planes it works on, by operand.
-    pub(super) planes: [Option<Plane<'a>>; MAX_ARGS],
-    pub(super) rope: &'a mut RopeTables,
-    pub(super) isa: Isa,
+    pub(crate) planes: [Option<Plane<'a>>; MAX_ARGS],
+    pub(crate) rope: &'a mut RopeTables,
+    pub(crate) isa: Isa,
 }
 
 /// An operand.
 #[derive(Clone, Copy)]
-pub(super) enum Operand<'a> {
+pub(crate) enum Operand<'a> {
     Tensor(View<'a>),
     /// It lies where a result goes: result 0.
     InPlace,
@@ -249,23 +249,23 @@ pub(super) enum Operand<'a> {
 
 /// A tensor to read; its bytes are aligned to its elements.
 #[derive(Clone, Copy)]
-pub(super) struct View<'a> {
-    pub(super) dtype: DType,
-    pub(super) bytes: &'a [u8],
+pub(crate) struct View<'a> {
+    pub(crate) dtype: DType,
+    pub(crate) bytes: &'a [u8],
     /// Which input of the step it is.
-    pub(super) input: Option<StepInput>,
+    pub(crate) input: Option<StepInput>,
 }
 
 /// A tensor to write.
-pub(super) struct ViewMut<'a> {
-    pub(super) dtype: DType,
-    pub(super) bytes: &'a mut [u8],
+pub(crate) struct ViewMut<'a> {
+    pub(crate) dtype: DType,
+    pub(crate) bytes: &'a mut [u8],
 }
 
 /// A plane of the KV cache.
-pub(super) struct Plane<'a> {
-    pub(super) bytes: &'a mut [u8],
-    pub(super) row_bytes: usize,
+pub(crate) struct Plane<'a> {
+    pub(crate) bytes: &'a mut [u8],
+    pub(crate) row_bytes: usize,
 }
 
 impl<'a> Args<'a> {

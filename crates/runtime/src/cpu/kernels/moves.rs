@@ -3,10 +3,10 @@
 use infernum_codegen::Arg;
 use infernum_ir::TensorType;
 
-use super::super::convert::size;
 use super::super::simd;
 use super::parallel;
 use super::{Args, Float, Ids, Kernel, Operand, Site, Source, act_mut, around, float};
+use crate::exec::elements::size;
 
 type Prepared = Result<Option<Box<dyn Kernel>>, String>;
 

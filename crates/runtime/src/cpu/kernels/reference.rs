@@ -3,8 +3,8 @@
 use infernum_ir::interp::Tensor;
 use infernum_ir::{Attr, Eval, Op, Type};
 
-use super::super::convert;
 use super::{Args, Kernel, Operand, Site};
+use crate::exec::elements;
 
 struct Reference {
     op: Op,
@@ -50,7 +50,7 @@ impl Kernel for Reference {
         let computed = (self.op.reference)(&eval)?;
         for (i, tensor) in computed.iter().enumerate() {
             let out = args.results[i].as_mut().ok_or("a result has no place")?;
-            convert::encode(out.dtype, &tensor.data, out.bytes)?;
+            elements::encode(out.dtype, &tensor.data, out.bytes)?;
         }
         Ok(())
     }
@@ -67,6 +67,6 @@ impl Kernel for Reference {
 fn tensor(ty: &Type, bytes: &[u8], args: &Args<'_>) -> Result<Tensor, String> {
     let ty = ty.tensor()?;
     let mut data = Vec::new();
-    convert::decode(ty.dtype, bytes, &mut data)?;
+    elements::decode(ty.dtype, bytes, &mut data)?;
     Ok(Tensor { shape: ty.sizes(args.dims()), data })
 }

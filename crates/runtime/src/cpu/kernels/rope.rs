@@ -108,7 +108,7 @@ type Key = (StepInput, u32, u64);
 
 /// Cosines and sines by token, shared by all layers of a step.
 #[derive(Default)]
-pub(in super::super) struct RopeTables {
+pub(crate) struct RopeTables {
     tables: Vec<(Option<Key>, Vec<[f32; 2]>)>,
     /// How many of them belong to this step; the rest keep their memory for it.
     filled: usize,

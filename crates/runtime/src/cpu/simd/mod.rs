@@ -58,7 +58,7 @@ pub fn prefetch(memory: &[u8], rows: usize, bytes: usize, stride: usize) {
 /// Writes a byte beside or into what is only lent for reading, as a wrong kernel would: `at` bytes
 /// from the start. For tests of what must catch it, on memory that they know goes on there.
 #[cfg(test)]
-pub(super) fn poke(bytes: &[u8], at: isize, value: u8) {
+pub(crate) fn poke(bytes: &[u8], at: isize, value: u8) {
     let address = bytes.as_ptr().expose_provenance().wrapping_add_signed(at);
     // SAFETY: unsound by purpose. The tests' memory is allocated there, nothing else runs on it, and
     // neither this address nor the callers, behind `dyn`, tell the compiler that it cannot change.

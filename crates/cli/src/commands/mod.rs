@@ -1,0 +1,6 @@
+//! One file a command.
+
+pub(crate) mod doctor;
+pub(crate) mod families;
+pub(crate) mod generate;
+pub(crate) mod health;

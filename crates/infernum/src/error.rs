@@ -1,0 +1,85 @@
+//! What can go wrong between a folder and a token.
+
+use infernum_codegen::compile::CompileError;
+use infernum_codegen::cuda::{CacheError, CudaError};
+use infernum_frontend_hf::ModelError;
+use infernum_frontend_hf::chat::ChatError;
+use infernum_frontend_hf::config::ConfigError;
+use infernum_frontend_hf::source::SourceError;
+use infernum_frontend_hf::tokenizer::TokenizerError;
+use infernum_passes::PipelineError;
+use infernum_passes::data::DataError;
+use infernum_runtime::cuda::GpuError;
+use infernum_runtime::{EngineError, ExecError, LoadError, OptionsError, SamplingError};
+
+use crate::PlanFileError;
+
+/// A model could not be opened, compiled, loaded or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "named after what failed; the fields are named in the messages")]
+pub enum Error {
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(
+        "{verdict}\n(--allow-unchecked uses it all the same; `infernum check-rules` checks all)"
+    )]
+    Rule { verdict: String },
+    #[error("there are no costs for {arch}: expected at least sm_75")]
+    NoCosts { arch: String },
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error(transparent)]
+    Kernels(#[from] CacheError),
+    #[error(transparent)]
+    PlanFile(#[from] PlanFileError),
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    #[error(
+        "the KV cache of one sequence of {max_length} tokens takes {needed} MiB, and {left} of the GPU's \
+         {total} MiB are left for it at --gpu-memory-utilization {part}: {used} MiB are taken by others, \
+         {weights} MiB are weights, {activations} MiB activations; choose a shorter --max-length"
+    )]
+    NoRoom {
+        max_length: u64,
+        needed: u64,
+        left: u64,
+        total: u64,
+        part: f64,
+        used: u64,
+        weights: u64,
+        activations: u64,
+    },
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    #[error(transparent)]
+    EngineOptions(#[from] OptionsError),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    #[error("there is no GPU to tune for; kernels of the CPU have no variants")]
+    NothingToTune,
+    #[error("the plan has no step of {tokens} sequence(s)")]
+    NoStep { tokens: u64 },
+    #[error("there is no folder to keep the tuned kernels' names in: set --kernel-cache, or HOME")]
+    NoFolder,
+    #[error("{path}: {source}")]
+    Io { path: String, source: std::io::Error },
+}

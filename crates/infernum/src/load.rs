@@ -1,0 +1,270 @@
+//! From a model to an engine that is ready to run.
+
+use infernum_codegen::compile::{self, Options};
+use infernum_codegen::cuda::{Choices, Compiler, Cubin, Library};
+use infernum_codegen::{Limits, Plan};
+use infernum_frontend_hf::{Checkpoint, LowerOptions, Model};
+use infernum_ir::Sym;
+use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
+use infernum_runtime::cuda::{CudaExecutor, CudaOptions, Gpu};
+use infernum_runtime::{
+    CheckpointWeights, Engine, EngineLimits, EngineOptions, PlanExecutor, RandomWeights,
+    StepInputs, WeightSource,
+};
+
+use crate::{CompileOptions, Error, Machine, Progress, RunOptions, Stage, plan_file};
+
+/// The largest step that is wanted, and the cache behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Sequences that run together.
+    pub sequences: u64,
+    /// Tokens of the longest one, prompt and output.
+    pub max_length: u64,
+    /// Blocks of the KV cache; enough for all sequences at their longest when `None`.
+    pub kv_blocks: Option<usize>,
+}
+
+impl Capacity {
+    /// So many sequences, each with room in the cache for so many tokens.
+    pub fn new(sequences: u64, max_length: u64) -> Capacity {
+        Capacity { sequences, max_length, kv_blocks: None }
+    }
+
+    /// One sequence.
+    pub fn one(max_length: u64) -> Capacity {
+        Capacity::new(1, max_length)
+    }
+
+    /// Blocks of the KV cache that it takes.
+    pub fn blocks(self) -> usize {
+        let each = self.max_length.div_ceil(StepInputs::BLOCK_SIZE as u64);
+        let all = each.saturating_mul(self.sequences);
+        self.kv_blocks.unwrap_or(usize::try_from(all).unwrap_or(usize::MAX))
+    }
+}
+
+/// Compiles a model for a machine and loads it there.
+#[derive(Clone, Copy)]
+pub struct Loader<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// How it is compiled.
+    pub compile: &'a CompileOptions,
+    /// How it is run.
+    pub run: &'a RunOptions,
+    /// Where.
+    pub machine: &'a Machine,
+    /// Is told how far it is.
+    pub progress: &'a dyn Fn(Progress),
+}
+
+impl<'a> Loader<'a> {
+    /// A loader that tells nobody how far it is.
+    pub fn new(
+        model: &'a Model,
+        compile: &'a CompileOptions,
+        run: &'a RunOptions,
+        machine: &'a Machine,
+    ) -> Loader<'a> {
+        Loader { model, compile, run, machine, progress: &|_| {} }
+    }
+
+    /// The same, telling how far it is.
+    #[must_use]
+    pub fn with_progress(self, progress: &'a dyn Fn(Progress)) -> Loader<'a> {
+        Loader { progress, ..self }
+    }
+
+    /// Compiles the model for steps of at most `capacity`, or reads the plan that
+    /// [`RunOptions::plan`] names. It yields logits for each sequence's last token (`rows` is
+    /// [`Sym::B`], as an engine needs it), or for every token ([`Sym::T`]).
+    pub fn plan(&self, rows: Sym, capacity: Capacity) -> Result<Plan, Error> {
+        if let Some(folder) = &self.run.plan {
+            return Ok(plan_file::read(folder, rows, capacity, self.machine)?);
+        }
+        let device = self.machine.device();
+        let choices = device.as_ref().map(|d| self.run.choices(&d.arch)).unwrap_or_default();
+        self.plan_with(rows, capacity, &choices)
+    }
+
+    /// Compiles the model with these variants of kernels, where it is for a GPU.
+    pub fn plan_with(
+        &self,
+        rows: Sym,
+        capacity: Capacity,
+        choices: &Choices,
+    ) -> Result<Plan, Error> {
+        let (device, templates) = (self.machine.device(), self.templates());
+        let (pipeline, kernels) =
+            (self.compile.pipeline(self.machine.pipeline())?, self.compile.kernels()?);
+        let (target, costs) = self.machine.costs(self.compile)?;
+        let options = Options {
+            model: self.model,
+            lower: LowerOptions {
+                dtype: self.compile.dtype,
+                max_length: Some(capacity.max_length),
+                rows,
+            },
+            pipeline: &pipeline,
+            kernels: &kernels,
+            costs: (&target, &costs),
+            rules: None,
+            explain: false,
+            limits: self.limits(capacity),
+            device: device.as_ref().map(|d| (d, &templates, choices)),
+        };
+        let total = compile::step_names(&pipeline).len() as u64;
+        (self.progress)(Progress::Begin { stage: Stage::Compile, total });
+        let compiled =
+            compile::compile(&options, &mut |_, _, _| (self.progress)(Progress::Advance(1)));
+        (self.progress)(Progress::End);
+        Ok(compiled?.plan)
+    }
+
+    /// The largest step of a plan of this capacity.
+    pub fn limits(&self, capacity: Capacity) -> Limits {
+        Limits {
+            chunk: self.run.chunk(self.machine) as u64,
+            sequences: capacity.sequences,
+            max_length: capacity.max_length,
+        }
+    }
+
+    /// The templates of CUDA kernels.
+    pub fn templates(&self) -> Library {
+        Library::new(self.compile.data.as_deref())
+    }
+
+    /// The model's weights, or random ones where it has no checkpoint.
+    pub fn weights(&self, plan: &Plan) -> Box<dyn WeightSource + 'a> {
+        match (&self.model.checkpoint, self.machine) {
+            (Some(checkpoint), _) => Box::new(CheckpointWeights::new(checkpoint)),
+            (None, Machine::Cpu) => Box::new(RandomWeights::of(plan, 1)),
+            (None, Machine::Gpu(_)) => Box::new(RandomWeights::pooled(plan, 1)),
+        }
+    }
+
+    /// The machine code of a plan's kernels, compiled where it is not known yet.
+    pub fn cubins(&self, plan: &Plan) -> Result<Vec<Cubin>, Error> {
+        let arch = plan.device.as_ref().map_or("", |d| &d.arch);
+        let (cubins, _) = self.run.kernels().cubins(&plan.kernels, arch, &mut Compiler::find)?;
+        Ok(cubins)
+    }
+
+    /// Loads a plan with the model's weights, or random ones where it has none.
+    pub fn load(&self, plan: Plan, capacity: Capacity) -> Result<Box<dyn PlanExecutor>, Error> {
+        if let Some(checkpoint) = &self.model.checkpoint {
+            self.warm(checkpoint);
+        }
+        let weights = self.weights(&plan);
+        self.load_with(plan, &*weights, capacity)
+    }
+
+    /// Loads a plan with weights from elsewhere.
+    pub fn load_with(
+        &self,
+        plan: Plan,
+        weights: &dyn WeightSource,
+        capacity: Capacity,
+    ) -> Result<Box<dyn PlanExecutor>, Error> {
+        let profile = self.run.profile;
+        Ok(match self.machine {
+            Machine::Cpu => {
+                let (kv_blocks, threads) = (capacity.blocks(), self.run.threads);
+                let options = CpuOptions { kv_blocks, threads, profile, ..CpuOptions::default() };
+                Box::new(CpuExecutor::new(plan, weights, options)?)
+            }
+            Machine::Gpu(gpu) => {
+                let part = self.run.gpu_memory_utilization;
+                let kv_blocks = fitting_blocks(&plan, capacity, gpu, part)?;
+                let cubins = self.cubins(&plan)?;
+                let (graphs, overlap) = (!self.run.no_graphs, !self.run.no_overlap);
+                let options =
+                    CudaOptions { kv_blocks, graphs, overlap, profile, ..CudaOptions::default() };
+                Box::new(CudaExecutor::new(plan, &cubins, weights, gpu, options)?)
+            }
+        })
+    }
+
+    /// Compiles the model and loads it: an engine that is ready.
+    pub fn start(
+        &self,
+        capacity: Capacity,
+        options: EngineOptions,
+    ) -> Result<Engine<Box<dyn PlanExecutor>>, Error> {
+        let plan = self.plan(Sym::B, capacity)?;
+        self.engine(self.load(plan, capacity)?, capacity, options)
+    }
+
+    /// An engine over an executor that this loaded.
+    pub fn engine(
+        &self,
+        executor: Box<dyn PlanExecutor>,
+        capacity: Capacity,
+        options: EngineOptions,
+    ) -> Result<Engine<Box<dyn PlanExecutor>>, Error> {
+        let limits = engine_limits(&*executor, self.run.chunk(self.machine), capacity);
+        Ok(Engine::new(executor, limits, options)?)
+    }
+
+    /// Reads a checkpoint's pages, so that the first step does not wait for the disk. A checkpoint
+    /// in the page cache takes no time.
+    fn warm(&self, checkpoint: &Checkpoint) {
+        const PAGE: usize = 4096;
+        let total = checkpoint.data_len();
+        (self.progress)(Progress::Begin { stage: Stage::Weights, total });
+        let mut sum = 0u8;
+        for tensor in checkpoint.tensors() {
+            for part in tensor.data.chunks(1 << 24) {
+                sum = part.iter().step_by(PAGE).fold(sum, |s, b| s.wrapping_add(*b));
+                (self.progress)(Progress::Advance(part.len() as u64));
+            }
+        }
+        std::hint::black_box(sum);
+        (self.progress)(Progress::End);
+    }
+}
+
+/// Blocks of KV cache for `capacity`, or as many as fit, but enough for one sequence.
+fn fitting_blocks(plan: &Plan, capacity: Capacity, gpu: &Gpu, part: f64) -> Result<usize, Error> {
+    /// For libraries, kernels' own memory, inputs and graphs.
+    const REST: u64 = 512 << 20;
+    let (free, total) = gpu.memory()?;
+    let used = total - free;
+    let other = used + plan.stored_bytes() + plan.arena_bytes + REST;
+    let left = ((total as f64 * part.clamp(0.0, 1.0)) as u64).saturating_sub(other);
+    let block = (plan.kv_bytes_per_token() * StepInputs::BLOCK_SIZE as u64).max(1);
+    let (fits, least) = ((left / block) as usize, Capacity::one(capacity.max_length).blocks());
+    if fits < least {
+        let mib = |bytes: u64| bytes >> 20;
+        return Err(Error::NoRoom {
+            max_length: capacity.max_length,
+            needed: mib(block.saturating_mul(least as u64)),
+            left: mib(left),
+            total: mib(total),
+            part,
+            used: mib(used),
+            weights: mib(plan.stored_bytes()),
+            activations: mib(plan.arena_bytes),
+        });
+    }
+    Ok(fits.min(capacity.blocks()))
+}
+
+/// What an engine over an executor may hold.
+pub fn engine_limits(
+    executor: &dyn PlanExecutor,
+    chunk: usize,
+    capacity: Capacity,
+) -> EngineLimits {
+    let plan = executor.plan();
+    EngineLimits {
+        step: plan.limits,
+        max_length: capacity.max_length as usize,
+        chunk,
+        blocks: executor.kv_blocks(),
+        block_size: StepInputs::BLOCK_SIZE,
+        vocab: plan.vocabulary() as usize,
+    }
+}

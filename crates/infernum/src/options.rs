@@ -1,0 +1,380 @@
+//! What can be chosen when a model is opened, compiled and run.
+//!
+//! With the feature `cli` each struct here is a `clap::Args`: a program with a command line flattens it into its
+//! own, and an option is named, documented and checked once.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use infernum_codegen::cuda;
+use infernum_frontend_hf::spec::Library;
+use infernum_frontend_hf::{Config, Model, ModelFiles};
+use infernum_ir::DType;
+use infernum_passes::Pipeline;
+use infernum_passes::check::Cache;
+use infernum_passes::data::Kernels;
+use infernum_passes::fuse::{CostTable, Measurements};
+
+use crate::{Error, Machine};
+
+/// Which model, and how it is compiled.
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
+pub struct ModelOptions {
+    /// Folder in Hugging Face format; the built-in demo model when left out.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
+    pub model: Option<PathBuf>,
+    #[cfg_attr(feature = "cli", command(flatten))]
+    /// How it is compiled.
+    pub compile: CompileOptions,
+}
+
+/// The name that stands for the target's own pipeline.
+const DEFAULT_PASSES: &str = "default";
+
+/// How a model is compiled.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
+pub struct CompileOptions {
+    /// Spec of your own, instead of the family that config.json names.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "FILE"))]
+    pub spec: Option<PathBuf>,
+    /// Folder whose models/ and kernels/ override and add to the built-in data files.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
+    pub data: Option<PathBuf>,
+    /// Pass pipeline: a file, a name, or `none` to run the graph as the spec wrote it.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "FILE|NAME", default_value = DEFAULT_PASSES))]
+    pub passes: String,
+    /// Rule files of your own, beside the built-in ones.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "FILE", num_args = 1..))]
+    pub rules: Vec<PathBuf>,
+    /// Rules and fused ops not to use, by name.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ','))]
+    pub disable: Vec<String>,
+    /// Use rules of your own that have not been checked, or that failed.
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub allow_unchecked: bool,
+    /// Measured microseconds of calls, which go before the target's cost model.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "FILE"))]
+    pub costs: Option<PathBuf>,
+    #[cfg_attr(feature = "cli", command(flatten))]
+    /// Where verdicts on rules are kept.
+    pub cache: CacheOptions,
+    /// Element type of activations and KV cache; the checkpoint's own when left out.
+    #[cfg_attr(feature = "cli", arg(long, value_parser = activation_dtype))]
+    pub dtype: Option<DType>,
+    /// Longest sequence in tokens; what the model allows, up to 4096, when left out.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "TOKENS"))]
+    pub max_length: Option<u64>,
+}
+
+/// How a model is run.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
+#[allow(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
+pub struct RunOptions {
+    /// cpu, cuda, or cuda:N for GPU N; the first GPU if there is one when left out.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "NAME"))]
+    pub device: Option<DeviceId>,
+    /// Threads of the CPU; one a core when left out.
+    #[cfg_attr(feature = "cli", arg(long, default_value_t = 0, hide_default_value = true))]
+    pub threads: usize,
+    /// Most prompt tokens computed in one step; 256 on the CPU and 2048 on a GPU when left out.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "TOKENS"))]
+    pub chunk: Option<usize>,
+    /// Launch the kernels of every step one by one instead of replaying CUDA graphs.
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub no_graphs: bool,
+    /// Let no kernel start before the one before it has ended.
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub no_overlap: bool,
+    /// Part of the GPU's memory that may be used; the KV cache gets what weights leave of it.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "PART", default_value_t = GPU_MEMORY))]
+    pub gpu_memory_utilization: f64,
+    /// Run what `infernum compile --target ARCH --out DIR` wrote, instead of compiling.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
+    pub plan: Option<PathBuf>,
+    /// On a GPU that was never tuned: look for faster kernels first, for so many seconds.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "SECONDS"))]
+    pub autotune: Option<u64>,
+    /// Run the kernels that templates name first, whatever `infernum tune` found.
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub untuned: bool,
+    /// Folder of compiled kernels; a folder of the user's own when left out.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
+    pub kernel_cache: Option<PathBuf>,
+    #[cfg_attr(feature = "cli", arg(skip))]
+    /// Measure the time that each op takes, which slows all of them down.
+    pub profile: bool,
+}
+
+/// The part of a GPU's memory that is used where nothing else is said.
+const GPU_MEMORY: f64 = 0.9;
+
+impl Default for CompileOptions {
+    fn default() -> CompileOptions {
+        CompileOptions {
+            spec: None,
+            data: None,
+            passes: DEFAULT_PASSES.to_owned(),
+            rules: Vec::new(),
+            disable: Vec::new(),
+            allow_unchecked: false,
+            costs: None,
+            cache: CacheOptions::default(),
+            dtype: None,
+            max_length: None,
+        }
+    }
+}
+
+impl Default for RunOptions {
+    fn default() -> RunOptions {
+        RunOptions {
+            device: None,
+            threads: 0,
+            chunk: None,
+            no_graphs: false,
+            no_overlap: false,
+            gpu_memory_utilization: GPU_MEMORY,
+            plan: None,
+            autotune: None,
+            untuned: false,
+            kernel_cache: None,
+            profile: false,
+        }
+    }
+}
+
+/// A device by name: `cpu`, `cuda` or `cuda:N`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceId {
+    /// The host.
+    Cpu,
+    /// The GPU of this number.
+    Cuda(i32),
+}
+
+/// No device's name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected cpu, cuda or cuda:N, found `{found}`")]
+pub struct DeviceIdError {
+    /// What was given.
+    pub found: String,
+}
+
+impl FromStr for DeviceId {
+    type Err = DeviceIdError;
+
+    fn from_str(text: &str) -> Result<DeviceId, DeviceIdError> {
+        let error = || DeviceIdError { found: text.to_owned() };
+        match text.split_once(':').unwrap_or((text, "0")) {
+            ("cpu", "0") => Ok(DeviceId::Cpu),
+            ("cuda", number) => {
+                let number = number.parse().ok().filter(|n| *n >= 0);
+                Ok(DeviceId::Cuda(number.ok_or_else(error)?))
+            }
+            _ => Err(error()),
+        }
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceId::Cpu => f.write_str("cpu"),
+            DeviceId::Cuda(n) => write!(f, "cuda:{n}"),
+        }
+    }
+}
+
+impl RunOptions {
+    /// Most prompt tokens in one step.
+    pub fn chunk(&self, machine: &Machine) -> usize {
+        let default = if matches!(machine, Machine::Cpu) { 256 } else { 2048 };
+        self.chunk.unwrap_or(default).max(1)
+    }
+
+    /// What `infernum tune` found for an architecture, if it is wanted.
+    pub fn choices(&self, arch: &str) -> cuda::Choices {
+        if self.untuned { cuda::Choices::default() } else { self.kernels().choices(arch) }
+    }
+
+    /// Where compiled kernels are.
+    pub fn kernels(&self) -> cuda::Cache {
+        if let Some(folder) = &self.plan {
+            return cuda::Cache::new(&folder.join("cubins"));
+        }
+        self.kernel_cache.as_deref().map_or_else(cuda::Cache::user, cuda::Cache::new)
+    }
+}
+
+/// Where what was worked out once is kept.
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
+pub struct CacheOptions {
+    /// Folder for what need not be worked out twice, such as verdicts on rules;
+    /// $XDG_CACHE_HOME/infernum or ~/.cache/infernum when left out.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
+    pub cache_dir: Option<PathBuf>,
+    /// Neither read nor write the cache.
+    #[cfg_attr(feature = "cli", arg(long, conflicts_with = "cache_dir"))]
+    pub no_cache: bool,
+}
+
+impl CacheOptions {
+    /// The verdicts on rules.
+    pub fn verdicts(&self) -> Cache {
+        let dir = self.cache_dir.clone().or_else(|| {
+            let variable = |name| std::env::var_os(name);
+            default_cache(variable("XDG_CACHE_HOME"), variable("HOME"))
+        });
+        dir.filter(|_| !self.no_cache).map_or_else(Cache::off, |dir| Cache::at(&dir))
+    }
+}
+
+/// As the XDG base directory specification has it: what is not an absolute path is ignored.
+fn default_cache(xdg: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|p| p.is_absolute());
+    let base = xdg.and_then(absolute);
+    let base = base.or_else(|| home.and_then(absolute).map(|home| home.join(".cache")));
+    base.map(|base| base.join("infernum"))
+}
+
+#[cfg(feature = "cli")]
+fn activation_dtype(text: &str) -> Result<DType, String> {
+    match text.parse() {
+        Ok(dtype @ (DType::F32 | DType::Bf16 | DType::F16)) => Ok(dtype),
+        _ => Err(format!("expected f32, bf16 or f16, found `{text}`")),
+    }
+}
+
+/// A value of an enumeration as files spell it: a parser for the command line.
+#[cfg(feature = "cli")]
+pub fn named<T: for<'de> serde::Deserialize<'de>>(text: &str) -> Result<T, String> {
+    use serde::de::IntoDeserializer;
+    let deserializer: serde::de::value::StrDeserializer<'_, serde::de::value::Error> =
+        text.into_deserializer();
+    T::deserialize(deserializer).map_err(|e| e.to_string())
+}
+
+/// A model's options are those of its compilation, too.
+impl Deref for ModelOptions {
+    type Target = CompileOptions;
+
+    fn deref(&self) -> &CompileOptions {
+        &self.compile
+    }
+}
+
+impl ModelOptions {
+    /// The model's files.
+    pub fn files(&self) -> Result<ModelFiles, Error> {
+        Ok(match &self.model {
+            Some(path) => ModelFiles::folder(path)?,
+            None => infernum_frontend_hf::demo(),
+        })
+    }
+
+    /// Opens the model with its checkpoint.
+    pub fn open(&self) -> Result<Model, Error> {
+        Ok(Model::open(self.files()?, self.spec.as_deref(), &self.library())?)
+    }
+
+    /// Opens a bare config.json instead of a folder: a model without weights.
+    pub fn open_config(&self, path: &Path) -> Result<Model, Error> {
+        let shown = path.display().to_string();
+        let json =
+            std::fs::read(path).map_err(|source| Error::Io { path: shown.clone(), source })?;
+        let config = Config::parse(&shown, &json)?;
+        Ok(Model::from_config(config, self.spec.as_deref(), &self.library())?)
+    }
+
+    /// Opens the model without a checkpoint.
+    pub fn open_bare(&self) -> Result<Model, Error> {
+        Ok(Model::without_weights(self.files()?, self.spec.as_deref(), &self.library())?)
+    }
+}
+
+impl From<PathBuf> for ModelOptions {
+    fn from(folder: PathBuf) -> ModelOptions {
+        ModelOptions { model: Some(folder), compile: CompileOptions::default() }
+    }
+}
+
+impl CompileOptions {
+    /// The data files.
+    pub fn library(&self) -> Library {
+        Library::new(self.data.as_deref())
+    }
+
+    /// The passes to run, less what is disabled; `default` stands for the target's own.
+    pub fn pipeline(&self, default: &str) -> Result<Pipeline, Error> {
+        let name = if self.passes == DEFAULT_PASSES { default } else { &self.passes };
+        let mut pipeline = Pipeline::named(name, self.data.as_deref())?;
+        pipeline.disabled.extend(self.disable.iter().cloned());
+        Ok(pipeline)
+    }
+
+    /// Fused ops and rules. Rules that are not built in are tried first, unless that is not wanted.
+    pub fn kernels(&self) -> Result<Kernels, Error> {
+        let kernels = Kernels::load(self.data.as_deref(), &self.rules)?;
+        if !self.allow_unchecked {
+            refuse_wrong(&kernels, &self.cache.verdicts())?;
+        }
+        Ok(kernels)
+    }
+
+    /// What calls cost on `target`: its table, and what was measured.
+    pub fn cost_table(&self, target: &str) -> Result<CostTable, Error> {
+        let mut table = CostTable::named(target, self.data.as_deref())?;
+        if let Some(path) = &self.costs {
+            table.measured = Measurements::open(path)?;
+        }
+        Ok(table)
+    }
+
+    /// The longest sequence to hold.
+    pub fn length(&self, model: &Model) -> Result<u64, Error> {
+        /// Long enough for a chat; a model's own limit may ask for gigabytes of cache.
+        const DEFAULT: u64 = 4096;
+        Ok(match self.max_length {
+            Some(n) => n.max(1),
+            None => model.context_length()?.clamp(1, DEFAULT),
+        })
+    }
+}
+
+/// Trials that a rule of the user's own must pass before it is used.
+const TRIALS: usize = 100;
+
+/// Tries every rule that is not built in: one that fails is refused.
+fn refuse_wrong(kernels: &Kernels, cache: &Cache) -> Result<(), Error> {
+    for rule in kernels.rules.iter().filter(|r| !r.built_in) {
+        let verdict = cache.check_rule(rule, 1, TRIALS);
+        if !verdict.passed() {
+            return Err(Error::Rule { verdict: verdict.to_string() });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::default_cache;
+
+    #[test]
+    fn the_cache_lies_where_the_xdg_specification_says() {
+        let found = |xdg: &str, home: &str| {
+            let set = |text: &str| (!text.is_empty()).then(|| text.into());
+            default_cache(set(xdg), set(home)).map(|p| p.display().to_string())
+        };
+        assert_eq!(found("/c", "/h").as_deref(), Some("/c/infernum"));
+        assert_eq!(found("", "/h").as_deref(), Some("/h/.cache/infernum"));
+        assert_eq!(found("not/absolute", "/h").as_deref(), Some("/h/.cache/infernum"));
+        assert_eq!(found("", ""), None);
+    }
+}

@@ -1,0 +1,62 @@
+//! A plan and its kernels, as written by `infernum compile --out`.
+
+use std::path::Path;
+
+use infernum_codegen::cuda::Device;
+use infernum_codegen::{Plan, VERSION};
+use infernum_ir::Sym;
+
+use crate::{Capacity, Machine};
+
+/// A plan that was written to a folder cannot be run.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are named in the messages")]
+pub enum PlanFileError {
+    #[error("{path}: {source}")]
+    Io { path: String, source: std::io::Error },
+    #[error("{path}: expected a plan of version {VERSION}: {message}; compile it again")]
+    Json { path: String, message: String },
+    #[error("{path}: the plan is for {expected}, this machine has {found}; compile it for that")]
+    Device { path: String, expected: String, found: String },
+    #[error("{path}: the plan holds {expected}, wanted are {found}; compile it for those")]
+    Size { path: String, expected: String, found: String },
+}
+
+/// Reads what `infernum compile --out` wrote to a folder.
+pub(crate) fn read(
+    folder: &Path,
+    rows: Sym,
+    capacity: Capacity,
+    machine: &Machine,
+) -> Result<Plan, PlanFileError> {
+    let file = folder.join("plan.json");
+    let path = file.display().to_string();
+    let bytes =
+        std::fs::read(&file).map_err(|source| PlanFileError::Io { path: path.clone(), source })?;
+    let json = |message: String| PlanFileError::Json { path: path.clone(), message };
+    let plan: Plan = serde_json::from_slice(&bytes).map_err(|e| json(e.to_string()))?;
+    if plan.version != VERSION {
+        return Err(json(format!("found version {}", plan.version)));
+    }
+    let arch = |d: Option<Device>| d.map_or("the CPU".to_owned(), |d| d.arch);
+    let (expected, found) = (arch(plan.device.clone()), arch(machine.device()));
+    if expected != found {
+        return Err(PlanFileError::Device { path, expected, found });
+    }
+    let (b, s) = (plan.limits.b, plan.limits.s);
+    let holds = |b: u64, length: u64| format!("{b} sequence(s) of {length} tokens");
+    if capacity.sequences > b || capacity.sequences * capacity.max_length > s {
+        let expected = holds(b, s.checked_div(b).unwrap_or(0));
+        let found = holds(capacity.sequences, capacity.max_length);
+        return Err(PlanFileError::Size { path, expected, found });
+    }
+    if plan.output_rows != Some(rows) {
+        let name = |rows: Option<Sym>| match rows {
+            Some(Sym::T) => "logits of every token".to_owned(),
+            _ => "logits of each sequence's last token".to_owned(),
+        };
+        let (expected, found) = (name(plan.output_rows), name(Some(rows)));
+        return Err(PlanFileError::Size { path, expected, found });
+    }
+    Ok(plan)
+}

@@ -1,0 +1,37 @@
+//! Work that takes a while tells how far it is.
+
+use std::fmt;
+
+/// What takes a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Compiling; its units are passes.
+    Compile,
+    /// Reading weights; its units are bytes.
+    Weights,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stage::Compile => "compiling",
+            Stage::Weights => "reading weights",
+        })
+    }
+}
+
+/// How far a stage is. Stages follow one another; each begins and ends, if it fails as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// A stage begins.
+    Begin {
+        /// Which.
+        stage: Stage,
+        /// Its units; about so many where it is not known yet.
+        total: u64,
+    },
+    /// So many units more are done.
+    Advance(u64),
+    /// The stage is over.
+    End,
+}

@@ -1,0 +1,108 @@
+//! Compiles the kernels of templates, and reads what the assembler says of them. Needs no GPU.
+
+use std::collections::HashSet;
+
+use infernum_codegen::Kernel;
+use infernum_codegen::cuda::{Compiler, Device, Library};
+use infernum_ir::OpSet;
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::{PRODUCTS, kernels};
+
+/// What became of one kernel.
+#[derive(Clone, Debug, Serialize)]
+pub struct CompiledKernel {
+    /// The op's template.
+    pub template: String,
+    /// The variant of it.
+    pub variant: String,
+    /// The architecture.
+    pub arch: String,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes of registers that did not fit, written to memory.
+    pub spills: u32,
+    /// Bytes of shared memory that the kernel declares.
+    pub shared: u32,
+    /// Why it does not compile.
+    pub problem: Option<String>,
+}
+
+impl CompiledKernel {
+    /// Whether it compiles, and does not spill where every microsecond counts.
+    pub fn passed(&self) -> bool {
+        self.problem.is_none() && !(self.is_hot() && self.spills > 0)
+    }
+
+    /// Fast variants of products and attention: what decoding spends its time in.
+    fn is_hot(&self) -> bool {
+        let hot = PRODUCTS.contains(&self.template.as_str()) || self.template == "paged_attention";
+        hot && self.variant != "plain"
+    }
+}
+
+/// Compiles every variant that is admitted for `device` at some size that [`check`](super::check) tries:
+/// in every type and size if `all`, otherwise once.
+pub fn compile(
+    ops: &OpSet,
+    library: &Library,
+    device: &Device,
+    compiler: &Compiler,
+    all: bool,
+) -> Vec<CompiledKernel> {
+    let mut problems = Vec::new();
+    let mut kernels = kernels(ops, library, device, &mut |op, problem| {
+        problems.push(CompiledKernel {
+            template: op.to_owned(),
+            variant: String::new(),
+            arch: device.arch.clone(),
+            registers: 0,
+            spills: 0,
+            shared: 0,
+            problem: Some(problem),
+        });
+    });
+    let mut seen = HashSet::new();
+    kernels.retain(|k| all || seen.insert((k.template.clone(), k.variant.clone())));
+    let one = |kernel: &Kernel| {
+        let compiled = compiler.compile(&kernel.name, &kernel.text, &device.arch, true);
+        let (log, problem) = match compiled {
+            Ok((_, log)) => (log, None),
+            Err(e) => (String::new(), Some(e.to_string())),
+        };
+        CompiledKernel {
+            template: kernel.template.clone(),
+            variant: kernel.variant.clone(),
+            arch: device.arch.clone(),
+            registers: number(&log, " registers"),
+            spills: number(&log, " bytes spill stores"),
+            shared: number(&log, " bytes smem"),
+            problem,
+        }
+    };
+    problems.extend(kernels.par_iter().map(one).collect::<Vec<_>>());
+    problems
+}
+
+/// The number before `unit` in the assembler's log; 0 where it says nothing.
+fn number(log: &str, unit: &str) -> u32 {
+    let before = log.split_once(unit).map_or("", |(before, _)| before);
+    let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+    digits.parse().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_assemblers_log_is_read() {
+        let log = "ptxas info    : 16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads\n\
+                   ptxas info    : Used 40 registers, used 1 barriers, 1024 bytes smem, 400 bytes cmem[0]";
+        assert_eq!(number(log, " registers"), 40);
+        assert_eq!(number(log, " bytes spill stores"), 12);
+        assert_eq!(number(log, " bytes smem"), 1024);
+        assert_eq!(number("", " registers"), 0);
+    }
+}

@@ -1,0 +1,442 @@
+//! Holds every variant of every CUDA kernel against its op's definition, behind guards.
+
+mod compiled;
+mod guards;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+use infernum_codegen::cuda::{
+    Cache, Choices, Compiler, Cubin, CudaError, Device, Library, admitted, attach,
+};
+use infernum_codegen::{Kernel, Plan, TargetKind, plan_buckets};
+use infernum_ir::{DType, Module, Op, OpSet};
+use rayon::prelude::*;
+
+use self::guards::Guards;
+use super::cases::{
+    CASES, Case, DECODES, FEW, HEADS, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE, SIXTEEN,
+    Sizes,
+};
+use super::{Batch, KernelVerdict, Trial, allowed};
+use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
+use crate::exec::StepInputs;
+
+pub use self::compiled::{CompiledKernel, compile};
+
+const BLOCK: usize = StepInputs::BLOCK_SIZE;
+
+const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+
+/// Ops whose products have kernels for few tokens.
+const PRODUCTS: [&str; 9] = [
+    "linear",
+    "linear_add",
+    "linear_geglu",
+    "linear_swiglu",
+    "norm_linear",
+    "norm_linear_geglu",
+    "norm_linear_swiglu",
+    "gather_norm_linear",
+    "norm_qkv_rope_kv_write",
+];
+
+/// Products by what admits their variants.
+struct Shape {
+    inputs: usize,
+    /// `[H, G, D]`, which say the output channels: see [`Sizes::product`].
+    heads: [usize; 3],
+    batches: &'static [&'static Batch],
+    /// The variants that are tried; all where none is named.
+    variants: &'static [&'static str],
+}
+
+const SHAPES: [Shape; 6] = [
+    Shape {
+        inputs: 2048,
+        heads: [16, 4, 64],
+        batches: &[&SINGLE, &FEW, &SIXTEEN, &LARGE],
+        variants: &[],
+    },
+    // Long rows, few of them.
+    Shape {
+        inputs: 8192,
+        heads: [2, 1, 64],
+        batches: &[&SINGLE, &FEW, &SIXTEEN, &LARGE],
+        variants: &[
+            "t1_deep",
+            "t1_long",
+            "few8",
+            "few16",
+            "direct8",
+            "direct16",
+            "t32_split8",
+            "t64_split8",
+            "t8_long",
+            "library",
+        ],
+    },
+    // 16M elements.
+    Shape {
+        inputs: 2048,
+        heads: [64, 32, 64],
+        batches: &[&FEW, &SIXTEEN],
+        variants: &["t8", "t16"],
+    },
+    // Rows for every multiprocessor.
+    Shape {
+        inputs: 128,
+        heads: [80, 10, 128],
+        batches: &[&MIDDLE, &LARGE],
+        variants: &["t32", "t32_split4", "t64", "t64_split4", "head128"],
+    },
+    // More rows than columns.
+    Shape { inputs: 512, heads: [28, 4, 64], batches: &[&SINGLE], variants: &["t1_tall"] },
+    Shape {
+        inputs: 4096,
+        heads: [3, 1, 128],
+        batches: &[&SINGLE, &FEW],
+        variants: &["t1_small", "t1_deep", "t4", "direct8", "direct16", "head128"],
+    },
+];
+
+/// Rows that a warp, a block and a large block take.
+const ROWS: [usize; 3] = [1024, 4096, 9216];
+
+/// Heads as models have them: `[H, G, D, E]`.
+const ATTENTION: [[usize; 4]; 5] =
+    [[8, 2, 64, 64], [16, 1, 128, 128], [6, 2, 80, 48], [4, 2, 256, 256], [20, 2, 128, 64]];
+
+/// What is tried: a call at some sizes, in some steps.
+#[derive(Clone, Copy)]
+struct Setup {
+    op: Op,
+    case: &'static Case,
+    sizes: Sizes,
+    dtype: DType,
+    batch: &'static Batch,
+    /// The variants that are tried; all that are admitted where none is named.
+    variants: &'static [&'static str],
+}
+
+/// A call, and where it stands among those of its op.
+struct Called {
+    op: Op,
+    case: &'static Case,
+    index: usize,
+    of: usize,
+}
+
+/// Everything that is tried.
+fn setups(ops: &OpSet, library: &Library) -> Vec<Setup> {
+    let cases = || CASES.iter().chain(ON_GPUS).chain(PRIMITIVES);
+    let mut all = Vec::new();
+    for case in cases() {
+        let Ok(op) = ops.find(case.op()) else { continue };
+        // A fused op may have a kernel on the CPU only.
+        if op.cuda.is_none_or(|template| library.template(template).is_err()) {
+            continue;
+        }
+        let calls: Vec<_> = cases().filter(|c| c.op() == op.name).collect();
+        let index = calls.iter().position(|c| std::ptr::eq(*c, case)).unwrap_or(0);
+        let called = Called { op, case, index, of: calls.len() };
+        called.small(&mut all);
+        if PRODUCTS.contains(&op.name) {
+            called.products(&mut all);
+        }
+        called.large(&mut all);
+    }
+    all
+}
+
+impl Called {
+    fn setup(&self, sizes: Sizes, dtype: DType, batch: &'static Batch) -> Setup {
+        Setup { op: self.op, case: self.case, sizes, dtype, batch, variants: &[] }
+    }
+
+    /// Small and odd sizes.
+    fn small(&self, all: &mut Vec<Setup>) {
+        for (i, sizes) in HEADS.map(Sizes::heads).into_iter().enumerate() {
+            all.push(self.setup(sizes, DType::F32, &RAGGED));
+            all.push(self.setup(sizes, DType::Bf16, &RAGGED));
+            if i == 0 || i == HEADS.len() - 1 {
+                // Fast products are tried in f16 at the size of a model.
+                let few: &[&str] = &["plain", "library"];
+                let variants = if PRODUCTS.contains(&self.op.name) { few } else { &[] };
+                all.push(Setup { variants, ..self.setup(sizes, DType::F16, &RAGGED) });
+            }
+        }
+    }
+
+    /// The shapes of products: an op's first call in bf16, the others in f16.
+    fn products(&self, all: &mut Vec<Setup>) {
+        for (i, shape) in SHAPES.iter().enumerate() {
+            let sizes = Sizes::product(self.case, shape.inputs, shape.heads);
+            for batch in shape.batches {
+                let setup =
+                    |dtype| Setup { variants: shape.variants, ..self.setup(sizes, dtype, batch) };
+                if self.index == 0 {
+                    all.push(setup(DType::Bf16));
+                }
+                if i == 0 && (self.index > 0 || self.of == 1) {
+                    all.push(setup(DType::F16));
+                }
+            }
+        }
+    }
+
+    /// What admits variants of other ops.
+    fn large(&self, all: &mut Vec<Setup>) {
+        let mut push = |sizes, dtype, batch| all.push(self.setup(sizes, dtype, batch));
+        match self.op.name {
+            "rmsnorm" | "add_rmsnorm" | "layernorm" if self.index == 0 => {
+                for (rows, dtype) in ROWS.into_iter().flat_map(|n| FLOATS.map(|d| (n, d))) {
+                    push(Sizes::rows(rows), dtype, &RAGGED);
+                }
+            }
+            "paged_attention" => {
+                let dtype = if self.index == 1 { DType::F16 } else { DType::Bf16 };
+                for heads in ATTENTION {
+                    push(Sizes::heads(heads), dtype, &DECODES);
+                }
+            }
+            "expert_ffn" | "router_topk" => {
+                for dtype in FLOATS {
+                    push(Sizes::heads(HEADS[3]), dtype, &FEW);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Ops with a template that [`check`] has no case for.
+pub fn unchecked(ops: &OpSet, library: &Library) -> Vec<&'static str> {
+    let setups = setups(ops, library);
+    let has_template = |op: &Op| op.cuda.is_some_and(|t| library.template(t).is_ok());
+    let all =
+        ops.all().filter(|op| has_template(op) && !setups.iter().any(|s| s.op.name == op.name));
+    // What is done to stored weights alone is done when they are loaded, never in a step.
+    all.map(|op| op.name).filter(|name| *name != "dequantise").collect()
+}
+
+/// What is tried, as plans: one a variant.
+struct Job {
+    setup: Setup,
+    module: Module,
+    plans: Vec<(String, Plan, Vec<usize>)>,
+}
+
+/// The kernels of many plans, each once. Plans keep none of the text.
+#[derive(Default)]
+struct Kernels {
+    all: Vec<Kernel>,
+    known: HashMap<String, usize>,
+}
+
+impl Kernels {
+    /// Takes a plan's kernels: where each is.
+    fn take(&mut self, plan: &mut Plan) -> Vec<usize> {
+        let index = |kernel: &mut Kernel| {
+            let text = std::mem::take(&mut kernel.text);
+            *self.known.entry(text).or_insert_with_key(|text| {
+                self.all.push(Kernel { text: text.clone(), ..kernel.clone() });
+                self.all.len() - 1
+            })
+        };
+        plan.kernels.iter_mut().map(index).collect()
+    }
+}
+
+impl Setup {
+    fn job(self, ops: &OpSet, library: &Library, device: &Device) -> Result<Job, String> {
+        let module = self.case.module(self.sizes, self.dtype, ops)?;
+        let buckets: Vec<_> = self.batch.buckets.iter().map(|b| (*b, module.clone())).collect();
+        let plan = plan_buckets(&buckets, TargetKind::Cuda, self.batch.limits);
+        let plan = plan.map_err(|e| e.to_string())?;
+        let made = || -> Result<_, CudaError> {
+            let template = self.op.cuda.unwrap_or_default();
+            let variants = admitted(&plan, self.op.name, ops, library, device)?;
+            let wanted =
+                |v: &String| self.variants.is_empty() || self.variants.contains(&v.as_str());
+            let plans = variants.into_iter().filter(wanted).map(|variant| {
+                let mut plan = plan.clone();
+                attach(&mut plan, ops, library, device, &Choices::everywhere(template, &variant))?;
+                Ok((variant, plan, Vec::new()))
+            });
+            plans.collect()
+        };
+        Ok(Job { setup: self, plans: made().map_err(|e| e.to_string())?, module })
+    }
+
+    fn verdict(&self, variant: &str, outcome: Result<f64, String>) -> KernelVerdict {
+        let (error, problem) = match outcome {
+            Ok(error) => (error, None),
+            Err(problem) => (0.0, Some(problem)),
+        };
+        KernelVerdict {
+            op: self.op.name.to_owned(),
+            variant: Some(variant.to_owned()),
+            dtype: self.dtype,
+            case: format!("{} {}, {}", self.case.attributes(), self.sizes, self.batch.name),
+            error,
+            allowed: allowed(self.op.tolerance, self.dtype),
+            problem,
+        }
+    }
+}
+
+/// Plans of all setups, and their kernels, each once.
+fn jobs(
+    setups: &[Setup],
+    (ops, library, device): (&OpSet, &Library, &Device),
+    problem: &mut dyn FnMut(&Setup, String),
+) -> (Vec<Job>, Kernels) {
+    let (mut jobs, mut kernels) = (Vec::new(), Kernels::default());
+    // Some at a time, so that few texts are kept more than once.
+    for part in setups.chunks(64) {
+        let made: Vec<_> = part.par_iter().map(|s| s.job(ops, library, device)).collect();
+        for (setup, job) in part.iter().zip(made) {
+            match job {
+                Ok(mut job) => {
+                    job.plans.iter_mut().for_each(|(_, plan, at)| *at = kernels.take(plan));
+                    jobs.push(job);
+                }
+                Err(message) => problem(setup, message),
+            }
+        }
+    }
+    (jobs, kernels)
+}
+
+/// The kernels that [`check`] would run on a device, each once; `problem` gets what has none, by op.
+fn kernels(
+    ops: &OpSet,
+    library: &Library,
+    device: &Device,
+    problem: &mut dyn FnMut(&str, String),
+) -> Vec<Kernel> {
+    let setups = setups(ops, library);
+    let mut failed = |setup: &Setup, message: String| problem(setup.op.name, message);
+    jobs(&setups, (ops, library, device), &mut failed).1.all
+}
+
+/// Runs every variant of every kernel of `ops` that `gpu` admits at some size that is tried, in every
+/// element type, over ragged batches on scattered blocks. A kernel that writes beside its results, to
+/// an operand, a weight or another sequence's cache, or leaves an element unwritten, fails. `report`
+/// gets each verdict as soon as it is there. Only ops whose names contain `only` are tried.
+pub fn check(
+    ops: &OpSet,
+    library: &Library,
+    gpu: &Arc<Gpu>,
+    cache: &Cache,
+    (seed, only): (u64, &str),
+    report: &mut dyn FnMut(KernelVerdict),
+) {
+    let device = Device::of(gpu.sm, gpu.sms);
+    let mut setups = setups(ops, library);
+    setups.retain(|s| s.op.name.contains(only));
+    let (jobs, kernels) = jobs(&setups, (ops, library, &device), &mut |setup, problem| {
+        report(setup.verdict("?", Err(problem)));
+    });
+    // Each on its own: that one does not compile says nothing of the others.
+    let one = |kernel: &Kernel| {
+        let cubin = cache.cubins(std::slice::from_ref(kernel), &device.arch, &mut Compiler::find);
+        cubin.map(|(cubins, _)| cubins).map_err(|e| e.to_string())
+    };
+    let cubins: Vec<Result<Vec<Cubin>, String>> = kernels.all.par_iter().map(one).collect();
+    // References are computed on all cores while the GPU runs; few wait, since some are large.
+    let (sender, receiver) = sync_channel(4);
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let receiver = receiver; // dropped if this thread panics, so that the others end
+        for _ in 0..threads {
+            let sender = sender.clone();
+            let (jobs, next) = (&jobs, &next);
+            scope.spawn(move || references(jobs, seed, next, &sender));
+        }
+        drop(sender);
+        for (job, trial) in receiver {
+            for (variant, plan, at) in &job.plans {
+                let outcome = trial.as_ref().map_err(Clone::clone).and_then(|trial| {
+                    let cubins = at.iter().map(|i| cubins[*i].clone());
+                    let cubins = cubins.collect::<Result<Vec<_>, _>>()?.concat();
+                    worst(plan, &cubins, trial, job.setup.batch, gpu)
+                });
+                report(job.setup.verdict(variant, outcome));
+            }
+        }
+    });
+}
+
+fn references<'a>(
+    jobs: &'a [Job],
+    seed: u64,
+    next: &AtomicUsize,
+    sender: &SyncSender<(&'a Job, Result<Trial, String>)>,
+) {
+    while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+        let trial = Trial::new(&job.module, seed, job.setup.batch, BLOCK);
+        if sender.send((job, trial)).is_err() {
+            return;
+        }
+    }
+}
+
+/// The worst error of a plan's steps: launch by launch behind guards, and then as steps run, each
+/// kernel beginning while the one before it ends.
+fn worst(
+    plan: &Plan,
+    cubins: &[Cubin],
+    trial: &Trial,
+    batch: &Batch,
+    gpu: &Arc<Gpu>,
+) -> Result<f64, String> {
+    let kv_blocks = batch.blocks(BLOCK);
+    let options = CudaOptions { kv_blocks, poison: true, ..CudaOptions::default() };
+    let (plan, guards) = (plan.clone(), Some(Box::new(Guards) as _));
+    let executor = CudaExecutor::watched(plan, cubins, &trial.weights, gpu, options, guards);
+    let mut executor = executor.map_err(|e| e.to_string())?;
+    let weights = executor.read_weights().map_err(|e| e.to_string())?;
+    let guarded = trial.worst(&mut executor)?;
+    let after = executor.read_weights().map_err(|e| e.to_string())?;
+    if let Some(at) = weights.iter().zip(&after).position(|(a, b)| a != b) {
+        return Err(format!("writes to byte {at} of the weights"));
+    }
+    executor.unwatch();
+    Ok(guarded.max(trial.worst(&mut executor)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use infernum_passes::data::Kernels;
+
+    use super::*;
+
+    /// Every variant that a GPU can have is tried on it.
+    #[test]
+    fn every_variant_is_tried() {
+        let ops = Kernels::load(None, &[]).expect("the built-in files").ops;
+        let (library, device) = (Library::default(), Device::named("sm_90a").expect("a device"));
+        assert_eq!(unchecked(&ops, &library), [""; 0]);
+        let (mut all, mut tried) = (BTreeSet::new(), BTreeSet::new());
+        let mut plans = 0;
+        for setup in setups(&ops, &library) {
+            let job = setup.job(&ops, &library, &device);
+            let job = job.unwrap_or_else(|e| panic!("{}: {e}", setup.case.attributes()));
+            plans += job.plans.len();
+            let name = setup.op.cuda.expect("a template");
+            let template = library.template(name).expect("a template");
+            all.extend(template.variants.into_iter().map(|v| format!("{name}.{}", v.name)));
+            tried.extend(job.plans.into_iter().map(|(v, ..)| format!("{name}.{v}")));
+        }
+        println!("{plans} plans");
+        let untried: Vec<_> = all.difference(&tried).collect();
+        assert!(untried.is_empty(), "{untried:?}");
+    }
+}

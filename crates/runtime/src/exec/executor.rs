@@ -1,0 +1,119 @@
+//! What an executor is.
+
+use std::time::Duration;
+
+use infernum_codegen::Plan;
+use serde::Serialize;
+
+use super::{ExecError, Observer, StepInputs, StepOutput};
+
+/// Names a submitted step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(pub(crate) u64);
+
+/// Runs steps.
+pub trait Executor {
+    /// Starts a step. The inputs are copied: they may be changed as soon as this returns. The step
+    /// before must have been waited for, unless the executor [feeds](Executor::feeds) tokens; the one
+    /// before that, in any case.
+    fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError>;
+
+    /// Whether steps yield tokens, the greedy choice, instead of logits.
+    fn yields_tokens(&self) -> bool {
+        false
+    }
+
+    /// Whether it picks tokens as [`StepInputs::choose`] says.
+    fn samples(&self) -> bool {
+        false
+    }
+
+    /// Whether a step may be submitted while the one before it runs, and take tokens from it
+    /// ([`StepInputs::push_fed`]).
+    fn feeds(&self) -> bool {
+        false
+    }
+
+    /// Whether steps bring their logits, or may leave them out where tokens
+    /// ([`StepOutput::tokens`]) are picked anyway.
+    fn set_logits(&mut self, _wanted: bool) {}
+
+    /// Time that steps have taken so far in which the host had nothing to do but compute them or wait for
+    /// them: the rest of a step's time is scheduling.
+    fn computed(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Waits for a step: that of the last ticket, or the one before where two are under way.
+    fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError>;
+}
+
+/// Runs the steps of one plan, and lets one look inside.
+pub trait PlanExecutor: Executor {
+    /// What it runs.
+    fn plan(&self) -> &Plan;
+
+    /// As [`Executor::submit`], showing what each call carries on.
+    fn submit_observed(
+        &mut self,
+        inputs: &StepInputs,
+        observer: &mut Observer<'_>,
+    ) -> Result<Ticket, ExecError>;
+
+    /// Time spent in each op since the start, if it is measured; the longest first.
+    fn profile(&self) -> Vec<(String, Duration)>;
+
+    /// Has a library's algorithms compete for every product that is left to it, and runs the fastest
+    /// from now on, which may differ from one process to the next. Before the first step: it writes
+    /// over activations. About a second for 8 billion parameters.
+    fn tune_products(&mut self) -> Result<Vec<TunedProduct>, ExecError> {
+        Ok(Vec::new())
+    }
+
+    /// Blocks of its KV cache.
+    fn kv_blocks(&self) -> usize;
+
+    /// What it runs on, for people.
+    fn describe(&self) -> String;
+}
+
+/// A product for which a library's algorithms competed.
+#[derive(Clone, Debug, Serialize)]
+pub struct TunedProduct {
+    /// Rows of `x`, rows of `w`, and columns of both.
+    pub shape: [u64; 3],
+    /// Microseconds of the library's own choice.
+    pub first_us: f64,
+    /// Microseconds of what is run from now on.
+    pub best_us: f64,
+}
+
+impl<E: Executor + ?Sized> Executor for Box<E> {
+    fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
+        (**self).submit(inputs)
+    }
+
+    fn yields_tokens(&self) -> bool {
+        (**self).yields_tokens()
+    }
+
+    fn samples(&self) -> bool {
+        (**self).samples()
+    }
+
+    fn feeds(&self) -> bool {
+        (**self).feeds()
+    }
+
+    fn computed(&self) -> Duration {
+        (**self).computed()
+    }
+
+    fn set_logits(&mut self, wanted: bool) {
+        (**self).set_logits(wanted);
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
+        (**self).wait(ticket)
+    }
+}

@@ -1,0 +1,18 @@
+//! What every executor and whoever drives one agree on: the inputs and the output of a step, the
+//! traits, errors, and how a plan and its weights are read. It knows no target.
+
+pub(crate) mod elements;
+mod error;
+mod executor;
+mod observe;
+pub(crate) mod plan_check;
+mod sources;
+mod step;
+pub(crate) mod weights;
+
+pub use error::{ExecError, GpuError, LoadError, TensorProblem};
+pub use executor::{Executor, PlanExecutor, Ticket, TunedProduct};
+pub use observe::{Observed, Observer};
+pub use sources::{CheckpointWeights, RandomWeights};
+pub use step::{StepInputs, StepOutput};
+pub use weights::{Bytes, TensorBytes, WeightSource};

@@ -1,0 +1,135 @@
+//! Where weights come from: a checkpoint's mapped files, or random numbers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use infernum_codegen::Plan;
+use infernum_frontend_hf::Checkpoint;
+use infernum_ir::{DType, Dims, TensorType};
+
+use super::{Bytes, TensorBytes, WeightSource};
+
+/// The tensors of a checkpoint, where they lie in its files.
+pub struct CheckpointWeights<'a> {
+    checkpoint: &'a Checkpoint,
+    files: Vec<Bytes>,
+}
+
+impl<'a> CheckpointWeights<'a> {
+    /// Shares the checkpoint's files: nothing is copied.
+    pub fn new(checkpoint: &'a Checkpoint) -> CheckpointWeights<'a> {
+        let files = (0..checkpoint.file_count()).filter_map(|i| checkpoint.file_bytes(i));
+        let files = files.map(|f| Bytes::new(Arc::new(f))).collect();
+        CheckpointWeights { checkpoint, files }
+    }
+}
+
+impl WeightSource for CheckpointWeights<'_> {
+    fn tensor(&self, name: &str) -> Option<TensorBytes> {
+        let view = self.checkpoint.tensor(name)?;
+        let at = view.location;
+        Some(TensorBytes {
+            dtype: view.dtype.ir()?,
+            shape: view.shape.to_vec(),
+            bytes: self.files.get(at.file)?.slice(at.offset..at.offset + at.len)?,
+        })
+    }
+}
+
+/// Random weights of the shapes that a plan wants: for measuring, not for talking.
+pub struct RandomWeights {
+    tensors: HashMap<String, TensorType>,
+    seed: u64,
+    /// Values that all tensors share.
+    pool: Option<Bytes>,
+}
+
+impl RandomWeights {
+    /// Weights for `plan`. The same seed gives the same weights.
+    pub fn of(plan: &Plan, seed: u64) -> RandomWeights {
+        let tensors = plan.tensors().into_iter().map(|(name, ty)| (name.to_owned(), ty)).collect();
+        RandomWeights { tensors, seed, pool: None }
+    }
+
+    /// As [`RandomWeights::of`], all tensors being parts of one pool of numbers, as large as the
+    /// largest: quickly made, for devices that copy them. The element types must be alike.
+    pub fn pooled(plan: &Plan, seed: u64) -> RandomWeights {
+        let mut weights = RandomWeights::of(plan, seed);
+        let sizes = weights.tensors.values().map(|ty| (ty.bytes(&Dims::default()), ty.dtype));
+        let largest = sizes.max_by_key(|(bytes, _)| *bytes);
+        weights.pool = largest.and_then(|(bytes, dtype)| {
+            let elements = bytes as usize / (dtype.bytes(1)? as usize).max(1);
+            random(dtype, elements, seed | 1).map(Bytes::from)
+        });
+        weights
+    }
+}
+
+impl WeightSource for RandomWeights {
+    fn tensor(&self, name: &str) -> Option<TensorBytes> {
+        let ty = self.tensors.get(name)?;
+        let dims = Dims::default();
+        let shape: Vec<u64> = ty.sizes(&dims).into_iter().map(|n| n as u64).collect();
+        let elements = ty.elements(&dims) as usize;
+        if let Some(bytes) = self.pool.as_ref().and_then(|p| p.slice(0..ty.bytes(&dims) as usize)) {
+            return Some(TensorBytes { dtype: ty.dtype, shape, bytes });
+        }
+        // Each tensor its own stream, so that the order of loading does not matter.
+        let stream = name
+            .bytes()
+            .fold(self.seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
+        Some(TensorBytes {
+            dtype: ty.dtype,
+            shape,
+            bytes: random(ty.dtype, elements, stream)?.into(),
+        })
+    }
+}
+
+/// Values of magnitude 2^-6 to 2^-5 and either sign: large enough to matter, small enough that a
+/// deep model stays finite. Other element types than 16- and 32-bit floats are not made.
+fn random(dtype: DType, elements: usize, seed: u64) -> Option<Vec<u8>> {
+    // The bits to keep random, and the exponent, in each 16 bits of the word.
+    let (size, keep, exponent) = match dtype {
+        DType::Bf16 => (2, 0x807f_u64 * 0x0001_0001_0001_0001, 0x3c80 * 0x0001_0001_0001_0001),
+        DType::F16 => (2, 0x83ff * 0x0001_0001_0001_0001, 0x2400 * 0x0001_0001_0001_0001),
+        DType::F32 => (4, 0x807f_ffff * 0x0000_0001_0000_0001, 0x3c80_0000 * 0x0000_0001_0000_0001),
+        _ => return None,
+    };
+    let bytes = elements * size;
+    let mut out = Vec::with_capacity(bytes.next_multiple_of(8));
+    let mut state = seed | 1;
+    while out.len() < bytes {
+        // xorshift64* (Vigna 2014).
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        let word = state.wrapping_mul(0x2545_f491_4f6c_dd1d);
+        out.extend_from_slice(&(word & keep | exponent).to_le_bytes());
+    }
+    out.truncate(bytes);
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+
+    #[test]
+    fn random_values_have_the_promised_magnitude() {
+        let ok = |v: f32| (0.015..0.0313).contains(&v.abs());
+        let halves = |d| random(d, 1001, 5).expect("a float type");
+        let pairs = halves(DType::Bf16);
+        assert_eq!(pairs.len(), 2002);
+        assert!(pairs.chunks(2).all(|b| ok(bf16::from_le_bytes([b[0], b[1]]).to_f32())));
+        let pairs = halves(DType::F16);
+        assert!(pairs.chunks(2).all(|b| ok(f16::from_le_bytes([b[0], b[1]]).to_f32())));
+        let words = halves(DType::F32);
+        let words: Vec<f32> =
+            words.chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        assert!(words.iter().all(|v| ok(*v)));
+        assert!(words.iter().any(|v| *v < 0.0) && words.iter().any(|v| *v > 0.0));
+    }
+}

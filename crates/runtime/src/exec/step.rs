@@ -1,0 +1,213 @@
+//! What goes into a step and what comes out.
+
+use infernum_ir::interp::{SeqStep, Step};
+
+use super::ExecError;
+use crate::sampling::{Choice, SamplingParams, Seen};
+
+/// Marks a token that is still to come; kernels/templates/feed_tokens.cu.j2 knows it, too.
+const FED: u32 = 1 << 31;
+
+/// The inputs of one step: tokens of several sequences, flattened, and where each sequence's
+/// rows lie in the paged KV cache. Filled again for every step, without allocating once it has
+/// grown.
+#[derive(Clone, Debug)]
+pub struct StepInputs {
+    block_size: usize,
+    step: Step,
+    tokens: Vec<u32>,
+    blocks: Vec<u32>,
+    /// Where each sequence's blocks begin in `blocks`.
+    tables: Vec<usize>,
+    /// Whether any token is still to come.
+    fed: bool,
+    /// Of sequences whose token is not simply the likeliest; in order.
+    choices: Vec<Chosen>,
+    seen: Vec<Seen>,
+}
+
+/// A [`Choice`], for a sequence.
+#[derive(Clone, Debug)]
+struct Chosen {
+    seq: usize,
+    params: SamplingParams,
+    position: u64,
+    seen: std::ops::Range<usize>,
+}
+
+/// The result of one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepOutput {
+    /// `[rows, columns]`, row-major: the logits. Empty where the plan yields tokens.
+    pub logits: Vec<f32>,
+    /// One for each sequence (its last token), or one for each token, as the plan says.
+    pub rows: usize,
+    /// The size of the vocabulary; 0 where the plan yields tokens.
+    pub columns: usize,
+    /// A token of each row, from executors that pick it (those of GPUs) and from plans that yield it
+    /// (pass `greedy`): the likeliest, or what [`StepInputs::choose`] says where the executor
+    /// [samples](super::Executor::samples). Empty from others.
+    pub tokens: Vec<u32>,
+}
+
+impl StepOutput {
+    /// One row of logits; panics outside.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.logits[row * self.columns..(row + 1) * self.columns]
+    }
+}
+
+impl StepInputs {
+    /// Tokens that one block of the KV cache holds, unless one chooses otherwise.
+    pub const BLOCK_SIZE: usize = 16;
+
+    /// No sequences yet. `block_size` is that of the executor's cache, in tokens.
+    pub fn new(block_size: usize) -> StepInputs {
+        StepInputs {
+            block_size: block_size.max(1),
+            step: Step::default(),
+            tokens: Vec::new(),
+            blocks: Vec::new(),
+            tables: Vec::new(),
+            fed: false,
+            choices: Vec::new(),
+            seen: Vec::new(),
+        }
+    }
+
+    /// Removes all sequences.
+    pub fn clear(&mut self) {
+        self.step.seqs.clear();
+        self.tokens.clear();
+        self.blocks.clear();
+        self.tables.clear();
+        self.fed = false;
+        self.choices.clear();
+        self.seen.clear();
+    }
+
+    /// How the token after the last sequence pushed is picked; the likeliest if this is not called.
+    /// Executors that do not [sample](super::Executor::samples) pay no heed to it.
+    pub fn choose(&mut self, choice: &Choice<'_>) {
+        let Some(seq) = self.step.seqs.len().checked_sub(1) else { return };
+        if choice.params.is_greedy() {
+            return;
+        }
+        let start = self.seen.len();
+        self.seen.extend_from_slice(choice.seen);
+        let (params, position) = (choice.params, choice.position);
+        self.choices.push(Chosen { seq, params, position, seen: start..self.seen.len() });
+    }
+
+    /// Whether any token is not simply the likeliest.
+    pub fn is_sampled(&self) -> bool {
+        !self.choices.is_empty()
+    }
+
+    /// Sequences with what was [chosen](StepInputs::choose) for them, in order; the others' tokens are
+    /// the likeliest.
+    pub fn choices(&self) -> impl Iterator<Item = (usize, Choice<'_>)> {
+        self.choices.iter().map(|c| {
+            let seen = &self.seen[c.seen.clone()];
+            (c.seq, Choice { params: c.params, position: c.position, seen })
+        })
+    }
+
+    /// Tokens with penalties, of all sequences.
+    pub(crate) fn seen(&self) -> &[Seen] {
+        &self.seen
+    }
+
+    /// Adds a sequence: `tokens` to compute, after which its cache holds `context` rows, row `i`
+    /// in block `blocks[i / block_size]`. No block may be another sequence's that is written.
+    pub fn push(
+        &mut self,
+        tokens: &[u32],
+        context: usize,
+        blocks: &[u32],
+    ) -> Result<(), ExecError> {
+        if tokens.is_empty() || tokens.len() > context {
+            let n = tokens.len();
+            let message = format!("{n} token(s) do not fit a context of {context} row(s)");
+            return Err(ExecError::Inputs(message));
+        }
+        let needed = context.div_ceil(self.block_size);
+        if blocks.len() < needed {
+            return Err(ExecError::Inputs(format!(
+                "{context} context rows need {needed} block(s) of {}, found {}",
+                self.block_size,
+                blocks.len()
+            )));
+        }
+        self.tokens.extend_from_slice(tokens);
+        self.tables.push(self.blocks.len());
+        self.blocks.extend_from_slice(&blocks[..needed]);
+        self.step.seqs.push(SeqStep { new: tokens.len(), context });
+        Ok(())
+    }
+
+    /// As [`StepInputs::push`], of one token: that of row `row` of the step submitted before this one,
+    /// which need not have ended. For executors that [take](super::Executor::feeds) it.
+    pub fn push_fed(
+        &mut self,
+        row: usize,
+        context: usize,
+        blocks: &[u32],
+    ) -> Result<(), ExecError> {
+        self.push(&[FED | row as u32], context, blocks)?;
+        self.fed = true;
+        Ok(())
+    }
+
+    /// Whether any token is that of a row of the step before.
+    pub fn is_fed(&self) -> bool {
+        self.fed
+    }
+
+    /// The row of the step before whose token a token is to be, if it is.
+    pub fn fed_row(token: u32) -> Option<usize> {
+        (token & FED != 0).then_some((token & !FED) as usize)
+    }
+
+    /// Tokens in a block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// The sequences, in the order of their tokens.
+    pub fn step(&self) -> &Step {
+        &self.step
+    }
+
+    /// Whether every sequence has one token to compute.
+    pub fn is_decode_only(&self) -> bool {
+        self.step.seqs.iter().all(|s| s.new == 1)
+    }
+
+    /// Token ids, u32 `[T]`; see [`StepInputs::fed_row`].
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The blocks of one sequence; panics outside.
+    pub fn blocks(&self, seq: usize) -> &[u32] {
+        let end = self.tables.get(seq + 1).copied().unwrap_or(self.blocks.len());
+        &self.blocks[self.tables[seq]..end]
+    }
+
+    /// The cache's row of each token.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> + '_ {
+        self.step.seqs.iter().enumerate().flat_map(move |(b, seq)| {
+            let table = self.blocks(b);
+            let slot = move |p: usize| {
+                table[p / self.block_size] as usize * self.block_size + p % self.block_size
+            };
+            (seq.context - seq.new..seq.context).map(slot)
+        })
+    }
+
+    /// All blocks that the step uses.
+    pub fn all_blocks(&self) -> &[u32] {
+        &self.blocks
+    }
+}

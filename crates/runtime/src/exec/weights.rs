@@ -1,0 +1,349 @@
+//! Weights: where they come from, and how recipes become memory.
+
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use infernum_codegen::{Plan, Recipe, Weight};
+use infernum_ir::interp::{Step, Tensor};
+use infernum_ir::{Attr, Call, DType, Dims, Eval, Op, TensorType, Type};
+
+use super::{LoadError, TensorProblem, elements};
+
+/// Where tensors come from: a checkpoint, or a test.
+pub trait WeightSource {
+    /// The tensor of that name.
+    fn tensor(&self, name: &str) -> Option<TensorBytes>;
+}
+
+/// A stored tensor.
+#[derive(Clone, Debug)]
+pub struct TensorBytes {
+    /// Element type.
+    pub dtype: DType,
+    /// Outermost dimension first.
+    pub shape: Vec<u64>,
+    /// Row-major, little-endian; at any alignment.
+    pub bytes: Bytes,
+}
+
+/// A part of some shared memory, such as a mapped file. Cloning copies no bytes.
+#[derive(Clone)]
+pub struct Bytes {
+    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+impl Bytes {
+    /// All of `owner`'s bytes.
+    pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Bytes {
+        let range = 0..(*owner).as_ref().len();
+        Bytes { owner, range }
+    }
+
+    /// A part of these bytes; `None` outside.
+    pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
+        let start = self.range.start.checked_add(range.start)?;
+        let end = self.range.start.checked_add(range.end)?;
+        let inside = start <= end && end <= self.range.end;
+        inside.then(|| Bytes { owner: Arc::clone(&self.owner), range: start..end })
+    }
+
+    /// Whether `next` lies directly behind in the same memory.
+    fn continues_in(&self, next: &Bytes) -> bool {
+        Arc::ptr_eq(&self.owner, &next.owner) && self.range.end == next.range.start
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Bytes {
+        Bytes::new(Arc::new(bytes))
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // An owner that shrinks breaks its promise: no bytes, rather than a panic.
+        (*self.owner).as_ref().get(self.range.clone()).unwrap_or(&[])
+    }
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Bytes({})", self.range.len())
+    }
+}
+
+/// A constant, ready for kernels.
+#[derive(Clone, Debug)]
+pub(crate) struct Loaded {
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
+    /// Its bytes, in order; views of the checkpoint wherever that is possible.
+    pub(crate) segments: Vec<Bytes>,
+    /// Its values, for all but matrices: filled by [`Loaded::widen`].
+    pub(crate) values: Option<Vec<f32>>,
+}
+
+/// More pieces than this are copied into one: finding a row must stay cheap.
+const MAX_SEGMENTS: usize = 64;
+
+impl Loaded {
+    /// Elements of one row along the last dimension.
+    pub(crate) fn columns(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Joins neighbours, and copies what kernels cannot read piece by piece.
+    fn settle(mut self) -> Loaded {
+        self.segments.dedup_by(|next, s| {
+            let joins = s.continues_in(next);
+            if joins {
+                s.range.end = next.range.end;
+            }
+            joins
+        });
+        let row = self.columns() * elements::size(self.dtype).unwrap_or(1);
+        let whole_rows = self.segments.iter().all(|s| row > 0 && s.len().is_multiple_of(row));
+        // Experts are found by their number.
+        let experts = if self.shape.len() > 2 { self.shape[0] } else { 0 };
+        if self.segments.len() > MAX_SEGMENTS.max(experts) || !whole_rows {
+            self.join();
+        }
+        self
+    }
+
+    /// The bytes from `at` on, up to the end of their piece.
+    pub(crate) fn from(&self, mut at: usize) -> &[u8] {
+        for segment in &self.segments {
+            if at < segment.len() {
+                return &segment[at..];
+            }
+            at -= segment.len();
+        }
+        &[]
+    }
+
+    /// Rows from `start` on, as many as `ty` has, in the same memory; `None` outside or where a row
+    /// is of another size.
+    fn rows(&self, start: u64, ty: &TensorType) -> Option<Loaded> {
+        let shape = sizes(ty);
+        if self.dtype != ty.dtype || self.shape.get(1..)? != shape.get(1..)? {
+            return None;
+        }
+        let row = self.shape.get(1..)?.iter().product::<usize>();
+        let row = usize::try_from(self.dtype.bytes(row as u64)?).ok()?;
+        let from = usize::try_from(start).ok()?.checked_mul(row)?;
+        let to = from.checked_add(shape.first()?.checked_mul(row)?)?;
+        let (mut at, mut segments) = (0, Vec::new());
+        for segment in &self.segments {
+            let (lo, hi) = (from.max(at), to.min(at + segment.len()));
+            if lo < hi {
+                segments.push(segment.slice(lo - at..hi - at)?);
+            }
+            at += segment.len();
+        }
+        (to <= at).then_some(Loaded { dtype: self.dtype, shape, segments, values: None })
+    }
+
+    /// Copies into one piece.
+    fn join(&mut self) {
+        if self.segments.len() > 1 {
+            let joined: Vec<u8> = self.segments.iter().flat_map(|s| s.iter().copied()).collect();
+            self.segments = vec![joined.into()];
+        }
+    }
+
+    /// Makes `values`, if the type is a float.
+    pub(crate) fn widen(&mut self) {
+        if self.values.is_none() && self.dtype.is_float() {
+            self.values =
+                self.decode().ok().map(|t| t.data.into_iter().map(|v| v as f32).collect());
+        }
+    }
+
+    /// Its values in `f64`.
+    pub(crate) fn decode(&self) -> Result<Tensor, String> {
+        let mut data = Vec::with_capacity(self.elements());
+        for s in &self.segments {
+            elements::decode(self.dtype, s, &mut data)?;
+        }
+        Ok(Tensor { shape: self.shape.clone(), data })
+    }
+}
+
+/// Loads every weight of a plan; all problems are reported together.
+pub(crate) fn load(plan: &Plan, source: &dyn WeightSource) -> Result<Vec<Loaded>, LoadError> {
+    let mut problems = Vec::new();
+    let is_view = |w: &Weight| matches!(w.recipe, Recipe::Rows { .. });
+    let stored = |w: &Weight| {
+        if is_view(w) { None } else { resolve(w, source, &mut problems).map(Loaded::settle) }
+    };
+    let mut loaded: Vec<Option<Loaded>> = plan.weights.iter().map(stored).collect();
+    for (i, weight) in plan.weights.iter().enumerate() {
+        if let Recipe::Rows { weight: of, start } = weight.recipe {
+            // Of one that could not be loaded, that is told already.
+            let of = of as usize;
+            if plan.weights.get(of).is_none_or(is_view) {
+                let message = format!("expected rows of a stored weight, found weight {of}");
+                problems.push(TensorProblem::Constant { op: "rows".to_owned(), message });
+            } else if let Some(whole) = &loaded[of] {
+                match whole.rows(start, &weight.ty) {
+                    Some(view) => loaded[i] = Some(view),
+                    None => problems.push(TensorProblem::Constant {
+                        op: "rows".to_owned(),
+                        message: format!("{} from row {start} is outside weight {of}", weight.ty),
+                    }),
+                }
+            }
+        }
+    }
+    if problems.is_empty() {
+        Ok(loaded.into_iter().flatten().collect())
+    } else {
+        problems.dedup();
+        Err(LoadError::Tensors(problems))
+    }
+}
+
+fn sizes(ty: &TensorType) -> Vec<usize> {
+    ty.sizes(&Dims::default())
+}
+
+fn resolve(
+    weight: &Weight,
+    source: &dyn WeightSource,
+    problems: &mut Vec<TensorProblem>,
+) -> Option<Loaded> {
+    let ty = &weight.ty;
+    let segments = match &weight.recipe {
+        Recipe::Tensor(name) => vec![tensor(name, ty, source, problems)?],
+        Recipe::Stack(parts) => {
+            let ty = TensorType { shape: ty.shape.get(1..)?.to_vec(), ..ty.clone() };
+            let part = |p: &Recipe| {
+                let weight = Weight { ty: ty.clone(), recipe: p.clone() };
+                Some(resolve(&weight, source, problems)?.segments)
+            };
+            // Every part is looked at, so that every problem is found.
+            let parts: Vec<Option<Vec<Bytes>>> = parts.iter().map(part).collect();
+            parts.into_iter().collect::<Option<Vec<_>>>()?.concat()
+        }
+        Recipe::Concat(parts) => {
+            let parts: Vec<Option<Loaded>> =
+                parts.iter().map(|p| resolve(p, source, problems)).collect();
+            let parts = parts.into_iter().collect::<Option<Vec<_>>>()?;
+            parts.into_iter().flat_map(|p| p.segments).collect()
+        }
+        Recipe::Rows { .. } => {
+            let message = "rows of a weight within a recipe".to_owned();
+            problems.push(TensorProblem::Constant { op: "rows".to_owned(), message });
+            return None;
+        }
+        Recipe::Op { op, attrs, operands, types, result } => {
+            let operands: Vec<Option<Option<Loaded>>> = operands
+                .iter()
+                .map(|w| match w {
+                    Some(w) => resolve(w, source, problems).map(Some),
+                    None => Some(None),
+                })
+                .collect();
+            let operands = operands.into_iter().collect::<Option<Vec<_>>>()?;
+            if let Some(view) = view(op, attrs, &operands) {
+                view
+            } else {
+                let evaluated = evaluate(op, attrs, &operands, types, *result as usize);
+                match evaluated {
+                    Ok(bytes) => vec![bytes],
+                    Err(message) => {
+                        problems.push(TensorProblem::Constant { op: op.clone(), message });
+                        return None;
+                    }
+                }
+            }
+        }
+    };
+    Some(Loaded { dtype: ty.dtype, shape: sizes(ty), segments, values: None })
+}
+
+/// The result of an op that only selects contiguous parts of its operand.
+fn view(op: &str, attrs: &[Attr], operands: &[Option<Loaded>]) -> Option<Vec<Bytes>> {
+    let x = operands.first()?.as_ref()?;
+    match (op, attrs, &x.segments[..]) {
+        ("reshape", _, _) => Some(x.segments.clone()),
+        ("slice", [Attr::Int(axis), Attr::Int(start), Attr::Int(len)], [whole]) => {
+            let (outer, rest) = x.shape.split_at_checked(*axis as usize)?;
+            let (axis, inner) = rest.split_first()?;
+            let position = inner.iter().product::<usize>() * elements::size(x.dtype)?;
+            let parts = (0..outer.iter().product()).map(|o: usize| {
+                let from = (o * axis + *start as usize) * position;
+                whole.slice(from..from + *len as usize * position)
+            });
+            parts.collect()
+        }
+        _ => None,
+    }
+}
+
+fn tensor(
+    name: &str,
+    ty: &TensorType,
+    source: &dyn WeightSource,
+    problems: &mut Vec<TensorProblem>,
+) -> Option<Bytes> {
+    let expected: Vec<u64> = sizes(ty).into_iter().map(|n| n as u64).collect();
+    let name = name.to_owned();
+    let Some(found) = source.tensor(&name) else {
+        problems.push(TensorProblem::Missing { name, dtype: ty.dtype, expected });
+        return None;
+    };
+    let whole = found.bytes.len() as u64 == ty.bytes(&Dims::default());
+    if found.dtype != ty.dtype || found.shape != expected || !whole {
+        problems.push(TensorProblem::Mismatch {
+            name,
+            expected: (ty.dtype, expected),
+            found: (found.dtype, found.shape),
+        });
+        return None;
+    }
+    Some(found.bytes)
+}
+
+/// Runs an op's reference on constants.
+fn evaluate(
+    op: &str,
+    attrs: &[Attr],
+    operands: &[Option<Loaded>],
+    types: &[TensorType],
+    result: usize,
+) -> Result<Bytes, String> {
+    let op = Op::find(op)?;
+    let values: Vec<Option<Tensor>> = operands
+        .iter()
+        .map(|w| w.as_ref().map(Loaded::decode).transpose())
+        .collect::<Result<_, _>>()?;
+    let operand_types: Vec<Option<Type>> = operands
+        .iter()
+        .map(|w| {
+            w.as_ref().map(|w| {
+                let shape: Vec<u64> = w.shape.iter().map(|&n| n as u64).collect();
+                TensorType::weight(w.dtype, &shape).into()
+            })
+        })
+        .collect();
+    let operand_types: Vec<Option<&Type>> = operand_types.iter().map(Option::as_ref).collect();
+    let values: Vec<Option<&Tensor>> = values.iter().map(Option::as_ref).collect();
+    let results: Vec<Type> = types.iter().cloned().map(Type::from).collect();
+    let call = Call { op, operands: &operand_types, attrs };
+    let eval = Eval { call, values: &values, results: &results, step: &Step::default() };
+    let tensors = (op.reference)(&eval)?;
+    let (tensor, ty) = tensors.get(result).zip(types.get(result)).ok_or("no such result")?;
+    let size = elements::size(ty.dtype).ok_or_else(|| format!("cannot compute {ty}"))?;
+    let mut bytes = vec![0; tensor.data.len() * size];
+    elements::encode(ty.dtype, &tensor.data, &mut bytes)?;
+    Ok(bytes.into())
+}

@@ -1,0 +1,359 @@
+//! Picks the next token from logits. It knows nothing of steps and targets.
+
+mod logprobs;
+mod noise;
+
+pub use logprobs::Logprobs;
+pub(crate) use noise::Noise;
+use serde::{Deserialize, Serialize};
+
+/// How a request's tokens are picked. The default is greedy.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SamplingParams {
+    /// Logits are divided by it; 0 picks the largest.
+    pub temperature: f32,
+    /// Only the `k` largest compete; 0 for all.
+    pub top_k: u32,
+    /// Only the smallest set of most likely tokens with at least this probability competes
+    /// (Holtzman et al. 2019).
+    pub top_p: f32,
+    /// Only tokens at least this likely, relative to the likeliest, compete (Nguyen et al. 2024).
+    pub min_p: f32,
+    /// Logits of tokens seen in prompt or output are divided by it when positive, multiplied when
+    /// negative (Keskar et al. 2019).
+    pub repetition_penalty: f32,
+    /// Subtracted from a token's logit for each time it was generated.
+    pub frequency_penalty: f32,
+    /// Subtracted from a token's logit if it was generated at all.
+    pub presence_penalty: f32,
+    /// Fixes the random choices.
+    pub seed: u64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        SamplingParams {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            seed: 0,
+        }
+    }
+}
+
+/// A parameter is outside its range.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("`{name}`: expected {expected}, found {found}")]
+pub struct SamplingError {
+    /// The parameter.
+    pub name: &'static str,
+    /// Its range.
+    pub expected: &'static str,
+    /// What was given.
+    pub found: f32,
+}
+
+impl SamplingParams {
+    /// Whether the largest logit wins, as it is: no chance and no penalty.
+    pub fn is_greedy(&self) -> bool {
+        self.takes_largest() && !self.has_penalties()
+    }
+
+    /// Whether there is no chance in it.
+    fn takes_largest(&self) -> bool {
+        self.temperature == 0.0 || self.top_k == 1
+    }
+
+    pub(crate) fn has_penalties(&self) -> bool {
+        let penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty);
+        penalties != (1.0, 0.0, 0.0)
+    }
+
+    /// What takes a logit to log2 of a weight: log2(e) over the temperature; 0 if the largest wins.
+    pub(crate) fn scale(&self) -> f32 {
+        if self.takes_largest() {
+            return 0.0;
+        }
+        // Bounded, so that it times a difference of 0 is 0.
+        (std::f32::consts::LOG2_E / self.temperature).min(1e30)
+    }
+
+    /// Refuses parameters that mean nothing.
+    pub fn check(&self) -> Result<(), SamplingError> {
+        let within = |name, found: f32, low: f32, high: f32, expected| {
+            if (low..=high).contains(&found) {
+                Ok(())
+            } else {
+                Err(SamplingError { name, expected, found })
+            }
+        };
+        within("temperature", self.temperature, 0.0, 100.0, "0 to 100")?;
+        within("top_p", self.top_p, f32::MIN_POSITIVE, 1.0, "above 0 and at most 1")?;
+        within("min_p", self.min_p, 0.0, 1.0, "0 to 1")?;
+        within("repetition_penalty", self.repetition_penalty, 0.01, 100.0, "0.01 to 100")?;
+        within("frequency_penalty", self.frequency_penalty, -100.0, 100.0, "-100 to 100")?;
+        within("presence_penalty", self.presence_penalty, -100.0, 100.0, "-100 to 100")
+    }
+}
+
+/// A token that penalties change, as kernels see it too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct Seen {
+    /// Seen in the prompt or generated.
+    pub token: u32,
+    /// How often it was generated.
+    pub generated: u32,
+}
+
+/// How one token is to be picked: all that it depends on but the logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// The request's parameters.
+    pub params: SamplingParams,
+    /// The token's index in the sequence.
+    pub position: u64,
+    /// Tokens with penalties, each once, in order.
+    pub seen: &'a [Seen],
+}
+
+impl Choice<'_> {
+    /// The token of a row of logits.
+    pub fn pick(&self, logits: &[f32]) -> u32 {
+        let (params, seen) = (self.params, self.seen.to_vec());
+        let mut sampler = Sampler { params, seen, candidates: Vec::new() };
+        sampler.sample(&mut logits.to_vec(), self.position)
+    }
+}
+
+/// One request's sampler: its parameters and what it has seen.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    params: SamplingParams,
+    // Kept only where a penalty asks for it; sorted by token.
+    seen: Vec<Seen>,
+    candidates: Vec<Candidate>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    logit: f32,
+    token: u32,
+}
+
+impl Sampler {
+    /// A sampler for a request with this prompt.
+    pub fn new(params: SamplingParams, prompt: &[u32]) -> Sampler {
+        let mut seen = Vec::new();
+        if params.repetition_penalty != 1.0 {
+            seen.extend(prompt.iter().map(|&token| Seen { token, generated: 0 }));
+            seen.sort_unstable_by_key(|s| s.token);
+            seen.dedup();
+        }
+        Sampler { params, seen, candidates: Vec::new() }
+    }
+
+    /// How the token for `position` is picked, for an executor that does it. It must be told of by
+    /// [`Sampler::note`].
+    pub fn choice(&self, position: u64) -> Choice<'_> {
+        Choice { params: self.params, position, seen: &self.seen }
+    }
+
+    /// Remembers a token that was picked.
+    pub fn note(&mut self, token: u32) {
+        if !self.params.has_penalties() {
+            return;
+        }
+        match self.seen.binary_search_by_key(&token, |s| s.token) {
+            Ok(at) => self.seen[at].generated = self.seen[at].generated.saturating_add(1),
+            Err(at) => self.seen.insert(at, Seen { token, generated: 1 }),
+        }
+    }
+
+    /// Picks the token for `position` (its index in the sequence) and remembers it.
+    ///
+    /// The choice depends on the parameters, the logits, what was seen, and `position` alone: not
+    /// on what else is in the batch. `logits` is left with the penalties applied. NaN never wins.
+    pub fn sample(&mut self, logits: &mut [f32], position: u64) -> u32 {
+        self.penalise(logits);
+        let token = if self.params.takes_largest() {
+            argmax(logits)
+        } else {
+            self.draw(logits, Noise::new(self.params.seed, position))
+        };
+        self.note(token);
+        token
+    }
+
+    fn penalise(&self, logits: &mut [f32]) {
+        let p = &self.params;
+        for seen in &self.seen {
+            let Some(logit) = logits.get_mut(seen.token as usize) else { continue };
+            let factor = p.repetition_penalty;
+            *logit = if *logit > 0.0 { *logit / factor } else { *logit * factor };
+            if seen.generated > 0 {
+                *logit -= p.frequency_penalty * seen.generated as f32 + p.presence_penalty;
+            }
+        }
+    }
+
+    /// Temperature, then top-k, top-p and min-p on what is left, then a draw.
+    fn draw(&mut self, logits: &[f32], noise: Noise) -> u32 {
+        let params = self.params;
+        let all = &mut self.candidates;
+        all.clear();
+        let finite = logits.iter().zip(0..).filter(|(l, _)| **l > f32::NEG_INFINITY);
+        // Adding 0 makes -0 equal 0, as it is for `argmax`.
+        all.extend(finite.map(|(l, token)| Candidate { logit: l.min(f32::MAX) + 0.0, token }));
+        // Likeliest first; ties by token, so that the order is total and repeatable.
+        let order =
+            |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
+        let k = params.top_k as usize;
+        if k > 0 && k < all.len() {
+            all.select_nth_unstable_by(k - 1, order);
+            all.truncate(k);
+        }
+        let max = all.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max);
+        let scale = f64::from(params.scale());
+        let log2_weight = |c: &Candidate| (f64::from(c.logit) - f64::from(max)) * scale;
+        let weight = |c: &Candidate| log2_weight(c).exp2();
+        if params.top_p < 1.0 {
+            all.sort_unstable_by(order);
+            let enough = all.iter().map(weight).sum::<f64>() * f64::from(params.top_p);
+            let mut mass = 0.0;
+            let kept = all.iter().take_while(|c| {
+                let short = mass < enough;
+                mass += weight(c);
+                short
+            });
+            let kept = kept.count().max(1);
+            all.truncate(kept);
+        }
+        if params.min_p > 0.0 {
+            all.retain(|c| weight(c) >= f64::from(params.min_p));
+        }
+        let best =
+            all.iter().fold(None, |best, c| Some(noise.challenge(best, log2_weight(c), c.token)));
+        // No candidate at all means no finite logit.
+        best.map_or_else(|| argmax(logits), |(_, token)| token)
+    }
+}
+
+/// Index of the largest value, the first of equals; NaN counts as smallest.
+pub fn argmax(logits: &[f32]) -> u32 {
+    let mut best = (f32::NEG_INFINITY, 0);
+    for (i, &l) in logits.iter().enumerate() {
+        if l > best.0 {
+            best = (l, i as u32);
+        }
+    }
+    best.1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f32; 5] = [0.0, 2.0, 1.0, -1.0, 1.5];
+
+    fn frequencies(params: SamplingParams, draws: u64) -> [f64; 5] {
+        let mut counts = [0.0; 5];
+        let mut sampler = Sampler::new(params, &[]);
+        for position in 0..draws {
+            counts[sampler.sample(&mut LOGITS.clone(), position) as usize] += 1.0 / draws as f64;
+        }
+        counts
+    }
+
+    fn softmax(logits: &[f32]) -> Vec<f64> {
+        let weights: Vec<f64> = logits.iter().map(|l| f64::from(*l).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.iter().map(|w| w / sum).collect()
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_the_largest_and_never_nan() {
+        let mut sampler = Sampler::new(SamplingParams::default(), &[]);
+        assert_eq!(sampler.sample(&mut [1.0, 3.0, 3.0], 0), 1);
+        assert_eq!(sampler.sample(&mut [f32::NAN, -1.0, f32::NEG_INFINITY], 0), 1);
+    }
+
+    #[test]
+    fn draws_follow_the_softmax() {
+        let params = SamplingParams { temperature: 1.0, ..Default::default() };
+        let found = frequencies(params, 200_000);
+        for (p, f) in softmax(&LOGITS).iter().zip(found) {
+            assert!((p - f).abs() < 0.005, "expected {p}, found {f}");
+        }
+        // A temperature of 0.5 squares the odds.
+        let found = frequencies(SamplingParams { temperature: 0.5, ..params }, 200_000);
+        for (p, f) in softmax(&LOGITS.map(|l| l * 2.0)).iter().zip(found) {
+            assert!((p - f).abs() < 0.005, "expected {p}, found {f}");
+        }
+    }
+
+    #[test]
+    fn top_k_top_p_and_min_p_leave_the_right_tokens() {
+        let base = SamplingParams { temperature: 1.0, ..Default::default() };
+        let alive = |params| frequencies(params, 20_000).map(|f| f > 0.0);
+        // By likelihood: 1, 4, 2, 0, 3 with probabilities .455, .276, .167, .062, .023.
+        assert_eq!(alive(SamplingParams { top_k: 2, ..base }), [false, true, false, false, true]);
+        assert_eq!(alive(SamplingParams { top_p: 0.7, ..base }), [false, true, false, false, true]);
+        assert_eq!(alive(SamplingParams { top_p: 0.75, ..base }), [false, true, true, false, true]);
+        assert_eq!(
+            alive(SamplingParams { top_p: 1e-6, ..base }),
+            [false, true, false, false, false]
+        );
+        assert_eq!(alive(SamplingParams { min_p: 0.3, ..base }), [false, true, true, false, true]);
+        assert_eq!(
+            alive(SamplingParams { min_p: 1.0, ..base }),
+            [false, true, false, false, false]
+        );
+    }
+
+    #[test]
+    fn penalties_move_logits_as_defined() {
+        let params = SamplingParams {
+            repetition_penalty: 2.0,
+            frequency_penalty: 0.5,
+            presence_penalty: 0.25,
+            ..Default::default()
+        };
+        let mut sampler = Sampler::new(params, &[0, 3]);
+        let mut logits = [4.0, 3.0, 1.0, -1.0];
+        assert_eq!(sampler.sample(&mut logits, 0), 1, "the prompt's 4.0 is halved");
+        assert_eq!(logits, [2.0, 3.0, 1.0, -2.0]);
+        let mut logits = [4.0, 3.0, 1.0, -1.0];
+        assert_eq!(sampler.sample(&mut logits, 1), 0);
+        assert_eq!(logits, [2.0, 0.75, 1.0, -2.0], "3 / 2 - 0.5 - 0.25 after one appearance");
+    }
+
+    #[test]
+    fn a_choice_depends_on_seed_and_position_alone() {
+        let params = SamplingParams { temperature: 1.0, seed: 7, ..Default::default() };
+        let draw = |seed, position| {
+            Sampler::new(SamplingParams { seed, ..params }, &[])
+                .sample(&mut LOGITS.clone(), position)
+        };
+        let line = |seed| (0..64).map(|p| draw(seed, p)).collect::<Vec<_>>();
+        assert_eq!(line(7), line(7));
+        assert_ne!(line(7), line(8));
+        let mut kept = Sampler::new(params, &[]);
+        let one: Vec<u32> = (0..64).map(|p| kept.sample(&mut LOGITS.clone(), p)).collect();
+        assert_eq!(one, line(7), "a sampler's history does not change its draws");
+    }
+
+    #[test]
+    fn parameters_out_of_range_are_named() {
+        let bad = SamplingParams { top_p: 0.0, ..Default::default() };
+        assert_eq!(bad.check().map_err(|e| e.name), Err("top_p"));
+        let bad = SamplingParams { temperature: f32::NAN, ..Default::default() };
+        assert_eq!(bad.check().map_err(|e| e.name), Err("temperature"));
+        assert_eq!(SamplingParams::default().check(), Ok(()));
+    }
+}

@@ -1,0 +1,401 @@
+//! `infernum bench`: prefill and decode speed, against this machine's read ceiling.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use infernum::{Capacity, Loader, Machine, ModelOptions, RunOptions};
+use infernum_codegen::Plan;
+use infernum_codegen::cuda::{Compiler, Device, Library, ceiling};
+use infernum_frontend_hf::Model;
+use infernum_ir::Sym;
+use infernum_runtime::cuda::{self, CEILING_BYTES, Gpu};
+use infernum_runtime::{PlanExecutor, StepInputs};
+use serde::Serialize;
+
+use crate::bench_serve;
+use crate::report::{self, Outcome};
+
+/// The command line.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    run: RunOptions,
+    /// A config.json to run with random weights, instead of a model.
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    config: Option<PathBuf>,
+    /// Tokens of prompt; several to measure each.
+    #[arg(long, value_name = "N", default_value = "128", value_delimiter = ',')]
+    prompt: Vec<usize>,
+    /// Tokens to decode, one at a time, after the prompt.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    generate: usize,
+    /// Sequences that are decoded together; several to measure each.
+    #[arg(long, value_name = "N", default_value = "1", value_delimiter = ',')]
+    batch: Vec<usize>,
+    /// Measured repetitions, after one to warm up; the median counts.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    runs: usize,
+    /// Show the time spent in each op, over all runs.
+    #[arg(long)]
+    profile: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Drive an OpenAI server with many clients, and keep the time.
+    Serve(Box<bench_serve::Args>),
+}
+
+/// What was measured.
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    weights: &'static str,
+    device: String,
+    weight_bytes: u64,
+    peak_memory_bytes: Option<u64>,
+    load_seconds: f64,
+    read_ceiling_gb_per_second: f64,
+    cases: Vec<Figures>,
+    /// Seconds spent in each op over all runs, the longest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    profile: Vec<(String, f64)>,
+}
+
+/// Figures of one size.
+#[derive(Serialize)]
+struct Figures {
+    batch: usize,
+    prompt_tokens: usize,
+    generated_tokens: usize,
+    prefill_ms: f64,
+    prefill_tokens_per_second: f64,
+    decode_ms_per_step: f64,
+    decode_tokens_per_second: f64,
+    /// Bytes that a decode step must read: the weights, and the cache at mid-length.
+    bytes_per_step: u64,
+    decode_gb_per_second: f64,
+    decode_fraction_of_ceiling: f64,
+    kv_bytes: u64,
+    runs: Vec<Run>,
+}
+
+#[derive(Clone, Copy, Serialize)]
+pub(crate) struct Run {
+    pub(crate) prefill_tokens_per_second: f64,
+    pub(crate) decode_tokens_per_second: f64,
+}
+
+/// Measures.
+pub fn run(args: &Args) -> Outcome {
+    if let Some(Command::Serve(args)) = &args.command {
+        return bench_serve::run(args);
+    }
+    let machine = Machine::open(args.run.device)?;
+    let ceiling = match &machine {
+        Machine::Cpu => read_ceiling(),
+        Machine::Gpu(gpu) => gpu_ceiling(gpu, args)?,
+    };
+    let model = model(args.config.as_deref(), &args.model)?;
+    let most = |list: &[usize]| list.iter().copied().max().unwrap_or(1);
+    if args.prompt.contains(&0) || args.batch.contains(&0) || args.generate == 0 {
+        return Err("--prompt, --batch and --generate: expected at least 1".into());
+    }
+    let longest = (most(&args.prompt) + args.generate) as u64;
+    let capacity = Capacity::new(most(&args.batch) as u64, longest);
+    let run = RunOptions { profile: args.profile, ..args.run.clone() };
+    let progress = report::progress();
+    let loader = Loader::new(&model, &args.model, &run, &machine).with_progress(&progress);
+    let plan = loader.plan(Sym::B, capacity)?;
+    let report = measure(args, &loader, plan, capacity, ceiling)?;
+    if args.json {
+        return report::json(&report);
+    }
+    print(&report)
+}
+
+fn gpu_ceiling(gpu: &Arc<Gpu>, args: &Args) -> Result<f64, Box<dyn Error>> {
+    let device = Device::of(gpu.sm, gpu.sms);
+    let library = Library::new(args.model.data.as_deref());
+    let (launch, run, kernel) = ceiling(&library, &device, CEILING_BYTES)?;
+    let name = kernel.name.clone();
+    let (cubins, _) = args.run.kernels().cubins(&[kernel], &device.arch, &mut Compiler::find)?;
+    let cubin = cubins.first().ok_or("no kernel was compiled")?;
+    Ok(cuda::read_ceiling(gpu, (&launch, &run), (cubin, &name), &device)? / 1e9)
+}
+
+/// The model to measure: a bare config with random weights to come, or a folder.
+pub(crate) fn model(
+    config: Option<&Path>,
+    options: &ModelOptions,
+) -> Result<Model, infernum::Error> {
+    config.map_or_else(|| options.open(), |path| options.open_config(path))
+}
+
+fn measure(
+    args: &Args,
+    loader: &Loader<'_>,
+    plan: Plan,
+    capacity: Capacity,
+    ceiling: f64,
+) -> Result<Report, Box<dyn Error>> {
+    let (model, start) = (loader.model, Instant::now());
+    let mut report = Report {
+        model: args
+            .config
+            .as_ref()
+            .map_or_else(|| model.files.name().to_owned(), |path| path.display().to_string()),
+        weights: if model.checkpoint.is_some() { "checkpoint" } else { "random" },
+        device: String::new(),
+        weight_bytes: plan.summary().weight_bytes,
+        peak_memory_bytes: None,
+        load_seconds: 0.0,
+        read_ceiling_gb_per_second: ceiling,
+        cases: Vec::new(),
+        profile: Vec::new(),
+    };
+    let mut executor = loader.load(plan, capacity)?;
+    report.device = executor.describe();
+    report.load_seconds = start.elapsed().as_secs_f64();
+    executor.set_logits(false);
+    for &prompt in &args.prompt {
+        for &batch in &args.batch {
+            let case = case(args, &mut *executor, prompt, batch, ceiling, loader.machine)?;
+            report.cases.push(case);
+        }
+    }
+    report.peak_memory_bytes = peak_memory(std::process::id());
+    report.profile = executor.profile().into_iter().map(|(op, t)| (op, t.as_secs_f64())).collect();
+    Ok(report)
+}
+
+fn case(
+    args: &Args,
+    executor: &mut dyn PlanExecutor,
+    prompt: usize,
+    batch: usize,
+    ceiling: f64,
+    machine: &Machine,
+) -> Result<Figures, Box<dyn Error>> {
+    let plan = executor.plan();
+    let kv_row = plan.kv_bytes_per_token();
+    let bytes_per_step = decode_weight_bytes(plan, batch as u64)
+        + kv_row * ((prompt + args.generate / 2) * batch) as u64;
+    let lengths = Lengths {
+        prompt,
+        generate: args.generate,
+        batch,
+        chunk: args.run.chunk(machine),
+        vocab: vocab(plan),
+    };
+    let mut runs = Vec::new();
+    for i in 0..=args.runs.max(1) {
+        let run = once(executor, &lengths)?;
+        if i > 0 {
+            runs.push(run); // the first one warms up
+        }
+    }
+    let prefill = median(runs.iter().map(|r| r.prefill_tokens_per_second));
+    let decode = median(runs.iter().map(|r| r.decode_tokens_per_second));
+    let gb = bytes_per_step as f64 * decode / batch as f64 / 1e9;
+    let length = (prompt + args.generate).next_multiple_of(StepInputs::BLOCK_SIZE);
+    Ok(Figures {
+        batch,
+        prompt_tokens: prompt,
+        generated_tokens: args.generate,
+        prefill_ms: 1e3 * (prompt * batch) as f64 / prefill,
+        prefill_tokens_per_second: prefill,
+        decode_ms_per_step: 1e3 * batch as f64 / decode,
+        decode_tokens_per_second: decode,
+        bytes_per_step,
+        decode_gb_per_second: gb,
+        decode_fraction_of_ceiling: gb / ceiling,
+        kv_bytes: kv_row * (length * batch) as u64,
+        runs,
+    })
+}
+
+/// Tokens and the time they took.
+#[derive(Clone, Copy, Debug)]
+struct Speed {
+    tokens: usize,
+    time: Duration,
+}
+
+impl Speed {
+    /// What was done since `start`.
+    fn since(start: Instant, tokens: usize) -> Speed {
+        Speed { tokens, time: start.elapsed() }
+    }
+
+    /// Tokens a second.
+    fn rate(self) -> f64 {
+        self.tokens as f64 / self.time.as_secs_f64().max(1e-9)
+    }
+}
+
+/// What is measured: sequences, each with tokens of prompt, computed in chunks, and tokens decoded.
+pub(crate) struct Lengths {
+    pub(crate) prompt: usize,
+    pub(crate) generate: usize,
+    pub(crate) batch: usize,
+    pub(crate) chunk: usize,
+    pub(crate) vocab: u64,
+}
+
+impl Lengths {
+    /// Token `i` of the prompt and the answer: spread over the vocabulary.
+    pub(crate) fn token(&self, i: usize) -> u32 {
+        (i as u64 * 7919 % self.vocab.max(1)) as u32
+    }
+}
+
+/// A prompt and an answer of every sequence: prompts one after another, answers together.
+pub(crate) fn once(
+    executor: &mut dyn PlanExecutor,
+    lengths: &Lengths,
+) -> Result<Run, Box<dyn Error>> {
+    let Lengths { prompt, generate, batch, chunk, .. } = *lengths;
+    let per_sequence = (prompt + generate).div_ceil(StepInputs::BLOCK_SIZE) as u32;
+    let blocks: Vec<Vec<u32>> =
+        (0..batch as u32).map(|b| (b * per_sequence..(b + 1) * per_sequence).collect()).collect();
+    let tokens: Vec<u32> = (0..prompt + generate).map(|i| lengths.token(i)).collect();
+    let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
+    let mut step = |inputs: &StepInputs| -> Result<(), Box<dyn Error>> {
+        let ticket = executor.submit(inputs)?;
+        std::hint::black_box(executor.wait(ticket)?);
+        Ok(())
+    };
+    let start = Instant::now();
+    for blocks in &blocks {
+        let mut done = 0;
+        while done < prompt {
+            let next = (done + chunk).min(prompt);
+            inputs.clear();
+            inputs.push(&tokens[done..next], next, blocks)?;
+            step(&inputs)?;
+            done = next;
+        }
+    }
+    let prefill = Speed::since(start, prompt * batch);
+    let start = Instant::now();
+    for i in prompt..prompt + generate {
+        inputs.clear();
+        for blocks in &blocks {
+            inputs.push(&tokens[i..=i], i + 1, blocks)?;
+        }
+        step(&inputs)?;
+    }
+    let decode = Speed::since(start, generate * batch);
+    Ok(Run { prefill_tokens_per_second: prefill.rate(), decode_tokens_per_second: decode.rate() })
+}
+
+pub(crate) fn vocab(plan: &Plan) -> u64 {
+    plan.vocabulary().max(1)
+}
+
+/// Weights that a decode step reads whole: all but the tables from which rows are picked.
+fn decode_weight_bytes(plan: &Plan, batch: u64) -> u64 {
+    let mut read = vec![false; plan.weights.len()];
+    let decode = plan.schedule(batch, true).map_or(&[][..], |s| &plan.schedules[s].calls);
+    for call in decode {
+        for launch in &plan.programs[call.program as usize].launches {
+            if launch.op == "embedding" {
+                continue;
+            }
+            for operand in launch.operands.iter().flatten() {
+                if let infernum_codegen::Arg::Weight(slot) = operand.arg {
+                    read[call.weights[slot as usize] as usize] = true;
+                }
+            }
+        }
+    }
+    let bytes = plan.weights.iter().zip(read).filter(|(_, read)| *read);
+    bytes.map(|(w, _)| w.ty.bytes(&infernum_ir::Dims::default())).sum()
+}
+
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// GB/s at which all cores together read memory that no cache holds.
+fn read_ceiling() -> f64 {
+    const WORDS: usize = 1 << 27; // 1 GiB
+    let data = vec![1u64; WORDS];
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let pass = || {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for part in data.chunks(WORDS.div_ceil(threads)) {
+                scope.spawn(|| {
+                    std::hint::black_box(part.iter().fold(0u64, |a, b| a.wrapping_add(*b)))
+                });
+            }
+        });
+        (WORDS * 8) as f64 / start.elapsed().as_secs_f64() / 1e9
+    };
+    (0..4).map(|_| pass()).fold(0.0, f64::max)
+}
+
+/// The most memory that a process has held, where the system tells.
+pub(crate) fn peak_memory(process: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find(|l| l.starts_with("VmHWM:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+fn print(r: &Report) -> Outcome {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    report::line(&format!("{} ({} weights) on {}", r.model, r.weights, r.device))?;
+    for f in &r.cases {
+        report::line(&format!(
+            "batch {}, {} tokens of prompt, {} generated",
+            f.batch, f.prompt_tokens, f.generated_tokens
+        ))?;
+        report::line(&format!(
+            "prefill  {:>9.1} tok/s  {:>9.2} ms",
+            f.prefill_tokens_per_second, f.prefill_ms
+        ))?;
+        report::line(&format!(
+            "decode   {:>9.1} tok/s  {:>9.3} ms a step",
+            f.decode_tokens_per_second, f.decode_ms_per_step
+        ))?;
+        report::line(&format!(
+            "reading  {:>9.1} GB/s   {:>9.0}% of the {:.1} GB/s that this machine reads",
+            f.decode_gb_per_second,
+            f.decode_fraction_of_ceiling * 100.0,
+            r.read_ceiling_gb_per_second
+        ))?;
+    }
+    let peak =
+        r.peak_memory_bytes.map_or_else(String::new, |b| format!(", host peak {:.0} MiB", mib(b)));
+    let kv = r.cases.iter().map(|f| f.kv_bytes).max().unwrap_or(0);
+    report::line(&format!(
+        "memory   weights {:.0} MiB, KV cache {:.0} MiB{peak}; loaded in {:.2} s",
+        mib(r.weight_bytes),
+        mib(kv),
+        r.load_seconds
+    ))?;
+    let total: f64 = r.profile.iter().map(|(_, t)| t).sum();
+    for (op, time) in &r.profile {
+        report::line(&format!(
+            "  {op:<24} {:>9.2} ms  {:>5.1}%",
+            time * 1e3,
+            time / total * 100.0
+        ))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,285 @@
+//! `infernum bench-engine`: many requests through the engine, without a server, and what the host
+//! takes of each step.
+
+use std::time::{Duration, Instant};
+
+use infernum::{Capacity, Loader, Machine, ModelOptions, RunOptions, engine_limits, named};
+use infernum_ir::Sym;
+use infernum_runtime::{
+    Engine, EngineOptions, Event, ExecError, Executor, PlanExecutor, Policy, Request, StepInputs,
+    StepOutput, Ticket,
+};
+use serde::Serialize;
+
+use crate::report::{self, Outcome};
+
+/// The command line.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    run: RunOptions,
+    /// A config.json to run with random weights, instead of a model.
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    config: Option<std::path::PathBuf>,
+    /// Requests, all there from the start.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    requests: usize,
+    /// Tokens of each prompt, and to generate.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    input: usize,
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    output: usize,
+    /// Requests that run together at most; several to measure each.
+    #[arg(long, value_name = "N", default_value = "32", value_delimiter = ',')]
+    sequences: Vec<usize>,
+    /// Prompt tokens of a step at most; several to measure each.
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    chunks: Vec<usize>,
+    /// Who goes first, as for `infernum serve`; several to measure each.
+    #[arg(long, value_name = "NAME", default_value = "fcfs", value_delimiter = ',',
+          value_parser = named::<Policy>)]
+    policy: Vec<Policy>,
+    /// Run the first algorithm that cuBLASLt names for each product instead of the fastest.
+    #[arg(long)]
+    no_tune_products: bool,
+    /// Wait for each step before the next is scheduled.
+    #[arg(long)]
+    no_ahead: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was measured.
+#[derive(Serialize)]
+struct Figures {
+    sequences: usize,
+    chunk: usize,
+    policy: Policy,
+    ahead: bool,
+    blocks: usize,
+    seconds: f64,
+    output_tokens_per_second: f64,
+    steps: u64,
+    preemptions: u64,
+    /// By kind of step: decodes of the full batch, other decodes, with prompts.
+    full_decode: Kind,
+    other_decode: Kind,
+    mixed: Kind,
+}
+
+/// Steps of a kind: how many, their time, and what of it the host does not wait.
+#[derive(Default, Serialize)]
+struct Kind {
+    steps: usize,
+    ms_median: f64,
+    seconds: f64,
+    /// Scheduling, filling the inputs, submitting, and settling the step before.
+    host_us_median: f64,
+    host_us_p99: f64,
+    /// Of that: what the executor takes to submit.
+    submit_us_median: f64,
+    #[serde(skip)]
+    samples: Vec<(Duration, Duration, Duration)>,
+}
+
+/// An executor with a stopwatch.
+struct Timed {
+    inner: Box<dyn PlanExecutor>,
+    submit: Duration,
+    wait: Duration,
+    tokens: usize,
+    sequences: usize,
+}
+
+impl Executor for Timed {
+    fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
+        (self.tokens, self.sequences) = (inputs.tokens().len(), inputs.step().seqs.len());
+        let start = Instant::now();
+        let ticket = self.inner.submit(inputs);
+        self.submit += start.elapsed();
+        ticket
+    }
+
+    fn yields_tokens(&self) -> bool {
+        self.inner.yields_tokens()
+    }
+
+    fn samples(&self) -> bool {
+        self.inner.samples()
+    }
+
+    fn feeds(&self) -> bool {
+        self.inner.feeds()
+    }
+
+    fn set_logits(&mut self, wanted: bool) {
+        self.inner.set_logits(wanted);
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
+        let start = Instant::now();
+        let output = self.inner.wait(ticket);
+        self.wait += start.elapsed();
+        output
+    }
+}
+
+/// Measures.
+pub fn run(args: &Args) -> Outcome {
+    let machine = Machine::open(args.run.device)?;
+    let model = crate::bench::model(args.config.as_deref(), &args.model)?;
+    let most = args.sequences.iter().copied().max().unwrap_or(1).max(1);
+    let capacity = Capacity::new(most as u64, args.input.saturating_add(args.output) as u64);
+    let progress = report::progress();
+    let loader = Loader::new(&model, &args.model, &args.run, &machine).with_progress(&progress);
+    let mut executor = loader.load(loader.plan(Sym::B, capacity)?, capacity)?;
+    if !args.no_tune_products {
+        let start = Instant::now();
+        let tuned = executor.tune_products()?;
+        let seconds = start.elapsed().as_secs_f64();
+        let better: Vec<_> = tuned.iter().filter(|t| t.best_us < t.first_us).collect();
+        if !args.json {
+            let (all, better) = (tuned.len(), better.len());
+            report::text(&format!("{better} of {all} products run faster ({seconds:.1} s)\n"))?;
+        }
+        for t in better.iter().filter(|_| !args.json) {
+            let line = format!("  {:?} {:.1} -> {:.1} us\n", t.shape, t.first_us, t.best_us);
+            report::text(&line)?;
+        }
+    }
+    let own = [args.run.chunk(&machine)];
+    let chunks = if args.chunks.is_empty() { &own[..] } else { &args.chunks };
+    let mut all = Vec::new();
+    let (mut sequences, blocks) = (args.sequences.clone(), executor.kv_blocks());
+    sequences.insert(0, most); // to warm up
+    for (i, &sequences) in sequences.iter().enumerate() {
+        for &chunk in chunks {
+            for &policy in &args.policy {
+                let options = EngineOptions {
+                    policy,
+                    prefix_cache: false,
+                    ahead: !args.no_ahead,
+                    max_running: sequences,
+                    ..EngineOptions::default()
+                };
+                let limits = engine_limits(&*executor, chunk, capacity);
+                let timed = Timed {
+                    inner: executor,
+                    submit: Duration::ZERO,
+                    wait: Duration::ZERO,
+                    tokens: 0,
+                    sequences: 0,
+                };
+                let mut engine = Engine::new(timed, limits, options)?;
+                let figures = measure(args, &mut engine, sequences, chunk, blocks)?;
+                executor = engine.into_executor().inner;
+                if i == 0 {
+                    continue;
+                }
+                if !args.json {
+                    print(&figures)?;
+                }
+                all.push(figures);
+            }
+        }
+    }
+    if args.json { report::json(&all) } else { Ok(()) }
+}
+
+fn measure(
+    args: &Args,
+    engine: &mut Engine<Timed>,
+    sequences: usize,
+    chunk: usize,
+    blocks: usize,
+) -> Result<Figures, Box<dyn std::error::Error>> {
+    let vocab = engine.limits().vocab as u32;
+    for i in 0..args.requests {
+        let token = |j: usize| (i * 7919 + j * 104_729) as u32 % vocab;
+        engine.submit(Request::new((0..args.input).map(token).collect(), args.output))?;
+    }
+    let mut kinds: [Kind; 3] = Default::default();
+    let (mut events, mut tokens, start) = (Vec::new(), 0, Instant::now());
+    while !engine.is_idle() {
+        let (submit, wait, began) =
+            (engine.executor().submit, engine.executor().wait, Instant::now());
+        engine.step(&mut events)?;
+        let (time, timed) = (began.elapsed(), engine.executor());
+        let kind = match (timed.tokens == timed.sequences, timed.sequences == sequences) {
+            (true, true) => 0,
+            (true, false) => 1,
+            (false, _) => 2,
+        };
+        let waited = timed.wait.saturating_sub(wait);
+        let submitted = timed.submit.saturating_sub(submit);
+        kinds[kind].samples.push((time, time.saturating_sub(waited), submitted));
+        tokens += events.iter().filter(|e| matches!(e, Event::Token(..))).count();
+        events.clear();
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    kinds.iter_mut().for_each(Kind::close);
+    let [full_decode, other_decode, mixed] = kinds;
+    let (stats, options) = (engine.stats(), engine.options());
+    Ok(Figures {
+        sequences,
+        chunk,
+        policy: options.policy,
+        ahead: options.ahead,
+        blocks,
+        seconds,
+        output_tokens_per_second: tokens as f64 / seconds,
+        steps: stats.steps,
+        preemptions: stats.preemptions,
+        full_decode,
+        other_decode,
+        mixed,
+    })
+}
+
+impl Kind {
+    fn close(&mut self) {
+        self.steps = self.samples.len();
+        if self.samples.is_empty() {
+            return;
+        }
+        let sorted = |pick: fn(&(Duration, Duration, Duration)) -> Duration| {
+            let mut all: Vec<f64> = self.samples.iter().map(|s| pick(s).as_secs_f64()).collect();
+            all.sort_by(f64::total_cmp);
+            all
+        };
+        let (times, host, submit) = (sorted(|s| s.0), sorted(|s| s.1), sorted(|s| s.2));
+        let middle = self.samples.len() / 2;
+        self.seconds = times.iter().sum();
+        self.ms_median = times[middle] * 1e3;
+        self.host_us_median = host[middle] * 1e6;
+        self.host_us_p99 = host[self.samples.len() * 99 / 100] * 1e6;
+        self.submit_us_median = submit[middle] * 1e6;
+    }
+}
+
+fn print(f: &Figures) -> Outcome {
+    report::text(&format!(
+        "{} sequences, chunks of {}, {:?}: {:.0} output tok/s ({:.2} s, {} steps, {} preemptions, {} \
+         blocks)\n",
+        f.sequences,
+        f.chunk,
+        f.policy,
+        f.output_tokens_per_second,
+        f.seconds,
+        f.steps,
+        f.preemptions,
+        f.blocks
+    ))?;
+    let kinds = [("full decode", &f.full_decode), ("decode", &f.other_decode), ("mixed", &f.mixed)];
+    for (name, k) in kinds {
+        report::text(&format!(
+            "  {name:12} {:5} steps {:7.2} s, median {:8.3} ms, host {:5.0} us (P99 {:5.0}), of it \
+             submit {:4.0}\n",
+            k.steps, k.seconds, k.ms_median, k.host_us_median, k.host_us_p99, k.submit_us_median
+        ))?;
+    }
+    Ok(())
+}

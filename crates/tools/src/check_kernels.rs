@@ -1,0 +1,121 @@
+//! `infernum check-kernels`.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::PathBuf;
+
+use infernum::DeviceId;
+use infernum_codegen::cuda::{Cache, Library};
+use infernum_passes::data::Kernels;
+use infernum_runtime::check::{self, KernelVerdict};
+use infernum_runtime::cuda::Gpu;
+use serde_json::json;
+
+use crate::report::{self, Outcome};
+
+/// The command line.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Folder whose kernels/ overrides and adds to the built-in files.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Fixes the random choices.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Whose kernels: cpu, cuda, or cuda:N for GPU N.
+    #[arg(long, value_name = "NAME", default_value = "cpu")]
+    device: DeviceId,
+    /// On a GPU, only ops whose names contain this.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    only: String,
+    /// Show every case, and not only those that fail and the worst of each op.
+    #[arg(long)]
+    verbose: bool,
+    /// Write all verdicts to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Folder of compiled kernels; a folder of the user's own when left out.
+    #[arg(long, value_name = "DIR")]
+    kernel_cache: Option<PathBuf>,
+}
+
+/// Checks them; an error if one is wrong.
+pub fn run(args: &Args) -> Outcome {
+    let kernels = Kernels::load(args.data.as_deref(), &[])?;
+    let (verdicts, of) = match args.device {
+        DeviceId::Cpu => {
+            let verdicts = check::cpu::check(&kernels.ops, args.seed);
+            for verdict in &verdicts {
+                report::line(&verdict.to_string())?;
+            }
+            (verdicts, "the CPU".to_owned())
+        }
+        DeviceId::Cuda(ordinal) => {
+            let gpu = Gpu::open(ordinal)?;
+            (on_gpu(args, &kernels, &gpu)?, gpu.name.clone())
+        }
+    };
+    if let Some(path) = &args.json {
+        let all: Vec<_> = verdicts.iter().map(as_json).collect();
+        std::fs::write(path, serde_json::to_vec(&all)?)
+            .map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    let failed = verdicts.iter().filter(|v| !v.passed()).count();
+    report::line(&format!("{} kernel(s) of {of}, {failed} failed", verdicts.len()))?;
+    if failed > 0 { Err(format!("{failed} kernel(s) are wrong").into()) } else { Ok(()) }
+}
+
+fn on_gpu(
+    args: &Args,
+    kernels: &Kernels,
+    gpu: &std::sync::Arc<Gpu>,
+) -> Result<Vec<KernelVerdict>, Box<dyn Error>> {
+    let library = Library::new(args.data.as_deref());
+    let cache = args.kernel_cache.as_deref().map_or_else(Cache::user, Cache::new);
+    let (mut verdicts, mut printed) = (Vec::new(), Ok(()));
+    let mut take = |verdict: KernelVerdict| {
+        if printed.is_ok() && (args.verbose || !verdict.passed()) {
+            printed = report::line(&verdict.to_string());
+        }
+        verdicts.push(verdict);
+    };
+    let options = (args.seed, args.only.as_str());
+    check::cuda::check(&kernels.ops, &library, gpu, &cache, options, &mut take);
+    printed?;
+    summary(&verdicts)?;
+    Ok(verdicts)
+}
+
+/// A line an op and element type: how many variants and cases, and the largest part of the allowed
+/// error that one took.
+fn summary(verdicts: &[KernelVerdict]) -> Outcome {
+    let mut groups: BTreeMap<(&str, String), Vec<&KernelVerdict>> = BTreeMap::new();
+    for verdict in verdicts {
+        groups.entry((&verdict.op, verdict.dtype.to_string())).or_default().push(verdict);
+    }
+    for ((op, dtype), group) in groups {
+        let variants: std::collections::BTreeSet<_> = group.iter().map(|v| &v.variant).collect();
+        let worst = group.iter().map(|v| v.error).fold(0.0, f64::max);
+        let (cases, variants) = (group.len(), variants.len());
+        let allowed = group[0].allowed;
+        let failed = group.iter().filter(|v| !v.passed()).count();
+        report::line(&format!(
+            "{op} {dtype}: {variants} variant(s), {cases} case(s), {failed} failed, worst error \
+             {worst:.2e} of {allowed:.2e}"
+        ))?;
+    }
+    Ok(())
+}
+
+fn as_json(v: &KernelVerdict) -> serde_json::Value {
+    json!({
+        "op": v.op,
+        "variant": v.variant,
+        "dtype": v.dtype.name(),
+        "case": v.case,
+        "error": v.error,
+        "allowed": v.allowed,
+        "problem": v.problem,
+        "passed": v.passed(),
+    })
+}

@@ -1,0 +1,267 @@
+//! `infernum compile`.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use infernum::{CPU, ModelOptions};
+use infernum_codegen::compile::{self, CompileError, Compiled, Options};
+use infernum_codegen::cuda::{Cache, Choices, Compiler, Device, Library};
+use infernum_codegen::{Limits, Plan};
+use infernum_frontend_hf::{LowerOptions, Model};
+use infernum_ir::{Attr, Module, NodeKind, Sym, Type, nearest, text};
+use infernum_passes::fuse::{Bucket, Prices};
+
+use crate::page;
+use crate::report::{self, Outcome};
+
+/// The command line.
+#[derive(clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag")]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelOptions,
+    /// Print the IR that the plan is made of.
+    #[arg(long)]
+    dump_ir: bool,
+    /// Print the IR after this step or pass; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    dump_after: Vec<String>,
+    /// Print the graphs in Graphviz's language.
+    #[arg(long)]
+    dump_dot: bool,
+    /// Say what each rule did: where it fired, where a condition refused it, where it nearly
+    /// matched, where it lost on cost.
+    #[arg(long)]
+    explain: bool,
+    /// Write the explanation as one page: the graphs before and after fusion, side by side.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Whose costs decide: cpu, sm_75, sm_80, sm_90a, sm_100a. Plans for others than cpu cannot be
+    /// run yet.
+    #[arg(long, default_value = CPU)]
+    target: String,
+    /// Need no checkpoint: weights take the element type of the activations.
+    #[arg(long)]
+    config_only: bool,
+    /// Most tokens in a step.
+    #[arg(long, default_value_t = 128)]
+    chunk: u64,
+    /// Most sequences in a step.
+    #[arg(long, default_value_t = 1)]
+    sequences: u64,
+    /// For a GPU's target: compile the kernels too, and write them and the plan to this folder. Needs
+    /// NVRTC, but no GPU.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the plan as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Compiles, and shows what was asked for.
+pub fn run(args: &Args) -> Outcome {
+    let default = if args.target == CPU { "default" } else { "cuda" };
+    let (pipeline, kernels) = (args.model.pipeline(default)?, args.model.kernels()?);
+    let names = compile::step_names(&pipeline);
+    if let Some(unknown) = args.dump_after.iter().find(|n| !names.contains(&n.as_str())) {
+        let hint = nearest(unknown, names.iter().copied());
+        let known = names.join(", ");
+        return Err(
+            format!("--dump-after: there is no step `{unknown}`{hint}; known: {known}").into()
+        );
+    }
+    let model = if args.config_only {
+        let (files, library) = (args.model.files()?, args.model.library());
+        Model::without_weights(files, args.model.spec.as_deref(), &library)?
+    } else {
+        args.model.open()?
+    };
+    let max_length = args.model.length(&model)?;
+    let costs = args.model.cost_table(&args.target)?;
+    let templates = Library::new(args.model.data.as_deref());
+    let device = match (&args.out, Device::named(&args.target)) {
+        (Some(_), None) => {
+            let known = Device::KNOWN.map(|(name, ..)| name).join(", ");
+            let message =
+                format!("--out: expected a GPU's --target ({known}), found {}", args.target);
+            return Err(message.into());
+        }
+        (out, device) => device.filter(|_| out.is_some()),
+    };
+    let choices = Choices::default();
+    let options = Options {
+        model: &model,
+        lower: LowerOptions { dtype: args.model.dtype, max_length: Some(max_length), rows: Sym::B },
+        pipeline: &pipeline,
+        kernels: &kernels,
+        costs: (&args.target, &costs),
+        rules: None,
+        explain: args.explain || args.html.is_some(),
+        limits: Limits { chunk: args.chunk, sequences: args.sequences, max_length },
+        device: device.as_ref().map(|d| (d, &templates, &choices)),
+    };
+    let (seen, compiled) = observed(args, &options, names.len());
+    // What was dumped on the way is of use above all when a later step fails.
+    for dump in &seen.dumps {
+        report::text(dump)?;
+    }
+    let compiled = compiled?;
+    if let Some(path) = &args.html {
+        return write_page(path, &options, &seen.fused, &compiled);
+    }
+    if let (Some(out), Some(device)) = (&args.out, &device) {
+        return write(out, &compiled.plan, device);
+    }
+    show(args, &compiled, seen.dumps.is_empty())
+}
+
+/// Writes a plan and its kernels.
+fn write(out: &Path, plan: &Plan, device: &Device) -> Outcome {
+    let fail = |e: &dyn std::fmt::Display| format!("{}: {e}", out.display());
+    std::fs::create_dir_all(out).map_err(|e| fail(&e))?;
+    let cache = Cache::new(&out.join("cubins"));
+    let (cubins, compiled) = cache.cubins(&plan.kernels, &device.arch, &mut Compiler::find)?;
+    std::fs::write(out.join("plan.json"), serde_json::to_vec(plan)?).map_err(|e| fail(&e))?;
+    let bytes: usize = cubins.iter().map(|c| c.0.len()).sum();
+    report::line(&format!(
+        "{}: plan.json and {} kernel(s) for {} ({compiled} compiled, {} KiB)",
+        out.display(),
+        cubins.len(),
+        device.arch,
+        bytes >> 10
+    ))
+}
+
+/// What was seen on the way.
+#[derive(Default)]
+struct Seen {
+    dumps: Vec<String>,
+    /// For each bucket, the module before fusion and after the last pass.
+    fused: Vec<(Module, Module)>,
+}
+
+fn write_page(
+    path: &Path,
+    options: &Options<'_>,
+    fused: &[(Module, Module)],
+    compiled: &Compiled,
+) -> Outcome {
+    let (target, costs) = options.costs;
+    let context = options.pipeline.context;
+    let prices: Vec<_> = (compiled.buckets.iter())
+        .map(|b| {
+            let prices = Prices::new(costs, target, b.bucket, context);
+            move |op, operands: &[Option<&Type>], attrs: &[Attr], results: &[Type]| {
+                prices.of(op, operands, attrs, results).us
+            }
+        })
+        .collect();
+    let fusions: Vec<page::Fusion<'_>> = (compiled.buckets.iter().zip(fused).zip(&prices))
+        .map(|((b, (before, after)), cost)| page::Fusion {
+            steps: steps_of(b.bucket),
+            before,
+            after,
+            report: &b.report,
+            cost,
+        })
+        .collect();
+    let html = page::html(options.model.files.name(), target, &fusions)?;
+    std::fs::write(path, html).map_err(|e| format!("{}: {e}", path.display()))?;
+    report::line(&format!("wrote {}", path.display()))
+}
+
+/// Compiles, keeping the dumps and modules that are wanted.
+fn observed(
+    args: &Args,
+    options: &Options<'_>,
+    steps: usize,
+) -> (Seen, Result<Compiled, CompileError>) {
+    let wanted: BTreeSet<&str> = args.dump_after.iter().map(String::as_str).collect();
+    let (mut seen, mut last, mut before) = (Seen::default(), None, None);
+    let bar = report::steps_bar("compiling", steps as u64);
+    let compiled = compile::compile(options, &mut |name, bucket, module| {
+        bar.inc(1);
+        if wanted.contains(name) {
+            let bucket = bucket.map(|b| format!(", {}", steps_of(b))).unwrap_or_default();
+            seen.dumps.push(format!("// after {name}{bucket}\n{}", text::print(module)));
+        }
+        if args.html.is_some() {
+            match name {
+                "fuse" => before = last.take(),
+                "passes" => {
+                    let before = before.take().unwrap_or_else(|| module.clone());
+                    seen.fused.push((before, module.clone()));
+                }
+                _ => {}
+            }
+            last = Some(module.clone());
+        }
+    });
+    bar.finish_and_clear();
+    (seen, compiled)
+}
+
+fn show(args: &Args, compiled: &Compiled, nothing_dumped: bool) -> Outcome {
+    let several = compiled.buckets.len() > 1;
+    for b in &compiled.buckets {
+        if several && (args.dump_ir || args.dump_dot || (args.explain && !args.json)) {
+            report::line(&format!("// {}", steps_of(b.bucket)))?;
+        }
+        if args.dump_ir {
+            report::text(&text::print(&b.module))?;
+        }
+        if args.dump_dot {
+            report::text(&dot(&b.module)?)?;
+        }
+        if args.explain && !args.json {
+            report::line(&b.report.coloured().to_string())?;
+        }
+    }
+    if args.explain && args.json {
+        let reports: Vec<_> = compiled.buckets.iter().map(|b| (b.bucket, &b.report)).collect();
+        return report::json(&reports);
+    }
+    if args.json {
+        return report::json(&compiled.plan);
+    }
+    if nothing_dumped && !args.dump_ir && !args.dump_dot && !args.explain {
+        report::line(&compiled.plan.summary().to_string())?;
+    }
+    Ok(())
+}
+
+/// The steps of a bucket, for people.
+fn steps_of(bucket: Bucket) -> String {
+    let Bucket { min, max, decode } = bucket;
+    let kind = if decode { "decode, " } else { "" };
+    if min == max {
+        format!("{kind}{min} {}", if min == 1 { "token" } else { "tokens" })
+    } else {
+        format!("{kind}{min} to {max} tokens")
+    }
+}
+
+/// Every graph of a module as one Graphviz digraph with a cluster each.
+fn dot(module: &Module) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    writeln!(out, "digraph {:?} {{\n  node [shape=box, fontname=monospace];", module.name)?;
+    for (g, graph) in module.graphs.iter().enumerate() {
+        writeln!(out, "  subgraph cluster_{g} {{\n    label={:?};", graph.name)?;
+        for (i, node) in graph.nodes() {
+            let what = match &node.kind {
+                NodeKind::Op { op, .. } => op.name,
+                NodeKind::Param(_) => "param",
+            };
+            let types: Vec<String> = node.types.iter().map(ToString::to_string).collect();
+            let label = format!("{what}\n%{}\n{}", node.names.join(", %"), types.join(", "));
+            writeln!(out, "    g{g}n{i} [label={label:?}];")?;
+            for from in graph.operands(i).into_iter().flatten() {
+                writeln!(out, "    g{g}n{} -> g{g}n{i};", from.node)?;
+            }
+        }
+        out.push_str("  }\n");
+    }
+    out.push_str("}\n");
+    Ok(out)
+}

@@ -1,0 +1,17 @@
+//! What measures, tunes, checks and explains Infernum: clients of the library, as anybody's program would be.
+//!
+//! Each module is a command: `Args`, its command line, and `run`, which prints what it finds.
+
+pub mod ablate;
+pub mod bench;
+pub mod bench_engine;
+mod bench_serve;
+pub mod check_kernels;
+pub mod check_rules;
+pub mod check_templates;
+pub mod compile;
+pub mod logits;
+mod page;
+pub mod report;
+mod svg;
+pub mod tune;
