@@ -11,6 +11,7 @@ pub mod check_rules;
 pub mod check_templates;
 pub mod compile;
 pub mod logits;
+pub mod ops;
 mod page;
 pub mod report;
 mod svg;

@@ -6,6 +6,7 @@ mod cache;
 mod choices;
 mod geometry;
 mod nvrtc;
+mod reach;
 mod template;
 mod text;
 
@@ -14,6 +15,7 @@ pub use cache::{Cache, CacheError, Cubin};
 pub use choices::{Choices, site, sites};
 pub use geometry::Geometry;
 pub use nvrtc::{Compiler, NvrtcError};
+pub use reach::{Unreached, unreached};
 pub use template::{Foreign, Library, Template, TemplateError, Variant};
 pub use text::arguments as launch_arguments;
 

@@ -64,7 +64,8 @@ impl<'a> Lint<'a, '_> {
         let mut before = Names::new();
         for (name, definition) in family.params.iter() {
             // One that mentions itself reads the config's key.
-            read.extend(names(*definition).into_iter().filter(|n| before.contains(n.as_str())));
+            let mentioned = names(*definition);
+            read.extend(mentioned.iter().filter_map(|n| before.get(n.as_str()).copied()));
             before.insert(name);
             self.hides_engine(name);
         }

@@ -83,9 +83,9 @@ pub fn lower(
         let Request { config, config_keys, max_length, weight_dtype, rows, .. } = *request;
         let dtype = DType::Bf16;
         let half = Request { config, config_keys, dtype, max_length, weight_dtype, rows };
-        if let Err(LowerError::Spec(error)) = lower_once(source, library, &half) {
-            let message = format!("f32 hides this error of {dtype}: {}", error.message);
-            lowered.warnings.push(SourceWarning(SourceError { message, ..*error }));
+        if let Err(LowerError::Spec(mut error)) = lower_once(source, library, &half) {
+            error.message = format!("f32 hides this error of {dtype}: {}", error.message);
+            lowered.warnings.push(SourceWarning(*error));
         }
     }
     Ok(lowered)

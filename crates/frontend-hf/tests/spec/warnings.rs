@@ -51,7 +51,7 @@ fn likely_mistakes_and_their_places() {
         (
             "one that only its own definition mentions",
             "\"eps\": \"rms_norm_eps\",",
-            "\"eps\": \"rms_norm_eps\", \"rope_theta\": \"rope_theta ?? 5\",",
+            "\"eps\": \"rms_norm_eps\", \"depth\": \"depth ?? 5\",",
         ),
         ("a block's own", "\"norm\": true },", "\"norm\": true, \"scale\": \"1 / heads\" },"),
         ("hides the family's", "\"width\": \"hidden\"", "\"width\": \"hidden\", \"heads\": 4"),

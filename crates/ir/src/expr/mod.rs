@@ -124,7 +124,7 @@ pub enum BinaryOp {
 
 impl BinaryOp {
     /// Binding strength (larger binds tighter) and spelling.
-    pub(crate) const TABLE: [(BinaryOp, u8, &'static str); 15] = [
+    pub const TABLE: [(BinaryOp, u8, &'static str); 15] = [
         (BinaryOp::Or, 1, "||"),
         (BinaryOp::And, 2, "&&"),
         (BinaryOp::Coalesce, 3, "??"),

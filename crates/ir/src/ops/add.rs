@@ -5,7 +5,7 @@ use super::{Effect, OpDef, OperandDef, Pointwise, Reads, Tolerance, pointwise};
 
 pub(super) static OP: OpDef = OpDef {
     name: "add",
-    doc: "Elementwise `a + b`; `b` broadcasts onto `a`.",
+    doc: "Elementwise `a + b`: a [..], b [..], which broadcasts onto `a`: [..].",
     operands: &[OperandDef::required("a"), OperandDef::required("b")],
     attrs: &[],
     infer: pointwise::infer,

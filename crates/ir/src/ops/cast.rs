@@ -8,7 +8,7 @@ use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "cast",
-    doc: "Converts to another element type, rounding to nearest even.",
+    doc: "Converts x [..] to another element type, rounding to nearest even: [..].",
     operands: &[OperandDef::required("x")],
     attrs: &[AttrDef {
         name: "dtype",

@@ -8,7 +8,7 @@ use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "concat",
-    doc: "Joins two tensors along a constant axis.",
+    doc: "Joins a [.., M, ..] and b [.., N, ..] along a constant axis: [.., M + N, ..].",
     operands: &[OperandDef::required("a"), OperandDef::required("b")],
     attrs: &[AttrDef {
         name: "axis",

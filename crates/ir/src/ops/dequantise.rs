@@ -8,7 +8,7 @@ use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "dequantise",
-    doc: "The values of a block-quantised weight [.., K] as floats.",
+    doc: "The values of a block-quantised weight [.., K] as floats: [.., K].",
     operands: &[OperandDef::required("w")],
     attrs: &[AttrDef {
         name: "dtype",

@@ -5,7 +5,7 @@ use super::{Effect, OpDef, OperandDef, Pointwise, Reads, Tolerance, pointwise};
 
 pub(super) static OP: OpDef = OpDef {
     name: "gelu",
-    doc: "Gaussian error linear unit (Hendrycks & Gimpel 2016), exact.",
+    doc: "Gaussian error linear unit (Hendrycks & Gimpel 2016), exact: x [..]: [..].",
     operands: &[OperandDef::required("x")],
     attrs: &[],
     infer: pointwise::infer,

@@ -5,7 +5,7 @@ use super::{Effect, OpDef, OperandDef, Pointwise, Reads, Tolerance, pointwise};
 
 pub(super) static OP: OpDef = OpDef {
     name: "gelu_tanh",
-    doc: "Gaussian error linear unit in its tanh approximation.",
+    doc: "Gaussian error linear unit in its tanh approximation: x [..]: [..].",
     operands: &[OperandDef::required("x")],
     attrs: &[],
     infer: pointwise::infer,

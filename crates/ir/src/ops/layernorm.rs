@@ -7,7 +7,7 @@ use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "layernorm",
-    doc: "Layer norm over the last dimension (Ba et al. 2016): \
+    doc: "Layer norm of x [.., K] over the last dimension (Ba et al. 2016), w [K], bias [K]: [.., K]: \
           `(x - mean(x)) / sqrt(var(x) + eps) * w + bias`.",
     operands: &[OperandDef::required("x"), OperandDef::optional("w"), OperandDef::optional("bias")],
     attrs: &[AttrDef {

@@ -6,7 +6,7 @@ use crate::attr::{AttrDef, AttrKind, Default};
 
 pub(super) static OP: OpDef = OpDef {
     name: "map",
-    doc: "Any elementwise function of up to three operands; `b` and `c` broadcast onto `a`.",
+    doc: "Any elementwise function of up to three operands: a [..], b and c, which broadcast onto `a`: [..].",
     operands: &[OperandDef::required("a"), OperandDef::optional("b"), OperandDef::optional("c")],
     attrs: &[AttrDef {
         name: "expr",

@@ -8,7 +8,7 @@ use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "reduce",
-    doc: "Reduces a constant axis to one position, which stays as an axis of size 1.",
+    doc: "Reduces a constant axis of x [.., N, ..] to one position, which stays: [.., 1, ..].",
     operands: &[OperandDef::required("x")],
     attrs: &[
         AttrDef {

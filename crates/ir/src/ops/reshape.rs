@@ -8,7 +8,7 @@ use crate::{Dim, TensorType};
 
 pub(super) static OP: OpDef = OpDef {
     name: "reshape",
-    doc: "The same elements in the same order under another shape.",
+    doc: "The same elements in the same order under another shape: x [..]: [shape].",
     operands: &[OperandDef::required("x")],
     attrs: &[AttrDef {
         name: "shape",

@@ -7,7 +7,7 @@ use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "rmsnorm",
-    doc: "Root-mean-square norm over the last dimension (Zhang & Sennrich 2019): \
+    doc: "Root-mean-square norm of x [.., K] over the last dimension (Zhang & Sennrich 2019), w [K]: [.., K]: \
           `x / sqrt(mean(x²) + eps) * (w + offset)`. On [.., H, D] it is a head-wise norm.",
     operands: &[OperandDef::required("x"), OperandDef::optional("w")],
     attrs: &[

@@ -6,7 +6,7 @@ use crate::attr::{AttrDef, AttrKind, Default};
 
 pub(super) static OP: OpDef = OpDef {
     name: "scale",
-    doc: "Multiplies by a constant.",
+    doc: "Multiplies x [..] by a number: [..].",
     operands: &[OperandDef::required("x")],
     attrs: &[AttrDef {
         name: "by",

@@ -5,7 +5,7 @@ use super::{Effect, OpDef, OperandDef, Pointwise, Reads, Tolerance, pointwise};
 
 pub(super) static OP: OpDef = OpDef {
     name: "silu",
-    doc: "Sigmoid-weighted linear unit (Elfwing et al. 2017), `x * sigmoid(x)`.",
+    doc: "Sigmoid-weighted linear unit (Elfwing et al. 2017), `x * sigmoid(x)`: x [..]: [..].",
     operands: &[OperandDef::required("x")],
     attrs: &[],
     infer: pointwise::infer,

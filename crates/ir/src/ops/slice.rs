@@ -8,7 +8,7 @@ use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "slice",
-    doc: "Takes `len` consecutive positions of a constant axis.",
+    doc: "Takes `len` consecutive positions of a constant axis of x [.., N, ..]: [.., len, ..].",
     operands: &[OperandDef::required("x")],
     attrs: &[
         AttrDef {

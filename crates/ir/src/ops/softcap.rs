@@ -6,7 +6,7 @@ use crate::attr::{AttrDef, AttrKind, Default};
 
 pub(super) static OP: OpDef = OpDef {
     name: "softcap",
-    doc: "Soft capping (Gemma 2): `cap * tanh(x / cap)`.",
+    doc: "Soft capping (Gemma 2), `cap * tanh(x / cap)`: x [..]: [..].",
     operands: &[OperandDef::required("x")],
     attrs: &[AttrDef {
         name: "cap",

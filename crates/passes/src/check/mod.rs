@@ -6,6 +6,7 @@
 //! it does not hold, the rule must fail somewhere.
 
 mod cache;
+mod call;
 mod sample;
 mod side;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use sample::{Rng, Trial};
 use side::Failure;
 
 pub use cache::Cache;
+pub use call::{CallModule, calls};
 
 /// Largest difference allowed, in units of the value's norm.
 pub const TOLERANCE: f64 = 1e-10;

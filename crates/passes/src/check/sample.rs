@@ -31,15 +31,15 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    fn pick<T: Copy>(&mut self, list: &[T]) -> T {
+    pub(super) fn pick<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())]
     }
 
-    fn coin(&mut self) -> bool {
+    pub(super) fn coin(&mut self) -> bool {
         self.next() & 1 == 1
     }
 
@@ -49,7 +49,7 @@ impl Rng {
     }
 
     /// One of the values that a file gives for an attribute.
-    fn sample(&mut self, given: &Samples) -> Attr {
+    pub(super) fn sample(&mut self, given: &Samples) -> Attr {
         // Two closures over one generator: each gets its own numbers, made beforehand.
         let mut parts = [self.next(), self.next()].map(Rng::new);
         let [below, unit] = &mut parts;
@@ -195,7 +195,7 @@ fn sizes(rule: &Rule, small: bool, rng: &mut Rng) -> Sizes {
     sizes
 }
 
-fn dims(ty: &VarType, sizes: &Sizes) -> Option<Vec<Dim>> {
+pub(super) fn dims(ty: &VarType, sizes: &Sizes) -> Option<Vec<Dim>> {
     let mut dims = Vec::new();
     for dim in &ty.dims {
         match dim {
@@ -218,7 +218,7 @@ fn type_of(ty: &VarType, dtype: DType, sizes: &Sizes) -> Option<Type> {
     Some(TensorType { dtype, shape, constant: ty.constant }.into())
 }
 
-fn attr(name: &str, def: &AttrDef, rng: &mut Rng) -> Result<Attr, String> {
+pub(super) fn attr(name: &str, def: &AttrDef, rng: &mut Rng) -> Result<Attr, String> {
     if matches!(def.default, AttrDefault::Absent) && rng.coin() {
         return Ok(Attr::None);
     }

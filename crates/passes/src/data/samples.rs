@@ -24,6 +24,11 @@ enum Choice {
 }
 
 impl Samples {
+    /// This value always.
+    pub(super) fn one(attr: Attr) -> Samples {
+        Samples(vec![Choice::Given(attr)])
+    }
+
     /// One of the values. `below` gives a number in `0..n`, `unit` one in [0, 1).
     pub fn pick(
         &self,

@@ -34,6 +34,19 @@ pub struct KernelVerdict {
 }
 
 impl KernelVerdict {
+    /// That nothing could be tried.
+    fn problem(op: &str, problem: String) -> KernelVerdict {
+        KernelVerdict {
+            op: op.to_owned(),
+            variant: None,
+            dtype: DType::F32,
+            case: String::new(),
+            error: 0.0,
+            allowed: 0.0,
+            problem: Some(problem),
+        }
+    }
+
     /// Whether the kernel is right.
     pub fn passed(&self) -> bool {
         self.problem.is_none() && self.error <= self.allowed

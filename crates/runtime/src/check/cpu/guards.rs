@@ -266,7 +266,7 @@ graph g {
 }
 schedule g 0..1\n";
         let module = infernum_ir::text::parse(module, "test").unwrap_or_else(|e| panic!("{e}"));
-        compare(&module, 1, &|launch, kernel| {
+        compare(&module, &module, 1, &|launch, kernel| {
             let wrong = launch.op == op;
             let kernel: Box<dyn Kernel> = if wrong { Box::new(Wrong(mistake)) } else { kernel };
             Box::new(Guarded::new(launch, kernel))
