@@ -43,7 +43,7 @@ enum Command {
     /// Find out which kernels are fastest on this GPU.
     Tune(tools::tune::Args),
     /// Ask a running server whether it is ready.
-    Health(commands::health::Args),
+    Health(tools::health::Args),
     /// List the model families.
     Families(commands::families::Args),
     /// Show what this machine has.
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => tools::bench::run(&args),
         Command::BenchEngine(args) => tools::bench_engine::run(&args),
         Command::Tune(args) => tools::tune::run(&args),
-        Command::Health(args) => commands::health::run(&args),
+        Command::Health(args) => tools::health::run(&args),
         Command::Families(args) => commands::families::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
     };

@@ -8,6 +8,7 @@ mod load;
 mod machine;
 mod options;
 mod plan_file;
+mod prefill;
 mod progress;
 pub mod tune;
 
@@ -20,4 +21,5 @@ pub use options::{
     CacheOptions, CompileOptions, DeviceId, DeviceIdError, ModelOptions, RunOptions,
 };
 pub use plan_file::PlanFileError;
+pub use prefill::prefill;
 pub use progress::{Progress, Stage};

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::data::Numerics;
 use crate::{Bucket, PASSES, Pass};
 
-static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels/pipelines");
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/kernels/pipelines");
 
 /// The passes to run, in order, and what they are told.
 #[derive(Clone)]

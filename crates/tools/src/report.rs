@@ -42,6 +42,17 @@ pub fn warning(warning: &SourceWarning) {
     }
 }
 
+/// An error and its causes, on one line.
+pub(crate) fn chain(e: &dyn Error) -> String {
+    let mut text = e.to_string();
+    let mut cause = e.source();
+    while let Some(e) = cause {
+        text = format!("{text}: {e}");
+        cause = e.source();
+    }
+    text
+}
+
 /// Whether an error only says that nobody reads the output any more.
 pub fn is_broken_pipe(e: &(dyn Error + 'static)) -> bool {
     e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)

@@ -12,7 +12,7 @@ use infernum_ir::SourceError;
 use infernum_ir::expr::Expr;
 use serde::Deserialize;
 
-static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels/templates");
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/templates");
 
 /// A template is missing or says something wrong of itself.
 #[derive(Debug, thiserror::Error)]

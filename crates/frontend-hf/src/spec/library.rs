@@ -8,7 +8,7 @@ use infernum_ir::nearest;
 
 use crate::source::ModelFiles;
 
-static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../models");
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/models");
 
 /// The demo model that is part of the binary.
 pub fn demo() -> ModelFiles {

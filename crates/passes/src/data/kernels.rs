@@ -11,7 +11,7 @@ use super::notation::at;
 use super::rules::{self, Rule};
 use super::signature::{self, Signature};
 
-static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels");
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/kernels");
 
 /// A file of fused ops or rules could not be read.
 #[derive(Debug, thiserror::Error)]

@@ -12,7 +12,7 @@ use super::measured::Measurements;
 use crate::Bucket;
 use crate::data::DataError;
 
-static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels/costs");
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/kernels/costs");
 
 /// A target's speeds (`kernels/costs/*.ron`). A call costs its launch, and the longer of moving its
 /// bytes and doing its operations.

@@ -76,6 +76,18 @@ pub enum Event {
     Finished(RequestId, FinishReason),
 }
 
+impl Event {
+    /// The request that it is of.
+    pub fn request(&self) -> RequestId {
+        match self {
+            Event::Started(id, _)
+            | Event::Prompt(id, _)
+            | Event::Token(id, ..)
+            | Event::Finished(id, _) => *id,
+        }
+    }
+}
+
 /// A request could not be taken, or a step failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are named in the messages")]

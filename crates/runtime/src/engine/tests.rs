@@ -2,6 +2,7 @@
 //! wrong row, a row too early or another's row yields another text.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 use infernum_ir::Dims;
 use proptest::prelude::*;
@@ -398,11 +399,7 @@ proptest! {
 
 /// Runs until nothing is left to do.
 fn finish(engine: &mut Engine<Fake>) -> Vec<Event> {
-    let mut events = Vec::new();
-    while !engine.is_idle() {
-        engine.step(&mut events).expect("a step");
-    }
-    events
+    engine.run_until_idle().expect("steps")
 }
 
 #[test]
@@ -423,17 +420,14 @@ fn an_executor_that_samples_picks_what_the_host_would() {
             engine.submit(Request { sampling, ..Request::new(tokens, 20) }).expect("a request");
         }
         let mut events = Vec::new();
-        while !engine.is_idle() {
-            engine.step(&mut events).expect("a step");
+        let driven = engine.drive(|engine, new| {
+            events.extend(new);
             assert!(!gpu || !engine.executor.logits, "logits nobody needs");
-        }
-        events.retain(|e| !matches!(e, Event::Started(..)));
-        events.sort_by_key(|e| match e {
-            Event::Started(id, _)
-            | Event::Prompt(id, _)
-            | Event::Token(id, ..)
-            | Event::Finished(id, _) => *id,
+            ControlFlow::Continue(())
         });
+        driven.expect("steps");
+        events.retain(|e| !matches!(e, Event::Started(..)));
+        events.sort_by_key(Event::request);
         events
     };
     assert_eq!(outputs(true), outputs(false));
