@@ -3,7 +3,7 @@
 
 use infernum_codegen::cuda::{self, Compiler, Device};
 use infernum_codegen::{Plan, TargetKind};
-use infernum_ir::{DType, Dims, OpSet, text};
+use infernum_ir::{DType, Dims, NO_TOKEN, OpSet, text};
 use infernum_runtime::{
     Choice, PlanExecutor, SamplingParams, Seen, StepInputs, TensorBytes, WeightSource,
 };
@@ -90,11 +90,14 @@ fn pick(table: &Table, executor: &mut dyn PlanExecutor, asked: &[(usize, Choice<
     }
     let rows = asked.iter().enumerate();
     rows.map(|(i, (row, choice))| {
-        assert_eq!(output.row(i)[1], table.rows[*row][1]);
-        choice.pick(output.row(i))
+        assert_eq!(output.row(i)[1].to_bits(), table.rows[*row][1].to_bits());
+        choice.pick(output.row(i)).unwrap_or(NO_TOKEN)
     })
     .collect()
 }
+
+/// Rows from here on have no token.
+const BROKEN: usize = 6;
 
 /// Rows of several characters, reproducible.
 fn table(vocab: usize) -> Table {
@@ -110,9 +113,16 @@ fn table(vocab: usize) -> Table {
     // Ties, as logits of 16 bits have.
     rows.push(row(2.0).into_iter().map(f32::round).collect());
     let mut odd = row(3.0);
-    (odd[0], odd[vocab / 2], odd[vocab - 1]) = (f32::NAN, f32::NEG_INFINITY, -0.0);
+    (odd[0], odd[vocab / 2], odd[vocab - 1]) = (f32::NEG_INFINITY, f32::INFINITY, -0.0);
     rows.push(odd);
+    // What is no distribution has no token.
     rows.push(vec![f32::NEG_INFINITY; vocab]);
+    rows.push(vec![f32::NAN; vocab]);
+    for at in [0, vocab / 2, vocab - 1] {
+        let mut broken = row(1.0);
+        broken[at] = f32::NAN;
+        rows.push(broken);
+    }
     Table { vocab, rows }
 }
 
@@ -170,7 +180,8 @@ fn executors_pick_what_the_host_would() {
         for step in asked.chunks(SEQUENCES - 1) {
             let found = pick(&table, &mut *executor, step);
             for ((row, choice), token) in step.iter().zip(found) {
-                let expected = choice.pick(&table.rows[*row]);
+                let expected = choice.pick(&table.rows[*row]).unwrap_or(NO_TOKEN);
+                assert_eq!(token == NO_TOKEN, *row >= BROKEN, "row {row}");
                 let p = &choice.params;
                 if p.temperature == 0.0 || p.top_k == 1 {
                     assert_eq!(token, expected, "vocabulary of {vocab}, row {row}: {p:?}");

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use infernum_ir::{Dim, Dims, Graph, Module, Param, StepInput, Sym, TensorType, Type, verify};
+use infernum_ir::{
+    Dim, Dims, Graph, Module, Param, StepInput, Sym, TensorType, Type, token_rows, verify,
+};
 use infernum_passes::Bucket;
 
 use crate::layout;
@@ -12,7 +14,7 @@ use crate::planner::aligned;
 use crate::recipe;
 
 /// Arena sizes beyond this are mistakes (or limits that no machine holds).
-const MAX_ARENA: u64 = 1 << 42;
+pub(crate) const MAX_ARENA: u64 = 1 << 42;
 
 /// Compiles a module for steps of at most `limits`.
 pub fn plan(module: &Module, target: TargetKind, limits: Dims) -> Result<Plan, PlanError> {
@@ -49,6 +51,7 @@ fn build(
         weights: Vec::new(),
         states: Vec::new(),
         output_rows: output_rows(modules)?,
+        token_rows: modules.iter().filter_map(|(_, m)| token_rows(m)).min(),
         device: None,
         kernels: Vec::new(),
         pick: None,
@@ -210,7 +213,7 @@ fn same_planes(plan: &Plan) -> Result<(), PlanError> {
 }
 
 /// Every step within the limits has a schedule. One token is always one sequence's only one.
-fn covers(plan: &Plan) -> Result<(), PlanError> {
+pub(crate) fn covers(plan: &Plan) -> Result<(), PlanError> {
     // The step's tokens change kind only where a bucket begins or ends.
     let edges = plan.schedules.iter().flat_map(|s| [s.bucket.min, s.bucket.max.saturating_add(1)]);
     let mut edges: Vec<u64> = edges.chain([1, 2]).collect();

@@ -6,6 +6,7 @@ use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{CostTable, FuseOptions, Report};
 use infernum_passes::{Context, Pipeline};
 
+use crate::check::MAX_ROWS;
 use crate::cuda::{Choices, CudaError, Device, Library, attach};
 use crate::{Bucket, ExpandError, Plan, PlanError, TargetKind, expand, plan_buckets};
 
@@ -50,7 +51,7 @@ impl Limits {
     /// The step's sizes for this module: as many token-context pairs as its ragged values leave
     /// room for, but never fewer than one token of every sequence needs.
     pub fn of(&self, module: &Module) -> Dims {
-        let s = self.max_length.saturating_mul(self.sequences);
+        let s = self.max_length.saturating_mul(self.sequences).min(MAX_ROWS);
         let row = |ty: &Type| {
             let ty = ty.tensor().ok().filter(|t| t.is_ragged())?;
             Some(ty.bytes(&Dims { pairs: 1, ..Dims::default() }))

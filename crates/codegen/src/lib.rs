@@ -4,6 +4,7 @@
 //! seeing a graph.
 
 mod buckets;
+mod check;
 pub mod compile;
 pub mod cuda;
 mod expand;
@@ -14,6 +15,7 @@ mod planner;
 mod recipe;
 
 pub use buckets::{plan, plan_buckets};
+pub use check::PlanFault;
 pub use compile::Limits;
 pub use expand::{ExpandError, expand};
 pub use infernum_passes::Bucket;

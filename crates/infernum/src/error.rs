@@ -64,6 +64,8 @@ pub enum Error {
         weights: u64,
         activations: u64,
     },
+    #[error("{what}: expected 1 to {most}, found {found}")]
+    Capacity { what: &'static str, found: u64, most: u64 },
     #[error(transparent)]
     Load(#[from] LoadError),
     #[error(transparent)]

@@ -8,7 +8,7 @@ use infernum_ir::Sym;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions, Gpu};
 use infernum_runtime::{
-    CheckpointWeights, Engine, EngineLimits, EngineOptions, PlanExecutor, RandomWeights,
+    CheckpointWeights, Engine, EngineLimits, EngineOptions, LoadError, PlanExecutor, RandomWeights,
     StepInputs, WeightSource,
 };
 
@@ -34,6 +34,23 @@ impl Capacity {
     /// One sequence.
     pub fn one(max_length: u64) -> Capacity {
         Capacity::new(1, max_length)
+    }
+
+    /// Refuses what no machine holds, and what positions and rows are too short to count.
+    fn check(self, chunk: usize) -> Result<(), Error> {
+        const SEQUENCES: u64 = 1 << 20;
+        const CHUNK: u64 = 1 << 24;
+        /// Positions are 32 bits with a sign.
+        const LENGTH: u64 = i32::MAX as u64;
+        let sizes = [
+            ("sequences", self.sequences, SEQUENCES),
+            ("tokens of a sequence", self.max_length, LENGTH),
+            ("tokens of a chunk", chunk as u64, CHUNK),
+        ];
+        match sizes.into_iter().find(|(_, found, most)| *found == 0 || found > most) {
+            Some((what, found, most)) => Err(Error::Capacity { what, found, most }),
+            None => Ok(()),
+        }
     }
 
     /// Blocks of the KV cache that it takes.
@@ -81,7 +98,9 @@ impl<'a> Loader<'a> {
     /// [`Sym::B`], as an engine needs it), or for every token ([`Sym::T`]).
     pub fn plan(&self, rows: Sym, capacity: Capacity) -> Result<Plan, Error> {
         if let Some(folder) = &self.run.plan {
-            return Ok(plan_file::read(folder, rows, capacity, self.machine)?);
+            capacity.check(self.run.chunk(self.machine))?;
+            let ops = self.compile.kernels()?.ops;
+            return Ok(plan_file::read(folder, rows, capacity, self.machine, &ops)?);
         }
         let device = self.machine.device();
         let choices = device.as_ref().map(|d| self.run.choices(&d.arch)).unwrap_or_default();
@@ -95,6 +114,7 @@ impl<'a> Loader<'a> {
         capacity: Capacity,
         choices: &Choices,
     ) -> Result<Plan, Error> {
+        capacity.check(self.run.chunk(self.machine))?;
         let (device, templates) = (self.machine.device(), self.templates());
         let (pipeline, kernels) =
             (self.compile.pipeline(self.machine.pipeline())?, self.compile.kernels()?);
@@ -158,6 +178,13 @@ impl<'a> Loader<'a> {
     pub fn load(&self, plan: Plan, capacity: Capacity) -> Result<Box<dyn PlanExecutor>, Error> {
         if let Some(checkpoint) = &self.model.checkpoint {
             self.warm(checkpoint);
+        }
+        if let (None, Some(free)) = (&self.model.checkpoint, free_memory())
+            && matches!(self.machine, Machine::Cpu)
+            && plan.stored_bytes() > free
+        {
+            let (what, bytes) = ("random weights", plan.stored_bytes());
+            return Err(LoadError::Memory { what, bytes }.into());
         }
         let weights = self.weights(&plan);
         self.load_with(plan, &*weights, capacity)
@@ -226,6 +253,13 @@ impl<'a> Loader<'a> {
         std::hint::black_box(sum);
         (self.progress)(Progress::End);
     }
+}
+
+/// Bytes of memory that programs may still take, where the system says.
+fn free_memory() -> Option<u64> {
+    let all = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = all.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Blocks of KV cache for `capacity`, or as many as fit, but enough for one sequence.

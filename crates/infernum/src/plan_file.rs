@@ -4,7 +4,7 @@ use std::path::Path;
 
 use infernum_codegen::cuda::Device;
 use infernum_codegen::{Plan, VERSION};
-use infernum_ir::Sym;
+use infernum_ir::{OpSet, Sym};
 
 use crate::{Capacity, Machine};
 
@@ -28,16 +28,14 @@ pub(crate) fn read(
     rows: Sym,
     capacity: Capacity,
     machine: &Machine,
+    ops: &OpSet,
 ) -> Result<Plan, PlanFileError> {
     let file = folder.join("plan.json");
     let path = file.display().to_string();
     let bytes =
         std::fs::read(&file).map_err(|source| PlanFileError::Io { path: path.clone(), source })?;
     let json = |message: String| PlanFileError::Json { path: path.clone(), message };
-    let plan: Plan = serde_json::from_slice(&bytes).map_err(|e| json(e.to_string()))?;
-    if plan.version != VERSION {
-        return Err(json(format!("found version {}", plan.version)));
-    }
+    let plan = Plan::read(&bytes, ops).map_err(|e| json(e.to_string()))?;
     let arch = |d: Option<Device>| d.map_or("the CPU".to_owned(), |d| d.arch);
     let (expected, found) = (arch(plan.device.clone()), arch(machine.device()));
     if expected != found {
@@ -45,7 +43,9 @@ pub(crate) fn read(
     }
     let (b, s) = (plan.limits.b, plan.limits.s);
     let holds = |b: u64, length: u64| format!("{b} sequence(s) of {length} tokens");
-    if capacity.sequences > b || capacity.sequences * capacity.max_length > s {
+    if capacity.sequences > b
+        || capacity.sequences.saturating_mul(capacity.max_length).min(i32::MAX as u64) > s
+    {
         let expected = holds(b, s.checked_div(b).unwrap_or(0));
         let found = holds(capacity.sequences, capacity.max_length);
         return Err(PlanFileError::Size { path, expected, found });

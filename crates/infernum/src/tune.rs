@@ -94,7 +94,7 @@ impl<'a> Tuner<'a> {
         let (Machine::Gpu(gpu), Some(device)) = (loader.machine, loader.machine.device()) else {
             return Err(Error::NothingToTune);
         };
-        let capacity = Capacity::new(sequences as u64, context as u64 + 1);
+        let capacity = Capacity::new(sequences as u64, (context as u64).saturating_add(1));
         let choices = loader.run.choices(&device.arch);
         let plan = loader.plan_with(Sym::B, capacity, &choices)?;
         let cubins = loader.cubins(&plan)?;

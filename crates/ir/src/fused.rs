@@ -78,7 +78,7 @@ impl OpSet {
         let operands: Vec<OperandDef> = def
             .operands
             .into_iter()
-            .map(|(name, optional)| OperandDef { name: leak(name), optional })
+            .map(|(name, optional)| OperandDef { name: leak(name), optional, rows_of: None })
             .collect();
         let effects: Vec<Effect> = def.fused.body.iter().map(|s| s.op.effect).collect();
         let effect = [Effect::Writes, Effect::Reads].into_iter().find(|e| effects.contains(e));

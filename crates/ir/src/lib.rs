@@ -9,6 +9,7 @@ mod dtype;
 pub mod expr;
 mod fused;
 mod graph;
+mod indices;
 pub mod interp;
 mod names;
 mod ops;
@@ -24,7 +25,10 @@ pub use fused::{Fused, FusedDef, Instance, OpSet};
 pub use graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
 };
+pub use indices::{Indices, RowPick, row_picks, token_rows};
 pub use names::nearest;
-pub use ops::{Call, Effect, Eval, OPS, Op, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
+pub use ops::{
+    Call, Effect, Eval, NO_TOKEN, OPS, Op, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work,
+};
 pub use types::{StateType, TensorType, Type};
 pub use verify::{Finding, VerifyError, verify};

@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> Outcome {
     if args.prompt.contains(&0) || args.batch.contains(&0) || args.generate == 0 {
         return Err("--prompt, --batch and --generate: expected at least 1".into());
     }
-    let longest = (most(&args.prompt) + args.generate) as u64;
+    let longest = most(&args.prompt).saturating_add(args.generate) as u64;
     let capacity = Capacity::new(most(&args.batch) as u64, longest);
     let run = RunOptions { profile: args.profile, ..args.run.clone() };
     let progress = report::progress();
@@ -170,8 +170,9 @@ fn case(
 ) -> Result<Figures, Box<dyn Error>> {
     let plan = executor.plan();
     let kv_row = plan.kv_bytes_per_token();
-    let bytes_per_step = decode_weight_bytes(plan, batch as u64)
-        + kv_row * ((prompt + args.generate / 2) * batch) as u64;
+    let rows = (prompt.saturating_add(args.generate / 2)).saturating_mul(batch) as u64;
+    let bytes_per_step =
+        decode_weight_bytes(plan, batch as u64).saturating_add(kv_row.saturating_mul(rows));
     let lengths = Lengths {
         prompt,
         generate: args.generate,

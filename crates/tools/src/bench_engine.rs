@@ -126,10 +126,21 @@ impl Executor for Timed {
     }
 }
 
+/// Requests at most: all of them are there from the start.
+const MAX_REQUESTS: usize = 1 << 20;
+
 /// Measures.
 pub fn run(args: &Args) -> Outcome {
     let machine = Machine::open(args.run.device)?;
     let model = args.subject.open()?;
+    if !(1..=MAX_REQUESTS).contains(&args.requests) || args.input == 0 || args.output == 0 {
+        let (expected, found) = (MAX_REQUESTS, args.requests);
+        return Err(format!(
+            "--requests, --input and --output: expected at least 1, and at most {expected} requests, \
+             found {found} request(s)"
+        )
+        .into());
+    }
     let most = args.sequences.iter().copied().max().unwrap_or(1).max(1);
     let capacity = Capacity::new(most as u64, args.input.saturating_add(args.output) as u64);
     let progress = report::progress();

@@ -50,6 +50,12 @@ __device__ __forceinline__ i64 cache_row(const Step* step, int b, int i) {
     return (i64)step->blocks[(i64)b * step->block_stride + i / PAGE] * PAGE + i % PAGE;
 }
 
+// The row of `rows` that an id picks. An id that is none (of a row of logits without a token, of a
+// damaged file) picks the last one: no kernel reads beyond a table.
+__device__ __forceinline__ i64 picked_row(i64 id, i64 rows) {
+    return (u64)id < (u64)rows ? id : rows - 1;
+}
+
 // ---- programmatic dependent launch: a kernel may start before the one before it has ended.
 // Before pdl_wait() read only weights and *step; write nothing. Every thread that goes on to read
 // or write activations or the cache must call it, and every kernel must call it in some thread of

@@ -193,6 +193,13 @@ impl Generator<'_> {
                         show(&mut answer, &stream.push(token)?)?;
                     }
                     Event::Finished(_, FinishReason::Stop) => answer.finish_reason = "stop",
+                    Event::Finished(_, FinishReason::Failed) => {
+                        return Err(
+                            "the model's logits are not numbers: a weight or a sum is NaN, or \
+                                    too large for --dtype"
+                                .into(),
+                        );
+                    }
                     Event::Started(..) | Event::Prompt(..) | Event::Finished(..) => {}
                 }
             }

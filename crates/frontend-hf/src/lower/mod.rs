@@ -8,7 +8,10 @@ mod scope;
 use std::collections::{BTreeMap, HashMap};
 
 use infernum_ir::expr::Value;
-use infernum_ir::{CallSite, DType, Graph, Module, SourceError, SourceWarning, Sym, Type, nearest};
+use infernum_ir::{
+    CallSite, DType, Dim, Graph, Indices, Module, SourceError, SourceWarning, Sym, Type, nearest,
+    row_picks, token_rows,
+};
 
 use crate::spec::{
     Arg, BlockSource, Family, Layers, Library, LibraryError, Part, Source, parse_block,
@@ -222,8 +225,61 @@ fn lower_parts(
         return Err(cx.at(place, "expected `gives` of the head to be one name, that of the logits"));
     }
     add(&mut module, graph, None);
+    check_logits(cx, &module, head.gives.first().copied().unwrap_or(family.name), &logits[0].1)?;
+    check_positions(cx, &module, family.name)?;
     let ignore = family.ignore.iter().map(|s| (*s).to_owned()).collect();
     Ok(Lowered { module, ignore, warnings: Vec::new() })
+}
+
+/// The head gives a row of logits for each that is wanted, and none of a token that cannot come back in.
+fn check_logits(
+    cx: &Context<'_>,
+    module: &Module,
+    place: &str,
+    found: &Type,
+) -> Result<(), SourceError> {
+    let rows = Dim::sym(cx.request.rows);
+    let columns = match found {
+        Type::Tensor(t) if matches!(t.dtype, DType::F32 | DType::Bf16 | DType::F16) => {
+            match t.shape[..] {
+                [first, Dim::Const(columns)] if first == rows => Some(columns),
+                _ => None,
+            }
+        }
+        _ => None,
+    };
+    let columns = columns.ok_or_else(|| {
+        let expected = format!("logits, f32, bf16 or f16 [{rows}, vocabulary]");
+        cx.at(place, format!("expected the head to give {expected}, found {found}"))
+    })?;
+    match token_rows(module) {
+        Some(known) if columns > known => Err(cx.at(
+            place,
+            format!(
+                "the head has logits of {columns} tokens, but ids of tokens pick from a table of {known} \
+                 row(s): expected at most as many logits"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Tables that positions pick from have a row for each.
+fn check_positions(cx: &Context<'_>, module: &Module, place: &str) -> Result<(), SourceError> {
+    let longest = cx.request.max_length;
+    let short = row_picks(module).into_iter().find_map(|pick| {
+        let rows = pick.rows.as_const().filter(|rows| *rows < longest)?;
+        (pick.by == Indices::Positions).then_some((pick, rows))
+    });
+    let Some((pick, rows)) = short else { return Ok(()) };
+    let node = module.graphs[pick.graph].node(pick.node);
+    let at = node.loc.as_ref().map(|loc| format!(" at {loc}")).unwrap_or_default();
+    let message = format!(
+        "`{}`{at} picks a row of {rows} by position, and sequences may be {longest} tokens long: expected a \
+         --max-length of at most {rows}",
+        node.names[0]
+    );
+    Err(cx.at(place, message))
 }
 
 /// Adds a graph and a call of it.

@@ -267,6 +267,34 @@ fn configs_that_do_not_fit() {
 
 /// An error in a block says so where the block is, not where it is called.
 #[test]
+fn mistakes_in_what_the_head_gives() {
+    let head = "\"lm_head\": File(\"blocks/lm_head.ron\")";
+    let inline = |rows: &str, logits: &str| {
+        format!(
+            "\"lm_head\": Inline((doc: \"\", inputs: [\"x\"], weights: {{ \"w\": (shape: [{rows}, \"hidden\"]) }}, \
+             body: {{ \"rows\": gather_rows(x: \"x\", rows: \"output_rows\"), {logits} }}, result: \"logits\"))"
+        )
+    };
+    let linear = "\"logits\": linear(x: \"rows\", w: \"w\")";
+    let picked = "\"all\": linear(x: \"rows\", w: \"w\"), \"logits\": argmax(x: \"all\")";
+    let wide = inline("\"vocab + 1\"", linear);
+    let tokens = inline("\"vocab\"", picked);
+    let small = "\"logits\": linear(x: \"rows\", w: \"w\", dtype: \"f8e4m3\")";
+    let small = inline("\"vocab\"", small);
+    let right = inline("\"vocab\"", linear);
+    lower_text(&SPEC.replace(head, &right), CONFIG).unwrap_or_else(|e| panic!("{e}"));
+    let table = "embedding(ids: \"positions\", table: \"proj.weight\")";
+    let mistakes = [
+        ("a row for each token", "lm_head(x: \"x\")", "mixer(x: \"x\")"),
+        ("more tokens than the embedding has", head, &wide),
+        ("tokens instead of logits", head, &tokens),
+        ("logits of 8 bits", head, &small),
+        ("positions beyond their table", "linear(x: \"y\", w: \"proj.weight\")", table),
+    ];
+    insta::assert_snapshot!(report(&mistakes, false));
+}
+
+#[test]
 fn errors_in_shared_blocks() {
     let config = CONFIG.replace("\"silu\"", "\"sliu\"");
     let library = infernum_frontend_hf::spec::Library::default();

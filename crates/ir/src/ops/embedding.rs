@@ -6,7 +6,7 @@ use super::{Effect, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 pub(super) static OP: OpDef = OpDef {
     name: "embedding",
     doc: "Rows of `table` [V, D] picked by `ids` [N]: [N, D].",
-    operands: &[OperandDef::required("ids"), OperandDef::required("table")],
+    operands: &[OperandDef::rows("ids", "table"), OperandDef::required("table")],
     attrs: &[],
     infer: |call| {
         let (ids, table) = (call.index(0, 1)?, call.dense(1, 2)?);

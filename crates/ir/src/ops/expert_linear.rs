@@ -9,7 +9,7 @@ pub(super) static OP: OpDef = OpDef {
     name: "expert_linear",
     doc: "One linear layer an expert: w [E, N, K], ids [T, k]; x [T, K], the same for each of a \
           token's experts, or [T, k, K]: [T, k, N].",
-    operands: &[OperandDef::required("x"), OperandDef::required("w"), OperandDef::required("ids")],
+    operands: &[OperandDef::required("x"), OperandDef::required("w"), OperandDef::rows("ids", "w")],
     attrs: &[],
     infer: |call| {
         let (x, w, ids) = (call.dense(0, 2)?, call.dense(1, 3)?, call.index(2, 2)?);

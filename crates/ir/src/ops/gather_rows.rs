@@ -6,7 +6,7 @@ use super::{Effect, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 pub(super) static OP: OpDef = OpDef {
     name: "gather_rows",
     doc: "Rows of `x` [N, ..] picked by `rows` [M]: [M, ..].",
-    operands: &[OperandDef::required("x"), OperandDef::required("rows")],
+    operands: &[OperandDef::required("x"), OperandDef::rows("rows", "x")],
     attrs: &[],
     infer: |call| {
         let (x, rows) = (call.dense(0, 1)?, call.index(1, 1)?);

@@ -35,6 +35,8 @@ mod softmax;
 mod table;
 mod topk;
 
+pub use argmax::NO_TOKEN;
+
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -119,15 +121,22 @@ pub struct OperandDef {
     pub name: &'static str,
     /// Whether it may be left out.
     pub optional: bool,
+    /// For integers that pick rows: the operand whose first axis they count.
+    pub rows_of: Option<&'static str>,
 }
 
 impl OperandDef {
     const fn required(name: &'static str) -> OperandDef {
-        OperandDef { name, optional: false }
+        OperandDef { name, optional: false, rows_of: None }
     }
 
     const fn optional(name: &'static str) -> OperandDef {
-        OperandDef { name, optional: true }
+        OperandDef { name, optional: true, rows_of: None }
+    }
+
+    /// Integers that pick rows of the operand `of`.
+    const fn rows(name: &'static str, of: &'static str) -> OperandDef {
+        OperandDef { name, optional: false, rows_of: Some(of) }
     }
 }
 

@@ -47,6 +47,9 @@ impl Default for CpuOptions {
     }
 }
 
+/// Threads at most; more are a mistake, and take memory before they fail.
+const MAX_THREADS: usize = 1024;
+
 /// Puts something around a launch's kernel, as the checks of kernels do.
 pub(crate) type WrapKernel<'a> = dyn Fn(&Launch, Box<dyn Kernel>) -> Box<dyn Kernel> + 'a;
 
@@ -116,6 +119,10 @@ impl CpuExecutor {
                 state.as_bytes_mut().fill(POISON);
             }
             arena.as_bytes_mut().fill(POISON);
+        }
+        if options.threads > MAX_THREADS {
+            let message = format!("expected at most {MAX_THREADS}, found {}", options.threads);
+            return Err(LoadError::Threads(message));
         }
         let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build();
         let pool = pool.map_err(|e| LoadError::Threads(e.to_string()))?;

@@ -58,7 +58,8 @@ pub enum FinishReason {
     Stop,
     /// It reached its own limit, or the engine's longest sequence.
     Length,
-    /// The step that it was in failed.
+    /// The step that it was in failed, or its own logits were no distribution: a NaN among them, or none
+    /// above -inf.
     Failed,
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use infernum_ir::Dims;
+use infernum_ir::{Dims, NO_TOKEN};
 use proptest::prelude::*;
 
 use super::schedule::fitting_chunk;
@@ -35,8 +35,15 @@ fn hash(tokens: impl Iterator<Item = u32>) -> u32 {
     tokens.fold(17u32, |h, t| h.wrapping_mul(31).wrapping_add(t)) % VOCAB as u32
 }
 
+/// What begins with it has logits that are no numbers.
+const CURSED: u32 = VOCAB as u32 - 1;
+
 /// The logits after these tokens: the hash is the likeliest, the one after it comes next.
 fn logits(tokens: impl Iterator<Item = u32>) -> Vec<f32> {
+    let mut tokens = tokens.peekable();
+    if tokens.peek() == Some(&CURSED) {
+        return vec![f32::NAN; VOCAB];
+    }
     let next = hash(tokens) as usize;
     let value = |t: usize| match (t + VOCAB - next) % VOCAB {
         0 => 2.0,
@@ -84,7 +91,7 @@ impl Executor for Fake {
             let row = logits(context);
             if self.samples {
                 let token = choices.remove(&i).map_or(crate::argmax(&row), |c| c.pick(&row));
-                output.tokens.push(token);
+                output.tokens.push(token.unwrap_or(NO_TOKEN));
             }
             if self.logits || !self.samples {
                 output.logits.extend(row);
@@ -170,6 +177,9 @@ impl Engine<Fake> {
 fn solo(request: &Request) -> (Vec<u32>, FinishReason) {
     let mut sampler = crate::Sampler::new(request.sampling, &request.tokens);
     let mut tokens = request.tokens.clone();
+    if request.prompt_logprobs.is_some() && tokens.len() > 1 && tokens[0] == CURSED {
+        return (Vec::new(), FinishReason::Failed);
+    }
     loop {
         let output = tokens.len() - request.tokens.len();
         if output >= request.max_tokens || (output > 0 && tokens.len() >= MAX_LENGTH) {
@@ -177,7 +187,9 @@ fn solo(request: &Request) -> (Vec<u32>, FinishReason) {
         }
         let mut row = logits(tokens.iter().copied());
         request.bias.iter().for_each(|(t, b)| row[*t as usize] += b);
-        let token = sampler.sample(&mut row, tokens.len() as u64);
+        let Some(token) = sampler.sample(&mut row, tokens.len() as u64) else {
+            return (tokens.split_off(request.tokens.len()), FinishReason::Failed);
+        };
         if request.stop.contains(&token) {
             return (tokens.split_off(request.tokens.len()), FinishReason::Stop);
         }
@@ -202,6 +214,9 @@ impl Random {
         let mut tokens: Vec<u32> = (0..length).map(|i| (i % alphabet) as u32).collect();
         if self.below(3) == 0 {
             tokens.push(self.below(VOCAB) as u32);
+        }
+        if self.below(20) == 0 {
+            tokens[0] = CURSED;
         }
         let sampling = match self.below(4) {
             0 => SamplingParams {
@@ -253,7 +268,7 @@ fn bound(options: &EngineOptions) -> u64 {
 fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
     let (mut random, bound) = (Random(seed), bound(engine.options()));
     let mut live: BTreeMap<RequestId, Live> = BTreeMap::new();
-    let mut events = Vec::new();
+    let (mut events, mut failed) = (Vec::new(), 0);
     for now in 0..steps {
         // In waves, so that it is full at times and empty at others.
         let arrivals = if now / 300 % 3 == 2 { 12 } else { 3 };
@@ -302,7 +317,8 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
                     } else {
                         1
                     };
-                    assert_eq!(l.prompt, told);
+                    assert!(l.prompt == told || reason == FinishReason::Failed);
+                    failed += u64::from(reason == FinishReason::Failed);
                 }
             }
         }
@@ -312,6 +328,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
             assert!(starved.is_none(), "waits since long: {:?}", starved.map(|l| &l.request));
         }
     }
+    assert_eq!(engine.stats().broken_rows, failed, "rows that are no distribution are counted");
     for _ in 0..bound {
         engine.step(&mut events).expect("a step");
         events.drain(..).for_each(|e| {

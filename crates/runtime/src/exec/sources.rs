@@ -96,8 +96,9 @@ fn random(dtype: DType, elements: usize, seed: u64) -> Option<Vec<u8>> {
         DType::F32 => (4, 0x807f_ffff * 0x0000_0001_0000_0001, 0x3c80_0000 * 0x0000_0001_0000_0001),
         _ => return None,
     };
-    let bytes = elements * size;
-    let mut out = Vec::with_capacity(bytes.next_multiple_of(8));
+    let bytes = elements.checked_mul(size)?;
+    let mut out = Vec::new();
+    out.try_reserve_exact(bytes.checked_next_multiple_of(8)?).ok()?;
     let mut state = seed | 1;
     while out.len() < bytes {
         // xorshift64* (Vigna 2014).

@@ -46,7 +46,8 @@ pub struct StepOutput {
     pub columns: usize,
     /// A token of each row, from executors that pick it (those of GPUs) and from plans that yield it
     /// (pass `greedy`): the likeliest, or what [`StepInputs::choose`] says where the executor
-    /// [samples](super::Executor::samples). Empty from others.
+    /// [samples](super::Executor::samples). Empty from others. [`NO_TOKEN`](infernum_ir::NO_TOKEN) for a
+    /// row that has a NaN, or no number above -inf.
     pub tokens: Vec<u32>,
 }
 

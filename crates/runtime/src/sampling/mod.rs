@@ -3,6 +3,7 @@
 mod logprobs;
 mod noise;
 
+use infernum_ir::NO_TOKEN;
 pub use logprobs::Logprobs;
 pub(crate) use noise::Noise;
 use serde::{Deserialize, Serialize};
@@ -123,8 +124,8 @@ pub struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// The token of a row of logits.
-    pub fn pick(&self, logits: &[f32]) -> u32 {
+    /// The token of a row of logits; see [`Sampler::sample`].
+    pub fn pick(&self, logits: &[f32]) -> Option<u32> {
         let (params, seen) = (self.params, self.seen.to_vec());
         let mut sampler = Sampler { params, seen, candidates: Vec::new() };
         sampler.sample(&mut logits.to_vec(), self.position)
@@ -178,16 +179,18 @@ impl Sampler {
     /// Picks the token for `position` (its index in the sequence) and remembers it.
     ///
     /// The choice depends on the parameters, the logits, what was seen, and `position` alone: not
-    /// on what else is in the batch. `logits` is left with the penalties applied. NaN never wins.
-    pub fn sample(&mut self, logits: &mut [f32], position: u64) -> u32 {
+    /// on what else is in the batch. `logits` is left with the penalties applied. `None` where they
+    /// are no distribution: any is NaN, or none is above -inf.
+    pub fn sample(&mut self, logits: &mut [f32], position: u64) -> Option<u32> {
         self.penalise(logits);
+        let likeliest = argmax(logits)?;
         let token = if self.params.takes_largest() {
-            argmax(logits)
+            likeliest
         } else {
-            self.draw(logits, Noise::new(self.params.seed, position))
+            self.draw(logits, Noise::new(self.params.seed, position)).unwrap_or(likeliest)
         };
         self.note(token);
-        token
+        Some(token)
     }
 
     fn penalise(&self, logits: &mut [f32]) {
@@ -203,7 +206,7 @@ impl Sampler {
     }
 
     /// Temperature, then top-k, top-p and min-p on what is left, then a draw.
-    fn draw(&mut self, logits: &[f32], noise: Noise) -> u32 {
+    fn draw(&mut self, logits: &[f32], noise: Noise) -> Option<u32> {
         let params = self.params;
         let all = &mut self.candidates;
         all.clear();
@@ -239,20 +242,21 @@ impl Sampler {
         }
         let best =
             all.iter().fold(None, |best, c| Some(noise.challenge(best, log2_weight(c), c.token)));
-        // No candidate at all means no finite logit.
-        best.map_or_else(|| argmax(logits), |(_, token)| token)
+        best.map(|(_, token)| token)
     }
 }
 
-/// Index of the largest value, the first of equals; NaN counts as smallest.
-pub fn argmax(logits: &[f32]) -> u32 {
-    let mut best = (f32::NEG_INFINITY, 0);
+/// Index of the largest value, the first of equals. `None` if any is NaN, or none is above -inf: such
+/// rows come of weights or sums that overflowed, and any token would be made up.
+pub fn argmax(logits: &[f32]) -> Option<u32> {
+    let (mut best, mut has_nan) = ((f32::NEG_INFINITY, NO_TOKEN), false);
     for (i, &l) in logits.iter().enumerate() {
         if l > best.0 {
             best = (l, i as u32);
         }
+        has_nan |= l.is_nan();
     }
-    best.1
+    (best.1 != NO_TOKEN && !has_nan).then_some(best.1)
 }
 
 #[cfg(test)]
@@ -265,7 +269,8 @@ mod tests {
         let mut counts = [0.0; 5];
         let mut sampler = Sampler::new(params, &[]);
         for position in 0..draws {
-            counts[sampler.sample(&mut LOGITS.clone(), position) as usize] += 1.0 / draws as f64;
+            let token = sampler.sample(&mut LOGITS.clone(), position).expect("a token");
+            counts[token as usize] += 1.0 / draws as f64;
         }
         counts
     }
@@ -277,10 +282,24 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_first_of_the_largest_and_never_nan() {
+    fn greedy_takes_the_first_of_the_largest() {
         let mut sampler = Sampler::new(SamplingParams::default(), &[]);
-        assert_eq!(sampler.sample(&mut [1.0, 3.0, 3.0], 0), 1);
-        assert_eq!(sampler.sample(&mut [f32::NAN, -1.0, f32::NEG_INFINITY], 0), 1);
+        assert_eq!(sampler.sample(&mut [1.0, 3.0, 3.0], 0), Some(1));
+        assert_eq!(sampler.sample(&mut [f32::NEG_INFINITY, -1.0], 0), Some(1));
+        assert_eq!(sampler.sample(&mut [1.0, f32::INFINITY], 0), Some(1));
+    }
+
+    #[test]
+    fn what_is_no_distribution_gives_no_token() {
+        let warm = SamplingParams { temperature: 1.0, top_p: 0.5, ..Default::default() };
+        for params in [SamplingParams::default(), warm] {
+            let mut sampler = Sampler::new(params, &[]);
+            for mut row in
+                [vec![], vec![f32::NAN; 3], vec![1.0, 2.0, f32::NAN], vec![f32::NEG_INFINITY; 3]]
+            {
+                assert_eq!(sampler.sample(&mut row, 0), None, "{row:?}");
+            }
+        }
     }
 
     #[test]
@@ -326,10 +345,10 @@ mod tests {
         };
         let mut sampler = Sampler::new(params, &[0, 3]);
         let mut logits = [4.0, 3.0, 1.0, -1.0];
-        assert_eq!(sampler.sample(&mut logits, 0), 1, "the prompt's 4.0 is halved");
+        assert_eq!(sampler.sample(&mut logits, 0), Some(1), "the prompt's 4.0 is halved");
         assert_eq!(logits, [2.0, 3.0, 1.0, -2.0]);
         let mut logits = [4.0, 3.0, 1.0, -1.0];
-        assert_eq!(sampler.sample(&mut logits, 1), 0);
+        assert_eq!(sampler.sample(&mut logits, 1), Some(0));
         assert_eq!(logits, [2.0, 0.75, 1.0, -2.0], "3 / 2 - 0.5 - 0.25 after one appearance");
     }
 
@@ -344,7 +363,7 @@ mod tests {
         assert_eq!(line(7), line(7));
         assert_ne!(line(7), line(8));
         let mut kept = Sampler::new(params, &[]);
-        let one: Vec<u32> = (0..64).map(|p| kept.sample(&mut LOGITS.clone(), p)).collect();
+        let one: Vec<_> = (0..64).map(|p| kept.sample(&mut LOGITS.clone(), p)).collect();
         assert_eq!(one, line(7), "a sampler's history does not change its draws");
     }
 

@@ -45,13 +45,14 @@ const GAUGES: [(&str, &str); 4] = [
     ("kv_cache_usage_perc", "Part of the KV cache that requests hold, 0 to 1"),
     ("cache_config_info", "The KV cache: tokens in a block, and blocks"),
 ];
-const COUNTERS: [(&str, &str); 6] = [
+const COUNTERS: [(&str, &str); 7] = [
     ("prompt_tokens_total", "Tokens of prompts"),
     ("generation_tokens_total", "Tokens generated"),
     ("request_success_total", "Requests that ended, by reason"),
     ("prefix_cache_hits_total", "Tokens of prompts found in the prefix cache"),
     ("prefix_cache_queries_total", "Tokens of prompts looked for in the prefix cache"),
     ("num_preemptions_total", "How often a request gave its memory up"),
+    ("corrupted_requests_total", "Requests that ended because their logits were not numbers"),
 ];
 
 const METADATA: Metadata<'static> = Metadata::new("infernum", Level::INFO, None);
@@ -134,6 +135,7 @@ impl Metrics {
             prefix_hits: counter("prefix_cache_hits_total"),
             prefix_queries: counter("prefix_cache_queries_total"),
             preemptions: counter("num_preemptions_total"),
+            corrupted: counter("corrupted_requests_total"),
             stop: finished("stop"),
             length: finished("length"),
             abort: finished("abort"),
@@ -164,6 +166,7 @@ pub(crate) struct ModelMetrics {
     prefix_hits: Counter,
     prefix_queries: Counter,
     preemptions: Counter,
+    corrupted: Counter,
     stop: Counter,
     length: Counter,
     pub(crate) abort: Counter,
@@ -179,6 +182,7 @@ impl ModelMetrics {
         self.prefix_hits.absolute(stats.prefix_hits);
         self.prefix_queries.absolute(stats.prefix_queries);
         self.preemptions.absolute(stats.preemptions);
+        self.corrupted.absolute(stats.broken_rows);
     }
 
     /// Counts a request that ended by itself.
@@ -234,7 +238,13 @@ mod tests {
             let metrics = Metrics::new(prefix).expect("buckets");
             let model = metrics.model("m", 16, 8);
             record(&model.ttft, Duration::from_millis(3));
-            let used = Stats { used_blocks: 2, total_blocks: 8, running: 1, ..Stats::default() };
+            let used = Stats {
+                used_blocks: 2,
+                total_blocks: 8,
+                running: 1,
+                broken_rows: 5,
+                ..Stats::default()
+            };
             model.set(&used, 3);
             model.finished(FinishReason::Length);
             let text = metrics.render();
@@ -248,6 +258,7 @@ mod tests {
                 "request_success_total{model_name=\"m\",finished_reason=\"stop\"} 0",
                 "cache_config_info{model_name=\"m\",block_size=\"16\",num_gpu_blocks=\"8\"} 1",
                 "prompt_tokens_total{model_name=\"m\"} 0",
+                "corrupted_requests_total{model_name=\"m\"} 5",
                 "prefix_cache_queries_total{model_name=\"m\"} 0",
             ] {
                 let line = format!("{prefix}:{expected}");

@@ -146,9 +146,11 @@ impl Outbox {
                     self.status.note_service(now.saturating_duration_since(started));
                 }
                 slot.sink.send(match reason {
-                    FinishReason::Failed => {
-                        Output::Failed(error.cloned().unwrap_or_else(|| "the engine failed".into()))
-                    }
+                    FinishReason::Failed => Output::Failed(
+                        error
+                            .cloned()
+                            .unwrap_or_else(|| "the logits of this request are not numbers".into()),
+                    ),
                     reason => Output::Finished(reason),
                 });
             }

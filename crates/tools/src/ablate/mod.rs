@@ -359,8 +359,15 @@ impl Ablation<'_> {
     }
 }
 
+/// The largest difference of two logits; infinite where one is NaN or missing.
 fn furthest(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max)
+    let difference = |(a, b): (&f32, &f32)| match f64::from((a - b).abs()) {
+        _ if a == b => 0.0, // both may be infinite
+        d if d.is_nan() => f64::INFINITY,
+        d => d,
+    };
+    let least = if a.len() == b.len() { 0.0 } else { f64::INFINITY };
+    a.iter().zip(b).map(difference).fold(least, f64::max)
 }
 
 /// Launches of a decode step of one token, by op.
@@ -373,4 +380,22 @@ fn launches(plan: &Plan) -> BTreeMap<String, usize> {
         }
     }
     ops
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn nan_is_as_far_as_can_be() {
+        let far = f64::INFINITY;
+        let cases: [(&[f32], &[f32], f64); 5] = [
+            (&[1.0, 2.0], &[1.0, 2.5], 0.5),
+            (&[f32::NAN, 2.0], &[1.0, 2.0], far),
+            (&[f32::NAN], &[f32::NAN], far),
+            (&[f32::NEG_INFINITY], &[f32::NEG_INFINITY], 0.0),
+            (&[1.0], &[1.0, 2.0], far),
+        ];
+        for (a, b, expected) in cases {
+            assert_eq!(super::furthest(a, b), expected, "{a:?} {b:?}");
+        }
+    }
 }
