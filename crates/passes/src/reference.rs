@@ -158,11 +158,11 @@ fn op_entry(op: Option<Op>, kernels: &Kernels) -> String {
     match op.effect {
         Effect::Pure => {}
         Effect::View => {
-            out += "- effect: none, and it costs nothing: the same memory under another shape\n"
+            out += "- effect: none, and it costs nothing: the same memory under another shape\n";
         }
         Effect::Reads => out += "- effect: reads the KV cache\n",
         Effect::Writes => {
-            out += "- effect: makes the next version of a cache plane, in place; the one before may not be used after it\n"
+            out += "- effect: makes the next version of a cache plane, in place; the one before may not be used after it\n";
         }
     }
     if let Pointwise::Fixed(text) = op.pointwise {

@@ -83,6 +83,13 @@ impl Conditions {
     }
 
     fn add(&mut self, e: &Expr) {
+        // `!(a == b)` is `a != b`.
+        if let Expr::Unary(UnaryOp::Not, inner) = e
+            && let Expr::Binary(op, a, b) = &**inner
+            && let Some(op) = opposite(*op)
+        {
+            return self.add(&Expr::Binary(op, a.clone(), b.clone()));
+        }
         let atom = match e {
             Expr::Binary(BinaryOp::And, a, b) => {
                 self.add(a);
@@ -140,6 +147,18 @@ fn mirrored(op: BinaryOp) -> BinaryOp {
     }
 }
 
+fn opposite(op: BinaryOp) -> Option<BinaryOp> {
+    Some(match op {
+        BinaryOp::Eq => BinaryOp::Ne,
+        BinaryOp::Ne => BinaryOp::Eq,
+        BinaryOp::Lt => BinaryOp::Ge,
+        BinaryOp::Le => BinaryOp::Gt,
+        BinaryOp::Gt => BinaryOp::Le,
+        BinaryOp::Ge => BinaryOp::Lt,
+        _ => return None,
+    })
+}
+
 impl Domain {
     fn add(&mut self, op: BinaryOp, value: &Value) {
         if let Value::Num(n) = *value {
@@ -186,7 +205,8 @@ impl Domain {
                 return Some("it would be two things, or the opposite of itself".to_owned());
             }
             let known = |v: &String| v.trim_matches('\'').parse::<DType>().is_ok();
-            if quantity.ends_with(".dtype") && !is.iter().any(known) {
+            let texts = is.iter().all(|v| v.starts_with('\''));
+            if quantity.ends_with(".dtype") && texts && !is.iter().any(known) {
                 let is: Vec<&str> = is.iter().map(String::as_str).collect();
                 return Some(format!("there is no element type {}", is.join(", ")));
             }

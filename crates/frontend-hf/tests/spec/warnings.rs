@@ -54,7 +54,7 @@ fn likely_mistakes_and_their_places() {
             "\"eps\": \"rms_norm_eps\", \"depth\": \"depth ?? 5\",",
         ),
         ("a block's own", "\"norm\": true },", "\"norm\": true, \"scale\": \"1 / heads\" },"),
-        ("hides the family's", "\"width\": \"hidden\"", "\"width\": \"hidden\", \"heads\": 4"),
+        ("hides the family's", "\"width\": \"hidden\"", "\"width\": \"hidden\", \"eps\": 0.001"),
         (
             "hides the engine's",
             "\"width\": \"hidden\", \"norm\"",
