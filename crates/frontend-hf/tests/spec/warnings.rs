@@ -1,5 +1,6 @@
 //! What is allowed in a spec and likely a mistake, each with its place.
 
+use std::fmt::Write;
 use std::path::Path;
 
 use infernum_frontend_hf::lower::{Request, lower};
@@ -65,7 +66,7 @@ fn likely_mistakes_and_their_places() {
     for (what, from, to) in cases {
         let found = warnings(&changed(from, to), DType::Bf16);
         assert!(!found.is_empty(), "{what}");
-        shown += &format!("## {what}\n\n{}\n\n", found.join("\n"));
+        let _ = write!(shown, "## {what}\n\n{}\n\n", found.join("\n"));
     }
     insta::assert_snapshot!(shown);
 }
@@ -129,7 +130,7 @@ fn shipped_specs_have_none() {
         }
     }
     for (fixture, spec) in all {
-        let files = ModelFiles::folder(&fixtures.join(&fixture)).unwrap();
+        let files = ModelFiles::folder(&fixtures.join(fixture.as_str())).unwrap();
         let model = Model::open(files, spec.as_deref(), &Library::default());
         let model = model.unwrap_or_else(|e| panic!("{fixture}: {e}"));
         for dtype in [DType::F32, DType::Bf16] {

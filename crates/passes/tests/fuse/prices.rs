@@ -1,5 +1,7 @@
 //! What calls cost, where that decides what is fused: experts that are hit, rows that a window shows.
 
+use std::fmt::Write;
+
 use infernum_ir::{Call, Dims, Module, NodeKind, Op, Type, text};
 use infernum_passes::Bucket;
 use infernum_passes::data::Kernels;
@@ -96,14 +98,15 @@ fn experts_are_fused_at_every_size_and_priced_by_those_that_are_hit() {
             assert!((1.0..1.01).contains(&ratio), "{} T = {tokens}: {ratio}", mixture.name);
             let report = &out.report.graphs[0];
             let price = options.prices().of(op, &types, &attrs, &results).us;
-            shown += &format!(
-                "{}, T = {tokens}: {:.2} experts hit, {} -> {} launches, {:.1} -> {:.1} us, expert_ffn {price:.1} us\n",
+            let _ = writeln!(
+                shown,
+                "{}, T = {tokens}: {:.2} experts hit, {} -> {} launches, {:.1} -> {:.1} us, expert_ffn {price:.1} us",
                 mixture.name,
                 mixture.hit(tokens),
                 report.launches.0,
                 report.launches.1,
                 report.cost_us.0,
-                report.cost_us.1,
+                report.cost_us.1
             );
         }
     }
