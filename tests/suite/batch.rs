@@ -129,11 +129,11 @@ fn graphs_yield_what_streams_do() {
     for name in FIXTURES {
         let f = Fixture::open(name);
         let plan = f.plan(DType::F32, "default", &kernels);
-        let chunk = if machine().device.is_some() { 1 } else { usize::MAX };
+        let chunk = if machine().device().is_some() { 1 } else { usize::MAX };
         let streamed = f.run_launched(plan.clone(), chunk, Launches::Poisoned);
         let recorded = f.run_launched(plan, 1, Launches::Graphs);
         assert_same(name, nmse(&recorded, &streamed));
-        if machine().device.is_some() {
+        if machine().device().is_some() {
             let sequences = sequences(&f);
             let recorded = together(&f, &sequences, Launches::Graphs);
             let streamed = together(&f, &sequences, Launches::Poisoned);

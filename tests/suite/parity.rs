@@ -10,7 +10,7 @@ const F32: f64 = 1e-10;
 /// As [`F32`], on what the tests run on: a GPU adds in another order, and its exponentials are a few
 /// units in the last place off.
 pub(crate) fn f32_bound() -> f64 {
-    if machine().device.is_some() { 1e-8 } else { F32 }
+    if machine().device().is_some() { 1e-8 } else { F32 }
 }
 
 /// Runs a check over all fixtures and reports every failure.

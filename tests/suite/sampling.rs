@@ -30,7 +30,7 @@ impl WeightSource for Table {
 
 impl Table {
     fn executor(&self) -> Box<dyn PlanExecutor> {
-        executor(self.plan(machine().device.as_ref()), self, SEQUENCES, Launches::wanted())
+        executor(self.plan(machine().device().as_ref()), self, SEQUENCES, Launches::wanted())
             .unwrap_or_else(|e| panic!("{e}"))
     }
 

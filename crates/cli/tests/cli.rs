@@ -569,3 +569,15 @@ fn no_file_panics() {
         }
     }
 }
+
+/// The library's documentation runs them.
+#[test]
+fn the_readme_shows_the_lines_that_are_tested() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let lines = |file: &str| {
+        let text = std::fs::read_to_string(root.join(file)).expect(file);
+        let (_, rest) = text.split_once("```rust\n").expect(file);
+        rest.split_once("```").expect(file).0.to_owned()
+    };
+    assert_eq!(lines("README.md"), lines("crates/infernum/README.md"));
+}

@@ -12,54 +12,12 @@ use infernum_runtime::{
     StepInputs, WeightSource,
 };
 
-use crate::{CompileOptions, Error, Machine, Progress, RunOptions, Stage, plan_file};
-
-/// The largest step that is wanted, and the cache behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacity {
-    /// Sequences that run together.
-    pub sequences: u64,
-    /// Tokens of the longest one, prompt and output.
-    pub max_length: u64,
-    /// Blocks of the KV cache; enough for all sequences at their longest when `None`.
-    pub kv_blocks: Option<usize>,
-}
-
-impl Capacity {
-    /// So many sequences, each with room in the cache for so many tokens.
-    pub fn new(sequences: u64, max_length: u64) -> Capacity {
-        Capacity { sequences, max_length, kv_blocks: None }
-    }
-
-    /// One sequence.
-    pub fn one(max_length: u64) -> Capacity {
-        Capacity::new(1, max_length)
-    }
-
-    /// Refuses what no machine holds, and what positions and rows are too short to count.
-    fn check(self, chunk: usize) -> Result<(), Error> {
-        const SEQUENCES: u64 = 1 << 20;
-        const CHUNK: u64 = 1 << 24;
-        /// Positions are 32 bits with a sign.
-        const LENGTH: u64 = i32::MAX as u64;
-        let sizes = [
-            ("sequences", self.sequences, SEQUENCES),
-            ("tokens of a sequence", self.max_length, LENGTH),
-            ("tokens of a chunk", chunk as u64, CHUNK),
-        ];
-        match sizes.into_iter().find(|(_, found, most)| *found == 0 || found > most) {
-            Some((what, found, most)) => Err(Error::Capacity { what, found, most }),
-            None => Ok(()),
-        }
-    }
-
-    /// Blocks of the KV cache that it takes.
-    pub fn blocks(self) -> usize {
-        let each = self.max_length.div_ceil(StepInputs::BLOCK_SIZE as u64);
-        let all = each.saturating_mul(self.sequences);
-        self.kv_blocks.unwrap_or(usize::try_from(all).unwrap_or(usize::MAX))
-    }
-}
+use crate::capacity::Capacity;
+use crate::error::Error;
+use crate::machine::Machine;
+use crate::options::{CompileOptions, RunOptions};
+use crate::plan_file;
+use crate::progress::{Progress, Stage};
 
 /// Compiles a model for a machine and loads it there.
 #[derive(Clone, Copy)]
@@ -98,7 +56,7 @@ impl<'a> Loader<'a> {
     /// [`Sym::B`], as an engine needs it), or for every token ([`Sym::T`]).
     pub fn plan(&self, rows: Sym, capacity: Capacity) -> Result<Plan, Error> {
         if let Some(folder) = &self.run.plan {
-            capacity.check(self.run.chunk(self.machine))?;
+            capacity.check(self.chunk())?;
             let ops = self.compile.kernels()?.ops;
             return Ok(plan_file::read(folder, rows, capacity, self.machine, &ops)?);
         }
@@ -114,7 +72,7 @@ impl<'a> Loader<'a> {
         capacity: Capacity,
         choices: &Choices,
     ) -> Result<Plan, Error> {
-        capacity.check(self.run.chunk(self.machine))?;
+        capacity.check(self.chunk())?;
         let (device, templates) = (self.machine.device(), self.templates());
         let (pipeline, kernels) =
             (self.compile.pipeline(self.machine.pipeline())?, self.compile.kernels()?);
@@ -144,10 +102,16 @@ impl<'a> Loader<'a> {
         Ok(compiled.plan)
     }
 
+    /// Most prompt tokens in one step.
+    pub fn chunk(&self) -> usize {
+        let default = if matches!(self.machine, Machine::Cpu) { 256 } else { 2048 };
+        self.run.chunk.unwrap_or(default).max(1)
+    }
+
     /// The largest step of a plan of this capacity.
     pub fn limits(&self, capacity: Capacity) -> Limits {
         Limits {
-            chunk: self.run.chunk(self.machine) as u64,
+            chunk: self.chunk() as u64,
             sequences: capacity.sequences,
             max_length: capacity.max_length,
         }
@@ -233,7 +197,7 @@ impl<'a> Loader<'a> {
         capacity: Capacity,
         options: EngineOptions,
     ) -> Result<Engine<Box<dyn PlanExecutor>>, Error> {
-        let limits = engine_limits(&*executor, self.run.chunk(self.machine), capacity);
+        let limits = engine_limits(&*executor, self.chunk(), capacity);
         Ok(Engine::new(executor, limits, options)?)
     }
 

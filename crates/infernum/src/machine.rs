@@ -6,7 +6,8 @@ use infernum_codegen::cuda::Device;
 use infernum_passes::fuse::CostTable;
 use infernum_runtime::cuda::Gpu;
 
-use crate::{CompileOptions, DeviceId, Error};
+use crate::error::Error;
+use crate::options::{CompileOptions, DeviceId};
 
 /// The target of plans for the host.
 pub const CPU: &str = "cpu";

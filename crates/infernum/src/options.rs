@@ -18,7 +18,7 @@ use infernum_passes::check::Cache;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{CostTable, Measurements};
 
-use crate::{Error, Machine};
+use crate::error::Error;
 
 /// Which model, and how it is compiled.
 #[derive(Clone, Debug, Default)]
@@ -192,12 +192,6 @@ impl fmt::Display for DeviceId {
 }
 
 impl RunOptions {
-    /// Most prompt tokens in one step.
-    pub fn chunk(&self, machine: &Machine) -> usize {
-        let default = if matches!(machine, Machine::Cpu) { 256 } else { 2048 };
-        self.chunk.unwrap_or(default).max(1)
-    }
-
     /// What `infernum tune` found for an architecture, if it is wanted.
     pub fn choices(&self, arch: &str) -> cuda::Choices {
         if self.untuned { cuda::Choices::default() } else { self.kernels().choices(arch) }
@@ -271,6 +265,11 @@ impl Deref for ModelOptions {
 }
 
 impl ModelOptions {
+    /// The model of a folder in Hugging Face format, compiled as it is best.
+    pub fn folder(path: impl Into<PathBuf>) -> ModelOptions {
+        ModelOptions { model: Some(path.into()), compile: CompileOptions::default() }
+    }
+
     /// The model's files.
     pub fn files(&self) -> Result<ModelFiles, Error> {
         Ok(match &self.model {
@@ -296,12 +295,6 @@ impl ModelOptions {
     /// Opens the model without a checkpoint.
     pub fn open_bare(&self) -> Result<Model, Error> {
         Ok(Model::without_weights(self.files()?, self.spec.as_deref(), &self.library())?)
-    }
-}
-
-impl From<PathBuf> for ModelOptions {
-    fn from(folder: PathBuf) -> ModelOptions {
-        ModelOptions { model: Some(folder), compile: CompileOptions::default() }
     }
 }
 

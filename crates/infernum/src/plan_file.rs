@@ -2,25 +2,13 @@
 
 use std::path::Path;
 
+use infernum_codegen::Plan;
 use infernum_codegen::cuda::Device;
-use infernum_codegen::{Plan, VERSION};
 use infernum_ir::{OpSet, Sym};
 
-use crate::{Capacity, Machine};
-
-/// A plan that was written to a folder cannot be run.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the fields are named in the messages")]
-pub enum PlanFileError {
-    #[error("{path}: {source}")]
-    Io { path: String, source: std::io::Error },
-    #[error("{path}: expected a plan of version {VERSION}: {message}; compile it again")]
-    Json { path: String, message: String },
-    #[error("{path}: the plan is for {expected}, this machine has {found}; compile it for that")]
-    Device { path: String, expected: String, found: String },
-    #[error("{path}: the plan holds {expected}, wanted are {found}; compile it for those")]
-    Size { path: String, expected: String, found: String },
-}
+use crate::capacity::Capacity;
+use crate::error::PlanFileError;
+use crate::machine::Machine;
 
 /// Reads what `infernum compile --out` wrote to a folder.
 pub(crate) fn read(

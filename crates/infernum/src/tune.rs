@@ -12,7 +12,10 @@ use infernum_passes::fuse::{Bucket, Measured};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions};
 use infernum_runtime::{Executor, PlanExecutor, StepInputs};
 
-use crate::{Capacity, Error, Loader, Machine};
+use crate::capacity::Capacity;
+use crate::error::Error;
+use crate::load::Loader;
+use crate::machine::Machine;
 
 /// Steps of one measurement, each a replayed graph over all weights: more than any cache holds.
 const STEPS: usize = 24;

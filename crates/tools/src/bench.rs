@@ -151,7 +151,7 @@ fn measure(
     executor.set_logits(false);
     for &prompt in &args.prompt {
         for &batch in &args.batch {
-            let case = case(args, &mut *executor, prompt, batch, ceiling, loader.machine)?;
+            let case = case(args, loader, &mut *executor, prompt, batch, ceiling)?;
             report.cases.push(case);
         }
     }
@@ -162,11 +162,11 @@ fn measure(
 
 fn case(
     args: &Args,
+    loader: &Loader<'_>,
     executor: &mut dyn PlanExecutor,
     prompt: usize,
     batch: usize,
     ceiling: f64,
-    machine: &Machine,
 ) -> Result<Figures, Box<dyn Error>> {
     let plan = executor.plan();
     let kv_row = plan.kv_bytes_per_token();
@@ -177,7 +177,7 @@ fn case(
         prompt,
         generate: args.generate,
         batch,
-        chunk: args.run.chunk(machine),
+        chunk: loader.chunk(),
         vocab: vocab(plan),
     };
     let mut runs = Vec::new();

@@ -160,7 +160,7 @@ pub fn run(args: &Args) -> Outcome {
             report::text(&line)?;
         }
     }
-    let own = [args.run.chunk(&machine)];
+    let own = [loader.chunk()];
     let chunks = if args.chunks.is_empty() { &own[..] } else { &args.chunks };
     let mut all = Vec::new();
     let (mut sequences, blocks) = (args.sequences.clone(), executor.kv_blocks());

@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Outcome {
     let loader = Loader::new(&model, &args.model, &args.run, &machine).with_progress(&progress);
     let plan = loader.plan(Sym::T, capacity)?;
     let mut executor = loader.load(plan, capacity)?;
-    let chunk = args.run.chunk(&machine);
+    let chunk = loader.chunk();
     let tensors = compute(&mut *executor, args, chunk)?;
     let shapes: Vec<[u64; 2]> =
         tensors.iter().map(|t| [(t.data.len() / t.width.max(1)) as u64, t.width as u64]).collect();

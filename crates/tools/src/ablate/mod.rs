@@ -342,7 +342,7 @@ impl Ablation<'_> {
             prompt: self.args.prompt,
             generate: self.args.generate,
             batch: 1,
-            chunk: self.args.run.chunk(&self.machine),
+            chunk: self.loader().chunk(),
             vocab: steps::vocab(plan),
         }
     }
