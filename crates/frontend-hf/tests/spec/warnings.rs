@@ -130,7 +130,7 @@ fn shipped_specs_have_none() {
         }
     }
     for (fixture, spec) in all {
-        let files = ModelFiles::folder(&fixtures.join(fixture.as_str())).unwrap();
+        let files = ModelFiles::folder(fixtures.join(&fixture)).unwrap();
         let model = Model::open(files, spec.as_deref(), &Library::default());
         let model = model.unwrap_or_else(|e| panic!("{fixture}: {e}"));
         for dtype in [DType::F32, DType::Bf16] {
