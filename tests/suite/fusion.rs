@@ -259,7 +259,8 @@ fn packed_projections_fuse_as_well_as_parted_ones() {
         // What is packed in the checkpoint is read where it lies: nothing is stored twice.
         let packed = |w: &infernum_codegen::Weight| matches!(&w.recipe, Recipe::Tensor(n) if n.contains("gate_up_proj"));
         assert_eq!(compiled.plan.weights.iter().filter(|w| packed(w)).count(), 2, "{name}");
-        let held = fixture.model.checkpoint.as_ref().map_or(0, |c| c.data_len());
+        let held =
+            fixture.model.checkpoint.as_ref().map_or(0, infernum_frontend_hf::Checkpoint::data_len);
         assert!(compiled.plan.stored_bytes() <= held + 64 * 4, "{name}");
     }
 }

@@ -206,7 +206,8 @@ impl Domain {
             }
             let known = |v: &String| v.trim_matches('\'').parse::<DType>().is_ok();
             let texts = is.iter().all(|v| v.starts_with('\''));
-            if quantity.ends_with(".dtype") && texts && !is.iter().any(known) {
+            let is_type = quantity.rsplit_once('.').is_some_and(|(_, field)| field == "dtype");
+            if is_type && texts && !is.iter().any(known) {
                 let is: Vec<&str> = is.iter().map(String::as_str).collect();
                 return Some(format!("there is no element type {}", is.join(", ")));
             }
