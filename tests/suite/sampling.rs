@@ -82,8 +82,7 @@ fn pick(table: &Table, executor: &mut dyn PlanExecutor, asked: &[(usize, Choice<
     }
     let samples = executor.samples();
     executor.set_logits(!samples);
-    let ticket = executor.submit(&inputs).expect("a step that fits");
-    let output = executor.wait(ticket).expect("a result");
+    let output = executor.run(&inputs).expect("a step that fits");
     if samples {
         assert!(output.logits.is_empty(), "logits that nobody wants");
         return output.tokens.clone();

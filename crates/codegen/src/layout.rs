@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use infernum_ir::{Attr, Dim};
+use infernum_ir::{Attr, Dim, Memory, Op};
 
 use crate::plan::{Recipe, Weight};
 
@@ -75,7 +75,9 @@ fn pieces(weight: &Weight) -> Vec<Piece<'_>> {
             parts.iter().flat_map(pieces).for_each(|p| append(&mut all, p));
             all
         }
-        Recipe::Op { op, attrs, operands, .. } if op == "slice" => {
+        Recipe::Op { op, attrs, operands, .. }
+            if Op::find(op).is_ok_and(|op| op.memory == Memory::Slice) =>
+        {
             match (&attrs[..], &operands[..]) {
                 ([Attr::Int(0), Attr::Int(start), Attr::Int(_)], [Some(x)]) => {
                     section(&pieces(x), *start as u64, rows)

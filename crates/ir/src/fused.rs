@@ -9,7 +9,9 @@ use crate::graph::{Graph, NodeKind, Param, ValueId};
 use crate::interp::Tensor;
 use crate::names::nearest;
 use crate::ops::common::bytes_of;
-use crate::ops::{Call, Effect, Eval, Op, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
+use crate::ops::{
+    Call, Effect, Eval, Memory, Op, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work,
+};
 use crate::{DType, Dims, OPS, TensorType, Type};
 
 /// What makes an op a fused one.
@@ -103,6 +105,7 @@ impl OpSet {
                 // Results between its parts are not rounded, so one rounding is left.
                 ulps16: a.ulps16.max(b.ulps16),
             }),
+            memory: Memory::Computed,
             fused: Some(def.fused),
         };
         let op = Op::of(Box::leak(Box::new(op)));

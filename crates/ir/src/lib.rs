@@ -13,6 +13,7 @@ mod indices;
 pub mod interp;
 mod names;
 mod ops;
+pub mod random;
 pub mod text;
 mod types;
 mod verify;
@@ -28,7 +29,8 @@ pub use graph::{
 pub use indices::{Indices, RowPick, row_picks, token_rows};
 pub use names::nearest;
 pub use ops::{
-    Call, Effect, Eval, NO_TOKEN, OPS, Op, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work,
+    Call, Effect, Eval, Memory, NO_TOKEN, OPS, Op, OpDef, OperandDef, Pointwise, Reads, Tolerance,
+    Work,
 };
 pub use types::{StateType, TensorType, Type};
 pub use verify::{Finding, VerifyError, verify};

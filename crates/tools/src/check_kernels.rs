@@ -62,8 +62,8 @@ pub fn run(args: &Args) -> Outcome {
     }
     if verdicts.is_empty() {
         let op = kernels.ops.find(&args.only).map(|_| "it runs as the calls of its body").ok();
-        let why = op.unwrap_or("no fused op is named so");
-        return Err(format!("there is no kernel of `{}` for {of}: {why}", args.only).into());
+        let why = op.unwrap_or("no op is named so");
+        return Err(format!("no kernel of `{}` for {of} was checked: {why}", args.only).into());
     }
     let failed = verdicts.iter().filter(|v| !v.passed()).count();
     report::line(&format!("{} kernel(s) of {of}, {failed} failed", verdicts.len()))?;
@@ -100,27 +100,34 @@ fn summary(verdicts: &[KernelVerdict]) -> Outcome {
     }
     for ((op, dtype), group) in groups {
         let variants: std::collections::BTreeSet<_> = group.iter().map(|v| &v.variant).collect();
-        let worst = group.iter().map(|v| v.error).fold(0.0, f64::max);
+        let compared = || group.iter().filter_map(|v| v.outcome.as_ref().ok());
+        let worst = compared().map(|c| c.error).fold(0.0, f64::max);
+        let of_bound = compared().map(|c| c.of_bound).fold(0.0, f64::max);
+        let elements: u64 = compared().map(|c| c.elements).sum();
         let (cases, variants) = (group.len(), variants.len());
         let allowed = group[0].allowed;
         let failed = group.iter().filter(|v| !v.passed()).count();
         report::line(&format!(
             "{op} {dtype}: {variants} variant(s), {cases} case(s), {failed} failed, worst error \
-             {worst:.2e} of {allowed:.2e}"
+             {worst:.2e} of {allowed:.2e}, of each of {elements} element(s) at most {of_bound:.2} of its \
+             bound"
         ))?;
     }
     Ok(())
 }
 
 fn as_json(v: &KernelVerdict) -> serde_json::Value {
+    let compared = v.outcome.as_ref().ok();
     json!({
         "op": v.op,
         "variant": v.variant,
         "dtype": v.dtype.name(),
         "case": v.case,
-        "error": v.error,
+        "elements": compared.map_or(0, |c| c.elements),
+        "error": compared.map(|c| c.error),
         "allowed": v.allowed,
-        "problem": v.problem,
+        "element_error_of_bound": compared.map(|c| c.of_bound),
+        "problem": v.outcome.as_ref().err(),
         "passed": v.passed(),
     })
 }

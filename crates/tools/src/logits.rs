@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use infernum::{Capacity, Loader, Machine, ModelOptions, RunOptions};
 use infernum_frontend_hf::safetensors::{TensorData, TensorOut, write_safetensors};
 use infernum_ir::Sym;
-use infernum_runtime::{Observed, PlanExecutor, StepInputs};
+use infernum_runtime::{Observed, PlanExecutor, SequenceSteps, StepInputs};
 
 use crate::report::{self, Outcome};
 
@@ -78,24 +78,22 @@ fn compute(
     }
     let mut logits = Rows { name: "logits".to_owned(), width: vocab as usize, data: Vec::new() };
     let layers = Mutex::new(Vec::<Rows>::new());
-    let blocks: Vec<u32> = (0..args.tokens.len().div_ceil(StepInputs::BLOCK_SIZE) as u32).collect();
-    let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
-    let mut done = 0;
+    let mut sequence = SequenceSteps::for_tokens(args.tokens.len());
     for chunk in chunks(executor, args, chunk) {
-        inputs.clear();
-        inputs.push(&args.tokens[done..done + chunk], done + chunk, &blocks)?;
-        let ticket = if args.dump_layers {
-            let names = call_names(executor, &inputs);
-            executor.submit_observed(&inputs, &mut |call, values| {
+        let done = sequence.context();
+        let inputs = sequence.next(&args.tokens[done..done + chunk])?;
+        let output = if args.dump_layers {
+            let names = call_names(executor, inputs);
+            let ticket = executor.submit_observed(inputs, &mut |call, values| {
                 if let (Some(name), Ok(mut layers)) = (&names[call], layers.lock()) {
                     add_rows(&mut layers, name, values);
                 }
-            })?
+            })?;
+            executor.wait(ticket)?
         } else {
-            executor.submit(&inputs)?
+            executor.run(inputs)?
         };
-        logits.data.extend_from_slice(&executor.wait(ticket)?.logits);
-        done += chunk;
+        logits.data.extend_from_slice(&output.logits);
     }
     let mut tensors = layers.into_inner().map_err(|e| e.to_string())?;
     tensors.push(logits);

@@ -69,8 +69,7 @@ pub(crate) fn once(executor: &mut dyn PlanExecutor, lengths: &Lengths) -> Result
         for blocks in &blocks {
             inputs.push(&tokens[i..=i], i + 1, blocks)?;
         }
-        let ticket = executor.submit(&inputs)?;
-        black_box(executor.wait(ticket)?);
+        black_box(executor.run(&inputs)?);
     }
     let decode = Speed::since(start, generate * batch);
     Ok(Run { prefill_tokens_per_second: prompts.rate(), decode_tokens_per_second: decode.rate() })

@@ -6,7 +6,6 @@
 #define VECTOR (16 / (int)sizeof({{ x.type }}))   // elements of one load
 typedef {{ x.type }} Logit;
 #define NONE __int_as_float(0xff800000)
-#define NO_TOKEN 0xffffffffu                      // in the place of a token where a row has none
 #define BROKEN 0xff80000000000000ull              // ranked(inf, NO_TOKEN), above all ranks: a row with a NaN
 
 // Where in the row a thread's `i`th element is.

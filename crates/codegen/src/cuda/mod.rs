@@ -1,5 +1,6 @@
 //! The CUDA target: templates become kernels, and kernels machine code. Needs no GPU.
 
+pub mod abi;
 mod attach;
 mod c_expr;
 mod cache;
@@ -16,7 +17,7 @@ pub use choices::{Choices, site, sites};
 pub use geometry::Geometry;
 pub use nvrtc::{Compiler, NvrtcError};
 pub use reach::{Unreached, unreached};
-pub use template::{Foreign, Library, Template, TemplateError, Variant};
+pub use template::{CheckSizes, Foreign, Library, Template, TemplateError, Variant};
 pub use text::arguments as launch_arguments;
 
 use serde::{Deserialize, Serialize};

@@ -80,10 +80,29 @@ pub struct Template {
     pub path: String,
     /// What it computes, and how.
     pub doc: String,
+    /// Where its checks go beyond small and odd sizes.
+    pub check_sizes: CheckSizes,
     /// Ways to compute it, in order of preference.
     pub variants: Vec<Variant>,
     /// The whole file.
     pub text: String,
+}
+
+/// Sizes that a kernel is checked at besides small and odd ones: those of models, which admit its
+/// variants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum CheckSizes {
+    /// None.
+    #[default]
+    Small,
+    /// Long rows.
+    Rows,
+    /// Matrices that products read, for few and for many tokens.
+    Products,
+    /// Heads of attention, short and long contexts.
+    Heads,
+    /// Several sequences of one token.
+    Decode,
 }
 
 /// One way to compute an op.
@@ -149,6 +168,8 @@ pub struct MatmulRoles {
 #[serde(rename = "Kernel", deny_unknown_fields)]
 struct HeaderFile {
     doc: String,
+    #[serde(default)]
+    check_sizes: CheckSizes,
     variants: Vec<VariantFile>,
 }
 
@@ -190,6 +211,7 @@ impl Template {
             name: name.to_owned(),
             path: path.to_owned(),
             doc: file.doc,
+            check_sizes: file.check_sizes,
             variants: variants.collect::<Result<_, _>>()?,
             text: text.to_owned(),
         })

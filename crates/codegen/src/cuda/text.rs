@@ -7,11 +7,8 @@ use infernum_ir::{Attr, DType, Dim, OpSet, Sym, Type};
 use minijinja::value::{Rest, Value as Jinja};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, context};
 
-use super::{Device, Library, Template, Variant, c_expr};
+use super::{Device, Library, Template, Variant, abi, c_expr};
 use crate::{Bucket, Launch};
-
-/// Tokens in a block of the KV cache.
-pub(super) const PAGE: u64 = 16;
 
 /// What the text of one kernel is made from.
 pub(super) struct Site<'a> {
@@ -66,7 +63,8 @@ pub(super) fn render(
             ("variant", Jinja::from(site.variant.name.as_str())),
             ("params", Jinja::from(parameters(site))),
             ("block", Jinja::from(site.block)),
-            ("page", Jinja::from(PAGE)),
+            ("page", Jinja::from(abi::PAGE)),
+            ("abi", Jinja::from(abi::declarations())),
             ("p", Jinja::from_pairs(params)),
             ("tokens", context! { min, max, decode }),
             ("device", context! { sm => site.device.sm, sms => site.device.sms }),

@@ -29,6 +29,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::All,
     cuda: Some("cast"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Converted,
     fused: None,
 };
 

@@ -36,6 +36,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::All,
     cuda: Some("concat"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Concat,
     fused: None,
 };
 

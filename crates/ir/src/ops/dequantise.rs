@@ -33,6 +33,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::All,
     cuda: Some("dequantise"),
     tolerance: Tolerance::POINTWISE,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

@@ -25,5 +25,6 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::Part { operand: 1, bytes: |_, results, dims| bytes_of(&results[0], dims) },
     cuda: Some("embedding"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Lookup { table: 1, rows: 0 },
     fused: None,
 };

@@ -27,6 +27,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::Part { operand: 1, bytes: |call, _, dims| hit_bytes(call, dims) },
     cuda: Some("expert_linear"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

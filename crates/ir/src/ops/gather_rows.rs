@@ -24,5 +24,6 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::Part { operand: 0, bytes: |_, results, dims| bytes_of(&results[0], dims) },
     cuda: Some("gather_rows"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Lookup { table: 0, rows: 1 },
     fused: None,
 };

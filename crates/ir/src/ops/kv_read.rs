@@ -27,6 +27,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::All,
     cuda: Some("kv_read"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

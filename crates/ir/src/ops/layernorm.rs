@@ -29,6 +29,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::All,
     cuda: Some("layernorm"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Rowwise,
     fused: None,
 };
 

@@ -22,5 +22,6 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::All,
     cuda: Some("pointwise"),
     tolerance: Tolerance::POINTWISE,
+    memory: super::Memory::Computed,
     fused: None,
 };

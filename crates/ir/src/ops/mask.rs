@@ -33,6 +33,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::Window("window"),
     cuda: Some("mask"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Rowwise,
     fused: None,
 };
 

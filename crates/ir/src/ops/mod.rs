@@ -110,6 +110,8 @@ pub struct OpDef {
     pub cuda: Option<&'static str>,
     /// How far a kernel may stray from the reference.
     pub tolerance: Tolerance,
+    /// How its result comes of its operands' memory.
+    pub memory: Memory,
     /// Its body, if it is a fused op; `None` for a primitive.
     pub fused: Option<Fused>,
 }
@@ -181,6 +183,29 @@ pub enum Reads {
     /// Of a token's context rows those within the window that this attribute holds; all where it is
     /// absent.
     Window(&'static str),
+}
+
+/// How result 0 of an op comes of the memory of its operands: what folding, layouts and the reuse of
+/// buffers ask for. ([`Effect::View`] leaves it as it is.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// It is computed of any of their elements.
+    Computed,
+    /// Each of its rows is computed of the same row of operand 0, over which it may be written.
+    Rowwise,
+    /// It is operand 0, each element in another type; nothing is done where that is the same.
+    Converted,
+    /// It is a part of operand 0: attributes `axis`, `start` and `len`.
+    Slice,
+    /// It is all operands, one after another: attribute `axis`.
+    Concat,
+    /// It is rows of operand `table`, by the numbers in operand `rows`.
+    Lookup {
+        /// The operand that has the rows.
+        table: usize,
+        /// The operand that says which.
+        rows: usize,
+    },
 }
 
 /// Work of one call.

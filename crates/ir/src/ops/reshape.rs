@@ -38,6 +38,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::All,
     cuda: None,
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

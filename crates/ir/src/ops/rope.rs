@@ -50,6 +50,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::All,
     cuda: Some("rope"),
     tolerance: Tolerance::POINTWISE,
+    memory: super::Memory::Rowwise,
     fused: None,
 };
 

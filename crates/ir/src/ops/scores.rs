@@ -40,6 +40,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::All,
     cuda: Some("scores"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

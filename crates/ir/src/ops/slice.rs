@@ -57,6 +57,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::Part { operand: 0, bytes: |_, results, dims| bytes_of(&results[0], dims) },
     cuda: Some("slice"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Slice,
     fused: None,
 };
 

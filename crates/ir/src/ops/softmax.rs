@@ -27,6 +27,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::All,
     cuda: Some("softmax"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Rowwise,
     fused: None,
 };
 

@@ -153,7 +153,7 @@ impl CpuExecutor {
             .collect()
     }
 
-    fn run(
+    fn compute(
         &mut self,
         inputs: &StepInputs,
         observer: Option<&mut Observer<'_>>,
@@ -177,7 +177,7 @@ impl PlanExecutor for CpuExecutor {
         inputs: &StepInputs,
         observer: &mut Observer<'_>,
     ) -> Result<Ticket, ExecError> {
-        self.run(inputs, Some(observer))
+        self.compute(inputs, Some(observer))
     }
 
     fn profile(&self) -> Vec<(String, Duration)> {
@@ -203,7 +203,7 @@ impl PlanExecutor for CpuExecutor {
 
 impl Executor for CpuExecutor {
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
-        self.run(inputs, None)
+        self.compute(inputs, None)
     }
 
     fn yields_tokens(&self) -> bool {

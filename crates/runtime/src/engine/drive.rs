@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::vec::Drain;
 
 use super::{Engine, EngineError, Event};
-use crate::Executor;
+use crate::exec::Executor;
 
 impl<E: Executor> Engine<E> {
     /// Steps until nothing is left to do, or `after` breaks: after each step it gets what came of it. Where

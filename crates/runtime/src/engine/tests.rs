@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use infernum_ir::{Dims, NO_TOKEN};
+use infernum_ir::{Dims, NO_TOKEN, random};
 use proptest::prelude::*;
 
 use super::schedule::fitting_chunk;
@@ -197,14 +197,16 @@ fn solo(request: &Request) -> (Vec<u32>, FinishReason) {
     }
 }
 
-/// A small generator: the tests need many numbers, not good ones.
-struct Random(u64);
+/// Random requests.
+struct Random(random::Rng);
 
 impl Random {
+    fn new(seed: u64) -> Random {
+        Random(random::named("engine", seed))
+    }
+
     fn below(&mut self, n: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n
+        self.0.usize(..n)
     }
 
     fn request(&mut self) -> Request {
@@ -266,7 +268,7 @@ fn bound(options: &EngineOptions) -> u64 {
 
 /// Random arrivals and cancellations, so many steps; panics at anything that must not be.
 fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
-    let (mut random, bound) = (Random(seed), bound(engine.options()));
+    let (mut random, bound) = (Random::new(seed), bound(engine.options()));
     let mut live: BTreeMap<RequestId, Live> = BTreeMap::new();
     let (mut events, mut failed) = (Vec::new(), 0);
     for now in 0..steps {
@@ -379,7 +381,7 @@ fn whatever_comes_every_request_ends_once_with_its_own_text() {
     let mut totals = Stats::default();
     for (i, options) in all.iter().enumerate() {
         for gpu in [false, true] {
-            let mut random = Random(i as u64);
+            let mut random = Random::new(i as u64);
             let b = 1 + random.below(6) as u64;
             let t = b.max(1 + random.below(16) as u64);
             let step = Dims { t, b, s: 40 * b, pairs: 40 * b + random.below(200) as u64 };

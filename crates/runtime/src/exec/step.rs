@@ -1,12 +1,10 @@
 //! What goes into a step and what comes out.
 
+use infernum_codegen::cuda::abi::{self, FED};
 use infernum_ir::interp::{SeqStep, Step};
 
 use super::ExecError;
 use crate::sampling::{Choice, SamplingParams, Seen};
-
-/// Marks a token that is still to come; kernels/templates/feed_tokens.cu.j2 knows it, too.
-const FED: u32 = 1 << 31;
 
 /// The inputs of one step: tokens of several sequences, flattened, and where each sequence's
 /// rows lie in the paged KV cache. Filled again for every step, without allocating once it has
@@ -60,7 +58,7 @@ impl StepOutput {
 
 impl StepInputs {
     /// Tokens that one block of the KV cache holds, unless one chooses otherwise.
-    pub const BLOCK_SIZE: usize = 16;
+    pub const BLOCK_SIZE: usize = abi::PAGE;
 
     /// No sequences yet. `block_size` is that of the executor's cache, in tokens.
     pub fn new(block_size: usize) -> StepInputs {

@@ -3,6 +3,7 @@
 mod logprobs;
 mod noise;
 
+pub use infernum_codegen::cuda::abi::Seen;
 use infernum_ir::NO_TOKEN;
 pub use logprobs::Logprobs;
 pub(crate) use noise::Noise;
@@ -100,16 +101,6 @@ impl SamplingParams {
         within("frequency_penalty", self.frequency_penalty, -100.0, 100.0, "-100 to 100")?;
         within("presence_penalty", self.presence_penalty, -100.0, 100.0, "-100 to 100")
     }
-}
-
-/// A token that penalties change, as kernels see it too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub struct Seen {
-    /// Seen in the prompt or generated.
-    pub token: u32,
-    /// How often it was generated.
-    pub generated: u32,
 }
 
 /// How one token is to be picked: all that it depends on but the logits.

@@ -8,7 +8,7 @@ use infernum_passes::data::Kernels;
 
 use self::guards::Guarded;
 use super::cases::{CASES, HEADS, RAGGED, Sizes, Tried, is_written, made};
-use super::{KernelVerdict, Trial, allowed};
+use super::{Comparison, KernelVerdict, Trial, allowed};
 use crate::cpu::{CpuExecutor, CpuOptions, WrapKernel, has_kernel};
 
 const BLOCK: usize = 4;
@@ -61,33 +61,33 @@ fn verdict(
     dtype: DType,
     seed: u64,
 ) -> KernelVerdict {
-    let mut verdict = KernelVerdict {
+    let allowed = allowed(op.tolerance, dtype);
+    let guarded: &WrapKernel<'_> = &|launch, kernel| Box::new(Guarded::new(launch, kernel));
+    let case = tried.as_ref().map_or_else(|_| String::new(), ToString::to_string);
+    // An op without a kernel of its own runs as what it stands for.
+    let module = tried.and_then(|tried| tried.module(dtype, ops));
+    let module = module.and_then(|meant| {
+        let run = expand(&meant, &|op: Op| has_kernel(op.name)).map_err(|e| e.to_string())?;
+        Ok((meant, run))
+    });
+    KernelVerdict {
         op: op.name.to_owned(),
         variant: None,
         dtype,
-        case: tried.as_ref().map_or_else(|_| String::new(), ToString::to_string),
-        error: 0.0,
-        allowed: allowed(op.tolerance, dtype),
-        problem: None,
-    };
-    // An op without a kernel of its own runs as what it stands for.
-    let module = tried.and_then(|tried| tried.module(dtype, ops));
-    let module = module.and_then(|m| {
-        let own = |op: Op| has_kernel(op.name);
-        expand(&m, &own).map(|run| (m, run)).map_err(|e| e.to_string())
-    });
-    let run = module.and_then(|(meant, run)| {
-        compare(&meant, &run, seed, &|launch, kernel| Box::new(Guarded::new(launch, kernel)))
-    });
-    match run {
-        Ok(error) => verdict.error = error,
-        Err(problem) => verdict.problem = Some(problem),
+        case,
+        allowed,
+        outcome: module.and_then(|(meant, run)| compare(&meant, &run, seed, guarded, allowed)),
     }
-    verdict
 }
 
-/// The worst error of the plan of what is run against the interpretation of what is meant.
-fn compare(meant: &Module, run: &Module, seed: u64, wrap: &WrapKernel<'_>) -> Result<f64, String> {
+/// The plan of what is run against the interpretation of what is meant.
+fn compare(
+    meant: &Module,
+    run: &Module,
+    seed: u64,
+    wrap: &WrapKernel<'_>,
+    allowed: f64,
+) -> Result<Comparison, String> {
     let batch = &RAGGED;
     let trial = Trial::new(meant, seed, batch, BLOCK)?;
     let buckets: Vec<_> = batch.buckets.iter().map(|b| (*b, run.clone())).collect();
@@ -100,5 +100,5 @@ fn compare(meant: &Module, run: &Module, seed: u64, wrap: &WrapKernel<'_>) -> Re
         profile: false,
     };
     let executor = CpuExecutor::with_kernels(plan, &trial.weights, options, wrap);
-    trial.worst(&mut executor.map_err(|e| e.to_string())?)
+    trial.compare(&mut executor.map_err(|e| e.to_string())?, allowed)
 }

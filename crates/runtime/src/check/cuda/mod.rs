@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use infernum_codegen::cuda::{
-    Cache, Choices, Compiler, Cubin, CudaError, Device, Library, admitted, attach,
+    Cache, CheckSizes, Choices, Compiler, Cubin, CudaError, Device, Library, admitted, attach,
 };
 use infernum_codegen::{Kernel, Plan, TargetKind, plan_buckets};
 use infernum_ir::{DType, Module, Op, OpSet};
@@ -21,7 +21,7 @@ use super::cases::{
     CASES, Case, DECODES, FEW, HEADS, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE, SIXTEEN,
     Sizes, Tried, is_written, made,
 };
-use super::{Batch, KernelVerdict, Trial, allowed};
+use super::{Batch, Comparison, KernelVerdict, Trial, allowed};
 use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
 use crate::exec::StepInputs;
 
@@ -30,19 +30,6 @@ pub use self::compiled::{CompiledKernel, compile};
 const BLOCK: usize = StepInputs::BLOCK_SIZE;
 
 const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
-
-/// Ops whose products have kernels for few tokens.
-const PRODUCTS: [&str; 9] = [
-    "linear",
-    "linear_add",
-    "linear_geglu",
-    "linear_swiglu",
-    "norm_linear",
-    "norm_linear_geglu",
-    "norm_linear_swiglu",
-    "gather_norm_linear",
-    "norm_qkv_rope_kv_write",
-];
 
 /// Products by what admits their variants.
 struct Shape {
@@ -126,7 +113,9 @@ struct Called {
     op: Op,
     case: &'static Case,
     index: usize,
-    of: usize,
+    calls: usize,
+    /// As its template says.
+    sizes: CheckSizes,
 }
 
 /// Everything that is tried, of ops whose names contain `only`.
@@ -170,16 +159,12 @@ fn written(ops: &OpSet, library: &Library) -> Vec<Setup> {
     for case in cases() {
         let Ok(op) = ops.find(case.op()) else { continue };
         // A fused op may have a kernel on the CPU only.
-        if op.cuda.is_none_or(|template| library.template(template).is_err()) {
-            continue;
-        }
+        let Some(Ok(template)) = op.cuda.map(|t| library.template(t)) else { continue };
         let calls: Vec<_> = cases().filter(|c| c.op() == op.name).collect();
         let index = calls.iter().position(|c| std::ptr::eq(*c, case)).unwrap_or(0);
-        let called = Called { op, case, index, of: calls.len() };
+        let sizes = template.check_sizes;
+        let called = Called { op, case, index, calls: calls.len(), sizes };
         called.small(&mut all);
-        if PRODUCTS.contains(&op.name) {
-            called.products(&mut all);
-        }
         called.large(&mut all);
     }
     all
@@ -199,7 +184,7 @@ impl Called {
             if i == 0 || i == HEADS.len() - 1 {
                 // Fast products are tried in f16 at the size of a model.
                 let few: &[&str] = &["plain", "library"];
-                let variants = if PRODUCTS.contains(&self.op.name) { few } else { &[] };
+                let variants = if self.sizes == CheckSizes::Products { few } else { &[] };
                 all.push(Setup { variants, ..self.setup(sizes, DType::F16, &RAGGED) });
             }
         }
@@ -215,34 +200,37 @@ impl Called {
                 if self.index == 0 {
                     all.push(setup(DType::Bf16));
                 }
-                if i == 0 && (self.index > 0 || self.of == 1) {
+                if i == 0 && (self.index > 0 || self.calls == 1) {
                     all.push(setup(DType::F16));
                 }
             }
         }
     }
 
-    /// What admits variants of other ops.
+    /// What admits its variants.
     fn large(&self, all: &mut Vec<Setup>) {
+        if self.sizes == CheckSizes::Products {
+            return self.products(all);
+        }
         let mut push = |sizes, dtype, batch| all.push(self.setup(sizes, dtype, batch));
-        match self.op.name {
-            "rmsnorm" | "add_rmsnorm" | "layernorm" if self.index == 0 => {
+        match self.sizes {
+            CheckSizes::Rows if self.index == 0 => {
                 for (rows, dtype) in ROWS.into_iter().flat_map(|n| FLOATS.map(|d| (n, d))) {
                     push(Sizes::rows(rows), dtype, &RAGGED);
                 }
             }
-            "paged_attention" => {
+            CheckSizes::Heads => {
                 let dtype = if self.index == 1 { DType::F16 } else { DType::Bf16 };
                 for heads in ATTENTION {
                     push(Sizes::heads(heads), dtype, &DECODES);
                 }
             }
-            "expert_ffn" | "router_topk" => {
+            CheckSizes::Decode => {
                 for dtype in FLOATS {
                     push(Sizes::heads(HEADS[3]), dtype, &FEW);
                 }
             }
-            _ => {}
+            CheckSizes::Small | CheckSizes::Rows | CheckSizes::Products => {}
         }
     }
 }
@@ -306,19 +294,19 @@ impl Setup {
         Ok(Job { setup: self.clone(), plans: made().map_err(|e| e.to_string())?, module })
     }
 
-    fn verdict(&self, variant: &str, outcome: Result<f64, String>) -> KernelVerdict {
-        let (error, problem) = match outcome {
-            Ok(error) => (error, None),
-            Err(problem) => (0.0, Some(problem)),
-        };
+    /// The error that the op's tolerance allows.
+    fn allowed(&self) -> f64 {
+        allowed(self.op.tolerance, self.dtype)
+    }
+
+    fn verdict(&self, variant: &str, outcome: Result<Comparison, String>) -> KernelVerdict {
         KernelVerdict {
             op: self.op.name.to_owned(),
             variant: Some(variant.to_owned()),
             dtype: self.dtype,
             case: format!("{}, {}", self.call, self.batch.name),
-            error,
-            allowed: allowed(self.op.tolerance, self.dtype),
-            problem,
+            allowed: self.allowed(),
+            outcome,
         }
     }
 }
@@ -402,7 +390,7 @@ pub fn check(
                 let outcome = trial.as_ref().map_err(Clone::clone).and_then(|trial| {
                     let cubins = at.iter().map(|i| cubins[*i].clone());
                     let cubins = cubins.collect::<Result<Vec<_>, _>>()?.concat();
-                    worst(plan, &cubins, trial, job.setup.batch, gpu)
+                    compare(plan, &cubins, trial, &job.setup, gpu)
                 });
                 report(job.setup.verdict(variant, outcome));
             }
@@ -424,28 +412,28 @@ fn references<'a>(
     }
 }
 
-/// The worst error of a plan's steps: launch by launch behind guards, and then as steps run, each
+/// A plan's steps against what they should yield: launch by launch behind guards, and then as steps run, each
 /// kernel beginning while the one before it ends.
-fn worst(
+fn compare(
     plan: &Plan,
     cubins: &[Cubin],
     trial: &Trial,
-    batch: &Batch,
+    setup: &Setup,
     gpu: &Arc<Gpu>,
-) -> Result<f64, String> {
-    let kv_blocks = batch.blocks(BLOCK);
+) -> Result<Comparison, String> {
+    let (kv_blocks, allowed) = (setup.batch.blocks(BLOCK), setup.allowed());
     let options = CudaOptions { kv_blocks, poison: true, ..CudaOptions::default() };
     let (plan, guards) = (plan.clone(), Some(Box::new(Guards) as _));
     let executor = CudaExecutor::watched(plan, cubins, &trial.weights, gpu, options, guards);
     let mut executor = executor.map_err(|e| e.to_string())?;
     let weights = executor.read_weights().map_err(|e| e.to_string())?;
-    let guarded = trial.worst(&mut executor)?;
+    let guarded = trial.compare(&mut executor, allowed)?;
     let after = executor.read_weights().map_err(|e| e.to_string())?;
     if let Some(at) = weights.iter().zip(&after).position(|(a, b)| a != b) {
         return Err(format!("writes to byte {at} of the weights"));
     }
     executor.unwatch();
-    Ok(guarded.max(trial.worst(&mut executor)?))
+    Ok(guarded.join(trial.compare(&mut executor, allowed)?))
 }
 
 #[cfg(test)]
