@@ -3,8 +3,6 @@
 
 #![no_main]
 
-mod common;
-
 use std::path::PathBuf;
 use std::sync::LazyLock;
 

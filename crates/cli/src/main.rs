@@ -32,6 +32,8 @@ enum Command {
     CheckTemplates(tools::check_templates::Args),
     /// Try rewrite rules: both sides on random sizes, attributes and operands.
     CheckRules(tools::check_rules::Args),
+    /// Show what specs, fused ops, rules and kernels may say: ops, expressions, fields, blocks.
+    Ops(tools::ops::Args),
     /// Write the logits of a token sequence to a file.
     Logits(tools::logits::Args),
     /// Measure prefill and decode speed.
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::CheckKernels(args) => tools::check_kernels::run(&args),
         Command::CheckTemplates(args) => tools::check_templates::run(&args),
         Command::CheckRules(args) => tools::check_rules::run(&args),
+        Command::Ops(args) => tools::ops::run(&args),
         Command::Logits(args) => tools::logits::run(&args),
         Command::Bench(args) => tools::bench::run(&args),
         Command::BenchEngine(args) => tools::bench_engine::run(&args),

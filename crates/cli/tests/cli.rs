@@ -292,6 +292,54 @@ fn mistakes_are_explained() {
     assert!(p.contains("`top_p`: expected above 0 and at most 1"), "{p}");
 }
 
+#[test]
+fn the_reference_is_a_command() {
+    let rope = stdout(&["ops", "rope"]);
+    assert!(rope.contains("`rope(x, positions, freqs, style?, scale?)`"), "{rope}");
+    assert!(stdout(&["ops"]).contains("## Specs and blocks"));
+    let error = failure(&["ops", "rmsnor"]);
+    assert!(error.contains("did you mean `rmsnorm`?"), "{error}");
+}
+
+/// A likely mistake in a spec is said once, with its place, by whatever compiles the model.
+#[test]
+fn mistakes_in_a_spec_are_warnings() {
+    let spec =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/new-architecture/granite.ron");
+    let text = std::fs::read_to_string(&spec).expect("the example");
+    let unread =
+        text.replacen("params: {", "params: {\n        \"depth\": \"num_hidden_layers\",", 1);
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("granite.ron");
+    std::fs::write(&path, unread).expect("writable");
+    let (model, spec) = (fixture("granite/multipliers"), path.display().to_string());
+    let model = model.to_str().expect("UTF-8");
+    let out = dir.path().join("logits.safetensors");
+    for command in [
+        vec!["compile"],
+        vec!["logits", "--tokens", "1,2,3", "--out", out.to_str().expect("UTF-8")],
+    ] {
+        let output = infernum(&[&command[..], &["--model", model, "--spec", &spec]].concat());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?}: {errors}");
+        let place = format!("{spec}:14:10: warning: nothing reads the parameter `depth`");
+        assert_eq!(errors.matches(&place).count(), 1, "{command:?}: {errors}");
+    }
+}
+
+/// The example's op, checked as a user would, with nothing but its files.
+#[test]
+fn kernels_of_a_users_own_are_checked_from_files() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/new-fusion");
+    let data = data.to_str().expect("UTF-8");
+    let text = stdout(&["check-kernels", "--data", data, "--only", "scaled_add"]);
+    assert!(text.contains("ok   scaled_add bf16 (") && text.contains(", 0 failed"), "{text}");
+    let error = failure(&["check-kernels", "--data", data, "--only", "scaled_ad_"]);
+    assert!(error.contains("no fused op is named so"), "{error}");
+    let rules = stdout(&["check-rules", "--data", data, "--only", "scaled-add", "--no-cache"]);
+    assert!(rules.contains("scaled-add: definition"), "{rules}");
+}
+
 /// The demo's family with another head: `body` goes on from the logits.
 fn with_head(name: &str, body: &str) -> String {
     let spec = format!(

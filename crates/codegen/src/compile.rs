@@ -1,7 +1,7 @@
 //! The whole compiler, as one list of named steps.
 
 use infernum_frontend_hf::{LowerOptions, Model, ModelError};
-use infernum_ir::{Dims, Module, Type, VerifyError, verify};
+use infernum_ir::{Dims, Module, SourceWarning, Type, VerifyError, verify};
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{CostTable, FuseOptions, Report};
 use infernum_passes::{Context, Pipeline};
@@ -72,6 +72,8 @@ pub struct Compiled {
     pub buckets: Vec<CompiledBucket>,
     /// The plan of all of them.
     pub plan: Plan,
+    /// What is likely a mistake in the model's spec.
+    pub warnings: Vec<SourceWarning>,
 }
 
 /// A module compiled for one kind of step.
@@ -115,6 +117,7 @@ struct Session<'a, 'o> {
     module: Module,
     bucket: Option<Bucket>,
     report: Report,
+    warnings: Vec<SourceWarning>,
 }
 
 /// One step.
@@ -149,7 +152,8 @@ pub fn step_names(pipeline: &Pipeline) -> Vec<&'static str> {
 pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled, CompileError> {
     let module = Module { name: String::new(), graphs: Vec::new(), schedule: Vec::new() };
     let report = Report::default();
-    let mut session = Session { options, observe, module, bucket: None, report };
+    let warnings = Vec::new();
+    let mut session = Session { options, observe, module, bucket: None, report, warnings };
     session.run(SHARED)?;
     let lowered = session.module.clone();
     let mut limits = options.limits.of(&lowered);
@@ -176,7 +180,7 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     if let Some((device, templates, choices)) = options.device {
         attach(&mut plan, &options.kernels.ops, templates, device, choices)?;
     }
-    Ok(Compiled { buckets, plan })
+    Ok(Compiled { buckets, plan, warnings: session.warnings })
 }
 
 impl Session<'_, '_> {
@@ -190,7 +194,8 @@ impl Session<'_, '_> {
 }
 
 fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
-    s.module = s.options.model.lower(s.options.lower)?.module;
+    let lowered = s.options.model.lower(s.options.lower)?;
+    (s.module, s.warnings) = (lowered.module, lowered.warnings);
     Ok(())
 }
 

@@ -21,6 +21,15 @@ struct Piece<'a> {
 /// Makes every weight that lies within another one a view of it. Two weights that share rows but
 /// are not one within the other (`a, b` and `b, a`) stay two copies: nothing else would serve both.
 pub(crate) fn share(weights: &mut [Weight]) {
+    for weight in &mut *weights {
+        // Parts of a matrix that are joined again are the matrix.
+        if let [Piece { of, start: 0, rows }] = pieces(weight)[..]
+            && of.ty.shape.first() == Some(&Dim::Const(rows))
+            && of.recipe != weight.recipe
+        {
+            weight.recipe = of.recipe.clone();
+        }
+    }
     let views = views(weights);
     for (weight, view) in weights.iter_mut().zip(views) {
         if let Some((of, start)) = view {
@@ -163,6 +172,18 @@ mod tests {
             views(&[q, again, packed, kv]),
             [Some((1, 0)), None, Some((1, 0)), Some((1, 6))]
         );
+    }
+
+    #[test]
+    fn parts_that_are_joined_again_are_the_matrix() {
+        let packed = tensor("qkv", 10);
+        let (q, kv) = (slice(&packed, 0, 6), slice(&packed, 6, 4));
+        let mut all = [concat(&[&q, &kv]), concat(&[&kv, &q]), q.clone()];
+        share(&mut all);
+        assert_eq!(all[0].recipe, packed.recipe);
+        // In another order it is another matrix.
+        assert!(matches!(all[1].recipe, Recipe::Concat(_)));
+        assert_eq!(all[2].recipe, Recipe::Rows { weight: 0, start: 0 });
     }
 
     #[test]

@@ -15,7 +15,7 @@ fn main() -> Result<()> {
 fn talk(model: &ModelOptions, input: impl BufRead, out: &mut impl Write) -> Result<()> {
     let run = RunOptions::default();
     let (opened, machine) = (model.open()?, Machine::open(run.device)?);
-    let tell = |progress| {
+    let tell = |progress: Progress<'_>| {
         if let Progress::Begin { stage, .. } = progress {
             eprintln!("{stage} …");
         }

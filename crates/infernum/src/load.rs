@@ -31,7 +31,7 @@ pub struct Loader<'a> {
     /// Where.
     pub machine: &'a Machine,
     /// Is told how far it is.
-    pub progress: &'a dyn Fn(Progress),
+    pub progress: &'a dyn Fn(Progress<'_>),
 }
 
 impl<'a> Loader<'a> {
@@ -47,7 +47,7 @@ impl<'a> Loader<'a> {
 
     /// The same, telling how far it is.
     #[must_use]
-    pub fn with_progress(self, progress: &'a dyn Fn(Progress)) -> Loader<'a> {
+    pub fn with_progress(self, progress: &'a dyn Fn(Progress<'_>)) -> Loader<'a> {
         Loader { progress, ..self }
     }
 
@@ -102,7 +102,9 @@ impl<'a> Loader<'a> {
         let compiled =
             compile::compile(&options, &mut |_, _, _| (self.progress)(Progress::Advance(1)));
         (self.progress)(Progress::End);
-        Ok(compiled?.plan)
+        let compiled = compiled?;
+        compiled.warnings.iter().for_each(|w| (self.progress)(Progress::Warning(w)));
+        Ok(compiled.plan)
     }
 
     /// Most prompt tokens in one step.

@@ -20,7 +20,7 @@ mod types;
 mod verify;
 
 pub use attr::{Attr, AttrDef, AttrKind, Default as AttrDefault};
-pub use diag::SourceError;
+pub use diag::{SourceError, SourceWarning};
 pub use dim::{Dim, Dims, Sym};
 pub use dtype::DType;
 pub use files::is_there;
@@ -31,7 +31,8 @@ pub use graph::{
 pub use indices::{Indices, RowPick, row_picks, token_rows};
 pub use names::nearest;
 pub use ops::{
-    Call, Effect, Eval, Memory, NO_TOKEN, OPS, Op, OpDef, OperandDef, Pointwise, Tolerance, Work,
+    Call, Effect, Eval, Memory, NO_TOKEN, OPS, Op, OpDef, OperandDef, Pointwise, Reads, Tolerance,
+    Work,
 };
 pub use types::{StateType, TensorType, Type};
 pub use verify::{Finding, VerifyError, verify};

@@ -25,7 +25,7 @@ pub struct Args {
     /// Whose kernels: cpu, cuda, or cuda:N for GPU N.
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     device: DeviceId,
-    /// On a GPU, only ops whose names contain this.
+    /// Only ops whose names contain this.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     only: String,
     /// Show every case, and not only those that fail and the worst of each op.
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Outcome {
     let kernels = Kernels::load(args.data.as_deref(), &[])?;
     let (verdicts, of) = match args.device {
         DeviceId::Cpu => {
-            let verdicts = check::cpu::check(&kernels.ops, args.seed);
+            let verdicts = check::cpu::check(&kernels, args.seed, &args.only);
             for verdict in &verdicts {
                 report::line(&verdict.to_string())?;
             }
@@ -61,11 +61,9 @@ pub fn run(args: &Args) -> Outcome {
             .map_err(|e| format!("{}: {e}", path.display()))?;
     }
     if verdicts.is_empty() {
-        return Err(format!(
-            "no kernel of {of} was checked: no op's name contains `{}`",
-            args.only
-        )
-        .into());
+        let op = kernels.ops.find(&args.only).map(|_| "it runs as the calls of its body").ok();
+        let why = op.unwrap_or("no op is named so");
+        return Err(format!("no kernel of `{}` for {of} was checked: {why}", args.only).into());
     }
     let failed = verdicts.iter().filter(|v| !v.passed()).count();
     report::line(&format!("{} kernel(s) of {of}, {failed} failed", verdicts.len()))?;
@@ -87,7 +85,7 @@ fn on_gpu(
         verdicts.push(verdict);
     };
     let options = (args.seed, args.only.as_str());
-    check::cuda::check(&kernels.ops, &library, gpu, &cache, options, &mut take);
+    check::cuda::check(kernels, &library, gpu, &cache, options, &mut take);
     printed?;
     summary(&verdicts)?;
     Ok(verdicts)

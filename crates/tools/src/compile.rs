@@ -107,6 +107,7 @@ pub fn run(args: &Args) -> Outcome {
         report::text(dump)?;
     }
     let compiled = compiled?;
+    compiled.warnings.iter().for_each(report::warning);
     if let Some(path) = &args.html {
         return write_page(path, &options, &seen.fused, &compiled);
     }

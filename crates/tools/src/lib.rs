@@ -13,6 +13,7 @@ pub mod compile;
 pub mod health;
 mod http;
 pub mod logits;
+pub mod ops;
 mod page;
 mod process;
 pub mod report;

@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let tokenizer = Tokenizer::open(&model.files)?;
     let defaults = GenerationDefaults::read(&model.config, tokenizer.eos_id())?;
     for key in &defaults.unsupported {
-        report::warning(&format!("generation_config.json: `{key}` is not supported, and left out"));
+        report::notice(&format!("generation_config.json: `{key}` is not supported, and left out"));
     }
     let sampling = args.sampling.params(defaults.sampling);
     let engine = load(args, &model)?;

@@ -7,6 +7,7 @@ mod cache;
 mod choices;
 mod geometry;
 mod nvrtc;
+mod reach;
 mod template;
 mod text;
 
@@ -15,6 +16,7 @@ pub use cache::{Cache, CacheError, Cubin};
 pub use choices::{Choices, ChoicesError, site, sites};
 pub use geometry::Geometry;
 pub use nvrtc::{Compiler, NvrtcError};
+pub use reach::{Unreached, unreached};
 pub use template::{CheckSizes, Foreign, Library, Template, TemplateError, Variant};
 pub use text::arguments as launch_arguments;
 

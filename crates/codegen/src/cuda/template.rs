@@ -204,7 +204,7 @@ struct VariantFile {
 }
 
 impl Template {
-    fn parse(name: &str, path: &str, text: &str) -> Result<Template, TemplateError> {
+    pub(super) fn parse(name: &str, path: &str, text: &str) -> Result<Template, TemplateError> {
         let missing = || TemplateError::Header { path: path.to_owned() };
         let start = text.find("{#").filter(|at| text[..*at].trim().is_empty());
         let start = start.ok_or_else(missing)? + 2;

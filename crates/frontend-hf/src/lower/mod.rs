@@ -2,14 +2,15 @@
 
 mod attrs;
 mod body;
+mod lint;
 mod scope;
 
 use std::collections::{BTreeMap, HashMap};
 
 use infernum_ir::expr::Value;
 use infernum_ir::{
-    CallSite, DType, Dim, Graph, Indices, Module, SourceError, Sym, Type, nearest, row_picks,
-    token_rows,
+    CallSite, DType, Dim, Graph, Indices, Module, SourceError, SourceWarning, Sym, Type, nearest,
+    row_picks, token_rows,
 };
 
 use crate::spec::{
@@ -52,6 +53,8 @@ pub struct Lowered {
     pub module: Module,
     /// Patterns of checkpoint tensors that the model does not use.
     pub ignore: Vec<String>,
+    /// What is likely a mistake in the spec.
+    pub warnings: Vec<SourceWarning>,
 }
 
 /// A spec could not be lowered.
@@ -73,6 +76,25 @@ impl From<SourceError> for LowerError {
 
 /// Lowers the family in `source`.
 pub fn lower(
+    source: &Source,
+    library: &Library,
+    request: &Request<'_>,
+) -> Result<Lowered, LowerError> {
+    let mut lowered = lower_once(source, library, request)?;
+    if request.dtype == DType::F32 {
+        // A cast that is missing changes nothing in f32, and everything in any other type.
+        let Request { config, config_keys, max_length, weight_dtype, rows, .. } = *request;
+        let dtype = DType::Bf16;
+        let half = Request { config, config_keys, dtype, max_length, weight_dtype, rows };
+        if let Err(LowerError::Spec(mut error)) = lower_once(source, library, &half) {
+            error.message = format!("f32 hides this error of {dtype}: {}", error.message);
+            lowered.warnings.push(SourceWarning(*error));
+        }
+    }
+    Ok(lowered)
+}
+
+fn lower_once(
     source: &Source,
     library: &Library,
     request: &Request<'_>,
@@ -102,7 +124,9 @@ pub fn lower(
     let mut cx = Context::new(request, sources);
     cx.defaults = defaults(&cx, &family)?;
     let scope = family_scope(&cx, &family)?;
-    Ok(lower_parts(&family, &blocks, &scope)?)
+    let mut lowered = lower_parts(&family, &blocks, &scope)?;
+    lowered.warnings = lint::lint(&cx, &family, source, &blocks);
+    Ok(lowered)
 }
 
 /// The families that `source` is based on, nearest first.
@@ -203,7 +227,8 @@ fn lower_parts(
     add(&mut module, graph, None);
     check_logits(cx, &module, head.gives.first().copied().unwrap_or(family.name), &logits[0].1)?;
     check_positions(cx, &module, family.name)?;
-    Ok(Lowered { module, ignore: family.ignore.iter().map(|s| (*s).to_owned()).collect() })
+    let ignore = family.ignore.iter().map(|s| (*s).to_owned()).collect();
+    Ok(Lowered { module, ignore, warnings: Vec::new() })
 }
 
 /// The head gives a row of logits for each that is wanted, and none of a token that cannot come back in.

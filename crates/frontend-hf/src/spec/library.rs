@@ -122,6 +122,25 @@ impl Library {
         }
     }
 
+    /// Every shared block's file, by name; the user's hide ours.
+    pub fn blocks(&self) -> Result<Vec<Source>, LibraryError> {
+        let mut names: Vec<String> = Vec::new();
+        let folder = self.overlay.as_ref().map(|d| d.join("blocks")).filter(|d| d.is_dir());
+        if let Some(dir) = folder {
+            let io = |source| LibraryError::Io { path: dir.clone(), source };
+            for entry in std::fs::read_dir(&dir).map_err(io)? {
+                let name = entry.map_err(io)?.file_name().into_string();
+                names.extend(name.map(|n| format!("blocks/{n}")));
+            }
+        }
+        let ours = EMBEDDED.get_dir("blocks").into_iter().flat_map(Dir::files);
+        names.extend(ours.filter_map(|f| f.path().to_str()).map(str::to_owned));
+        names.retain(|n| Path::new(n).extension().is_some_and(|e| e == "ron"));
+        names.sort();
+        names.dedup();
+        names.iter().map(|n| self.file(n)).collect()
+    }
+
     /// Every family file, the user's first; a file of the same name hides the built-in one.
     pub fn families(&self) -> Result<Vec<Source>, LibraryError> {
         let mut names: Vec<String> = Vec::new();

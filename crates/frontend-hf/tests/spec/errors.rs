@@ -6,7 +6,7 @@ use std::fmt::Write;
 use crate::{CONFIG, check, lower_text};
 
 /// A correct spec, small enough to see every caret in.
-const SPEC: &str = r#"Family(
+pub(crate) const SPEC: &str = r#"Family(
     name: "tiny",
     doc: "A linear map and a rotation a layer.",
     architectures: ["Tiny"],

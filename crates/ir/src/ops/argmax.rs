@@ -1,7 +1,7 @@
 //! `argmax`.
 
 use super::common::{rows_cols, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::interp::Tensor;
 use crate::{DType, TensorType};
 
@@ -26,6 +26,7 @@ pub(super) static OP: OpDef = OpDef {
         work.flops = call.tensor(0).map_or(0, |t| t.elements(dims));
         work
     },
+    reads: Reads::All,
     cuda: Some("argmax"),
     tolerance: Tolerance::EXACT,
     memory: super::Memory::Computed,

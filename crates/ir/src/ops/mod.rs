@@ -1,6 +1,6 @@
 //! The table of primitive operations: one file an op, one list of them all.
 
-mod common;
+pub(crate) mod common;
 mod pointwise;
 
 mod add;
@@ -104,6 +104,8 @@ pub struct OpDef {
     pub pointwise: Pointwise,
     /// Bytes moved and operations done.
     pub work: fn(&Call<'_>, &[Type], &Dims) -> Work,
+    /// What it needs of its operands, by which the work of a fused op follows from its body.
+    pub reads: Reads,
     /// Stem of its CUDA template, if it has one.
     pub cuda: Option<&'static str>,
     /// How far a kernel may stray from the reference.
@@ -164,6 +166,23 @@ pub enum Pointwise {
     Attr(&'static str),
     /// It is a fused op of elementwise ops: it applies what they compose to.
     Composed,
+}
+
+/// What an op needs of its operands.
+#[derive(Clone, Copy)]
+pub enum Reads {
+    /// All of every one.
+    All,
+    /// Of one operand so many bytes, of the others all.
+    Part {
+        /// The operand's position.
+        operand: usize,
+        /// The bytes, from the call and the types of its results.
+        bytes: fn(&Call<'_>, &[Type], &Dims) -> u64,
+    },
+    /// Of a token's context rows those within the window that this attribute holds; all where it is
+    /// absent.
+    Window(&'static str),
 }
 
 /// How result 0 of an op comes of the memory of its operands: what folding, layouts and the reuse of

@@ -34,6 +34,18 @@ pub struct KernelVerdict {
 }
 
 impl KernelVerdict {
+    /// That nothing could be tried.
+    fn problem(op: &str, problem: String) -> KernelVerdict {
+        KernelVerdict {
+            op: op.to_owned(),
+            variant: None,
+            dtype: DType::F32,
+            case: String::new(),
+            allowed: 0.0,
+            outcome: Err(problem),
+        }
+    }
+
     /// Whether the kernel is right.
     pub fn passed(&self) -> bool {
         self.outcome.as_ref().is_ok_and(|c| c.is_within(self.allowed))

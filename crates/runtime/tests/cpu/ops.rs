@@ -107,6 +107,7 @@ const CASES: &[(&str, &str)] = &[
         "%r",
     ),
     (r#"%r = map(%x, _, _) {expr: "erf(a) + sin(a) * cos(a) + floor(3 * a)"} : DT[T, 42]"#, "%r"),
+    (r#"%r = map(%x, _, _) {expr: "round(8 * a) / 8"} : DT[T, 42]"#, "%r"),
     ("%r = layernorm(%x, %ch, %chd) {eps: 0.1} : DT[T, 42]", "%r"),
     ("%r = layernorm(%q, _, _) {eps: 0.00001} : DT[T, 6, 7]", "%r"),
     ("%r = rmsnorm(%x, %ch) {eps: 0.1, offset: 1} : DT[T, 42]", "%r, %x"),

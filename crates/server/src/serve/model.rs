@@ -225,10 +225,12 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     Ok((parts, engine, inbox))
 }
 
-/// A line for each part of loading that takes a while.
-fn log_progress(progress: Progress) {
-    if let Progress::Begin { stage, .. } = progress {
-        tracing::info!("{stage}");
+/// A line for each part of loading that takes a while, and for each doubt about the spec.
+fn log_progress(progress: Progress<'_>) {
+    match progress {
+        Progress::Begin { stage, .. } => tracing::info!("{stage}"),
+        Progress::Warning(warning) => tracing::warn!("{warning}"),
+        Progress::Advance(_) | Progress::End => {}
     }
 }
 

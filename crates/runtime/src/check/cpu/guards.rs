@@ -287,7 +287,7 @@ schedule g 0..1\n";
             let kernel: Box<dyn Kernel> = if wrong { Box::new(Wrong(mistake)) } else { kernel };
             Box::new(Guarded::new(launch, kernel))
         };
-        compare(&module, 1, &wrap, ALLOWED)
+        compare(&module, &module, 1, &wrap, ALLOWED)
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use infernum_codegen::Kernel;
 use infernum_codegen::cuda::{CheckSizes, Compiler, Device, Library};
-use infernum_ir::OpSet;
+use infernum_passes::data::Kernels;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -39,16 +39,16 @@ impl CompiledKernel {
 }
 
 /// Compiles every variant that is admitted for `device` at some size that [`check`](super::check) tries:
-/// in every type and size if `all`, otherwise once.
+/// in every type and size if `all`, otherwise once. Only ops whose names contain `only` are compiled.
 pub fn compile(
-    ops: &OpSet,
+    data: &Kernels,
     library: &Library,
     device: &Device,
     compiler: &Compiler,
-    all: bool,
+    (all, only): (bool, &str),
 ) -> Vec<CompiledKernel> {
     let mut problems = Vec::new();
-    let mut kernels = kernels(ops, library, device, &mut |op, problem| {
+    let mut kernels = kernels(data, library, device, only, &mut |op, problem| {
         problems.push(CompiledKernel {
             template: op.to_owned(),
             variant: String::new(),
