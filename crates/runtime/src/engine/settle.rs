@@ -31,8 +31,11 @@ impl<E: Executor> Engine<E> {
                 return Err(error.into());
             }
         };
-        let mut broken = Vec::new();
+        let mut broken: Vec<Planned> = Vec::new();
         for (row, planned) in flight.planned.iter().enumerate() {
+            if broken.iter().any(|b| b.id == planned.id) {
+                continue; // its first broken row ends it
+            }
             let Some(s) = self.sequences.get_mut(planned.slot).filter(|s| s.id == planned.id)
             else {
                 continue; // cancelled, or ended by the step before
