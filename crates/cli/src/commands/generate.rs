@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use infernum::{Capacity, Loader, Machine, ModelOptions, RunOptions, tune};
@@ -179,10 +180,9 @@ impl Generator<'_> {
             sampling: self.sampling,
             ..Request::default()
         })?;
-        let mut events = Vec::new();
-        while !self.engine.is_idle() {
-            self.engine.step(&mut events)?;
-            for event in events.drain(..) {
+        let mut told = Ok(());
+        self.engine.drive(|_, mut events| {
+            told = events.try_for_each(|event| -> Result<(), Box<dyn Error>> {
                 first.get_or_insert_with(|| {
                     answer.prompt_tokens_per_second = rate(answer.prompt_tokens, start);
                     Instant::now()
@@ -194,16 +194,15 @@ impl Generator<'_> {
                     }
                     Event::Finished(_, FinishReason::Stop) => answer.finish_reason = "stop",
                     Event::Finished(_, FinishReason::Failed) => {
-                        return Err(
-                            "the model's logits are not numbers: a weight or a sum is NaN, or \
-                                    too large for --dtype"
-                                .into(),
-                        );
+                        return Err(infernum::Error::NoDistribution.into());
                     }
                     Event::Started(..) | Event::Prompt(..) | Event::Finished(..) => {}
                 }
-            }
-        }
+                Ok(())
+            });
+            if told.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        told?;
         show(&mut answer, &stream.flush()?)?;
         if let Some(first) = first {
             // The first token came with the prompt.

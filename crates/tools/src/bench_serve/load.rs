@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use fastrand::Rng;
+use infernum_ir::random::{self, Rng};
 use serde::{Deserialize, Serialize};
 
 use super::error::Error;
@@ -237,8 +237,8 @@ impl Load {
     /// The request of an index, with tokens below `vocab`.
     pub(super) fn request(&self, index: u32, vocab: u32) -> Request {
         // All seeds of a load, warm-up too, share one system prompt.
-        let mut common = random(&[0, u64::from(self.shared)]);
-        let mut rng = random(&[1, self.seed, u64::from(index)]);
+        let mut common = random::named("shared", self.shared.into());
+        let mut rng = random::named(&format!("request {index}"), self.seed);
         let tokens = |rng: &mut Rng, n: u32| (0..n).map(|_| rng.u32(..vocab.max(1))).collect();
         let (input, output) = (self.input.draw(&mut rng), self.output.draw(&mut rng));
         let hangs_up = rng.f64() < self.disconnect;
@@ -254,7 +254,7 @@ impl Load {
 
     /// When each request is sent, from the start; all at once where clients wait for their answers.
     pub(super) fn arrivals(&self) -> impl Iterator<Item = Duration> + use<> {
-        let mut rng = random(&[2, self.seed]);
+        let mut rng = random::named("arrivals", self.seed);
         let pace = self.pace;
         let mut at = 0.0;
         (0..self.requests).map(move |_| match pace {
@@ -265,11 +265,6 @@ impl Load {
             }
         })
     }
-}
-
-/// Random numbers of their own for every choice of `parts`.
-fn random(parts: &[u64]) -> Rng {
-    parts.iter().fold(Rng::with_seed(0), |mut rng, part| Rng::with_seed(rng.u64(..) ^ part))
 }
 
 impl Span {
