@@ -284,14 +284,24 @@ fn mistakes_in_what_the_head_gives() {
     let right = inline("\"vocab\"", linear);
     lower_text(&SPEC.replace(head, &right), CONFIG).unwrap_or_else(|e| panic!("{e}"));
     let table = "embedding(ids: \"positions\", table: \"proj.weight\")";
+    let logits = "expected the head to give logits, f32, bf16 or f16 [B, vocabulary], found ";
     let mistakes = [
-        ("a row for each token", "lm_head(x: \"x\")", "mixer(x: \"x\")"),
-        ("more tokens than the embedding has", head, &wide),
-        ("tokens instead of logits", head, &tokens),
-        ("logits of 8 bits", head, &small),
-        ("positions beyond their table", "linear(x: \"y\", w: \"proj.weight\")", table),
+        ("lm_head(x: \"x\")", "mixer(x: \"x\")", format!("{logits}bf16[T, 8]")),
+        (head, &wide, "logits of 12 tokens, but ids of tokens pick from a table of 11".to_owned()),
+        (head, &tokens, format!("{logits}u32[B]")),
+        (head, &small, format!("{logits}f8e4m3[B, 11]")),
+        (
+            "linear(x: \"y\", w: \"proj.weight\")",
+            table,
+            "expected a --max-length of at most 8".to_owned(),
+        ),
     ];
-    insta::assert_snapshot!(report(&mistakes, false));
+    for (from, to, expected) in mistakes {
+        let text = SPEC.replacen(from, to, 1);
+        assert_ne!(text, SPEC, "nothing to replace: {from}");
+        let error = lower_text(&text, CONFIG).expect_err(&expected).to_string();
+        assert!(error.contains("tiny.ron:") && error.contains(&expected), "{expected}: {error}");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Routes, and what every request passes through on its way to them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -17,13 +17,21 @@ use tower_http::request_id::{
     MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer,
 };
 
+use super::budget::{Budget, Held};
+use super::connections::next_data;
 use super::error::ApiError;
+use super::lanes::{Client, Lanes};
 use super::metrics::Metrics;
 use super::model::{Entry, Served};
 use super::{Args, api, auth};
 
-/// How long a client may take for the body of a request.
+/// How long a client may take for the body of a request: at first, for each byte that comes, and in
+/// all.
+const BODY_START: Duration = Duration::from_secs(10);
+const BODY_BYTE: Duration = Duration::from_micros(100);
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Of the largest bodies, how many there may be at once.
+const BODIES: usize = 128;
 /// Seconds after which to ask again for a model that is loading.
 const LOADING: u64 = 5;
 
@@ -32,7 +40,12 @@ pub(crate) struct App {
     pub(crate) models: Vec<Entry>,
     pub(crate) metrics: Metrics,
     pub(crate) keys: auth::Keys,
+    pub(crate) lanes: Lanes,
+    pub(crate) failure: Failure,
     pub(crate) max_body: usize,
+    /// The API's description, made when it is asked for first.
+    pub(crate) description: OnceLock<Bytes>,
+    bodies: Arc<Budget>,
     pub(crate) request_timeout: Option<Duration>,
     cors: Option<CorsLayer>,
     draining: AtomicBool,
@@ -46,7 +59,11 @@ impl App {
             models,
             metrics,
             keys,
+            lanes: Lanes::start().map_err(|e| format!("cannot start a thread: {e}"))?,
+            failure: Failure::default(),
             max_body: args.limits.max_body_bytes,
+            description: OnceLock::new(),
+            bodies: Budget::new(args.limits.max_body_bytes.saturating_mul(BODIES)),
             request_timeout: (seconds > 0).then(|| Duration::from_secs(seconds)),
             cors: cors(&args.listen.cors_origin)?,
             draining: AtomicBool::new(false),
@@ -88,30 +105,58 @@ impl App {
         self.model(name)
     }
 
-    /// A request's body.
-    pub(crate) async fn body(&self, body: Body) -> Result<Bytes, ApiError> {
-        let read = axum::body::to_bytes(body, self.max_body);
-        match tokio::time::timeout(BODY_TIMEOUT, read).await {
-            Ok(Ok(bytes)) => Ok(bytes),
-            Ok(Err(error)) if is_limit(&error) => Err(ApiError::too_large(self.max_body)),
-            Ok(Err(error)) => {
-                Err(ApiError::malformed(format!("the body could not be read: {error}")))
+    /// A request's body, and its share of the memory for bodies.
+    pub(crate) async fn body(
+        &self,
+        client: Client,
+        mut body: Body,
+    ) -> Result<(Bytes, Held), ApiError> {
+        let (mut bytes, mut held) = (Vec::new(), self.bodies.open(client));
+        let start = tokio::time::Instant::now();
+        loop {
+            let received = BODY_BYTE.saturating_mul(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+            let limit = BODY_TIMEOUT.min(BODY_START + received);
+            let next = tokio::time::timeout_at(start + limit, next_data(&mut body)).await;
+            let next = next.map_err(|_| ApiError::timeout("the body took too long to arrive"))?;
+            let Some(data) = next else { return Ok((bytes.into(), held)) };
+            let data = data.map_err(|error| {
+                ApiError::malformed(format!("the body could not be read: {error}"))
+            })?;
+            if bytes.len() + data.len() > self.max_body {
+                return Err(ApiError::too_large(self.max_body));
             }
-            Err(_) => Err(ApiError::timeout("the body took too long to arrive")),
+            if !held.grow_to(bytes.len() + data.len()) {
+                let message = "the server holds as many large bodies as it can";
+                return Err(ApiError::unavailable("too_many_bodies", message, 1));
+            }
+            bytes.extend_from_slice(&data);
         }
     }
 }
 
-/// Whether reading ended at the limit.
-fn is_limit(error: &axum::Error) -> bool {
-    let mut source: Option<&dyn std::error::Error> = Some(error);
-    while let Some(e) = source {
-        if e.is::<http_body_util::LengthLimitError>() {
-            return true;
-        }
-        source = e.source();
+/// Tells that an engine is gone for good.
+#[derive(Default)]
+pub(crate) struct Failure {
+    model: OnceLock<String>,
+    told: tokio::sync::Notify,
+}
+
+impl Failure {
+    /// The engine of a model has failed.
+    pub(crate) fn tell(&self, model: &str) {
+        let _ = self.model.set(model.to_owned()); // the first one says enough
+        self.told.notify_one();
     }
-    false
+
+    /// Waits for the first engine to fail; gives the name of its model.
+    pub(crate) async fn wait(&self) -> &str {
+        loop {
+            if let Some(model) = self.model.get() {
+                return model;
+            }
+            self.told.notified().await;
+        }
+    }
 }
 
 /// All routes.

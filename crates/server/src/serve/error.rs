@@ -1,6 +1,6 @@
 //! Errors, as OpenAI's clients expect them.
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use infernum_runtime::{EngineError, SamplingError};
@@ -178,8 +178,12 @@ impl IntoResponse for ApiError {
 /// An answer of JSON.
 pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response {
     // Our own types: no maps with keys that are not strings.
-    let body = serde_json::to_vec(value).unwrap_or_default();
-    let mut response = Response::new(Body::from(body));
+    json_text(status, serde_json::to_vec(value).unwrap_or_default().into())
+}
+
+/// An answer of JSON that is text already.
+pub(crate) fn json_text(status: StatusCode, text: Bytes) -> Response {
+    let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;
     let kind = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);

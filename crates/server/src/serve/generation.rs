@@ -9,9 +9,10 @@ use infernum_runtime::{FinishReason, Logprobs, Request};
 
 use super::app::App;
 use super::error::ApiError;
+use super::lanes::aside;
 use super::model::Served;
 use super::outbox::Output;
-use super::text::TextOut;
+use super::text::{Stops, TextOut};
 use super::worker::{End, Running};
 
 /// Choices of one HTTP request at most.
@@ -24,7 +25,7 @@ pub(crate) struct Job {
     /// Choices of each prompt.
     pub(crate) per_prompt: usize,
     /// Strings that end a text.
-    pub(crate) stops: Vec<String>,
+    pub(crate) stops: Stops,
     /// The prompts' texts, where they are to stand before the choices.
     pub(crate) echo: Option<Vec<String>>,
     /// The request's name, for the log.
@@ -69,6 +70,13 @@ pub(crate) struct Piece {
     pub(crate) finish: Option<Finish>,
 }
 
+impl Piece {
+    /// Tokens that it tells of, the likeliest included.
+    pub(crate) fn told(&self) -> usize {
+        self.logprobs.iter().map(|l| 1 + l.top.len()).sum()
+    }
+}
+
 /// A whole choice.
 #[derive(Debug)]
 pub(crate) struct Whole {
@@ -77,6 +85,13 @@ pub(crate) struct Whole {
     pub(crate) finish: Finish,
     /// Mean log-probability of its tokens.
     pub(crate) mean: f64,
+}
+
+impl Whole {
+    /// Bytes of its JSON, roughly.
+    pub(crate) fn size(&self) -> usize {
+        self.text.len() + 64 * self.logprobs.iter().map(|l| 1 + l.top.len()).sum::<usize>()
+    }
 }
 
 /// Tokens that were used.
@@ -115,6 +130,7 @@ pub(crate) struct Generation {
     left: usize,
     arrival: Instant,
     first: Option<Instant>,
+    /// From hand-over to the engine until the first step of the choice that came first.
     queued: Option<Duration>,
     deadline: Option<Instant>,
     request_id: String,
@@ -182,7 +198,7 @@ impl Generation {
 
     /// The next output. Nothing is lost when this is dropped before it is ready.
     async fn receive(&mut self) -> Result<(u32, Output), ApiError> {
-        let received = self.running.outputs.recv();
+        let received = self.running.next();
         let output = match self.deadline {
             None => Ok(received.await),
             Some(deadline) => tokio::time::timeout_at(deadline.into(), received).await,
@@ -212,7 +228,7 @@ impl Generation {
     /// The next piece, if there is one already.
     pub(crate) fn ready(&mut self) -> Result<Option<Piece>, ApiError> {
         while self.left > 0 {
-            let next = self.backlog.pop_front().or_else(|| self.running.outputs.try_recv().ok());
+            let next = self.backlog.pop_front().or_else(|| self.running.ready());
             let Some((choice, output)) = next else { return Ok(None) };
             if let Some(piece) = self.take(choice, output)? {
                 return Ok(Some(piece));
@@ -267,9 +283,14 @@ impl Generation {
                 self.running.ended(index);
                 return Err(self.fail(ApiError::internal(format!("the engine failed: {message}"))));
             }
-            Output::Started(cached) => {
+            Output::Unread => {
+                self.running.ended(index);
+                let message = "so much of the answer was not read that it was ended";
+                return Err(self.fail(ApiError::timeout(message)));
+            }
+            Output::Started(cached, waited) => {
                 choice.cached = cached;
-                self.queued.get_or_insert_with(|| self.arrival.elapsed());
+                self.queued = Some(self.queued.map_or(waited, |least| least.min(waited)));
                 None
             }
             Output::Prompt(logprobs) => {
@@ -278,11 +299,15 @@ impl Generation {
             }
             Output::Token(token, logprobs) => {
                 self.first.get_or_insert_with(Instant::now);
-                choice.token(&self.served, token, logprobs).map_err(|e| decode_error(&e))?
+                let served = &self.served;
+                let piece = aside(choice.backlog(), || choice.token(served, token, logprobs));
+                piece.map_err(|e| decode_error(&e))?
             }
             Output::Finished(reason) => {
                 self.running.ended(index);
-                Some(choice.end(&self.served, reason).map_err(|e| decode_error(&e))?)
+                let served = &self.served;
+                let piece = aside(choice.backlog(), || choice.end(served, reason));
+                Some(piece.map_err(|e| decode_error(&e))?)
             }
         };
         let Some(mut piece) = piece else { return Ok(None) };
@@ -302,7 +327,7 @@ impl Generation {
 }
 
 impl Choice {
-    fn new(served: &Served, stops: &[String], echo: Option<(Vec<u32>, String)>) -> Choice {
+    fn new(served: &Served, stops: &Stops, echo: Option<(Vec<u32>, String)>) -> Choice {
         let base = echo.as_ref().map_or(0, |(_, text)| text.chars().count());
         Choice {
             text: TextOut::new(&served.tokenizer, stops),
@@ -316,6 +341,11 @@ impl Choice {
             cached: 0,
             finish: None,
         }
+    }
+
+    /// Tokens of an echo that is told with the next piece.
+    fn backlog(&self) -> usize {
+        if self.echo.is_some() { self.prompt_logprobs.len() } else { 0 }
     }
 
     fn token(
@@ -361,7 +391,7 @@ impl Choice {
         let Some((tokens, text)) = self.echo.take() else { return Ok(piece) };
         let found = std::mem::take(&mut self.prompt_logprobs);
         if !found.is_empty() {
-            let mut decoded = TextOut::new(&served.tokenizer, &[]);
+            let mut decoded = TextOut::new(&served.tokenizer, &Stops::default());
             let known = std::iter::once(None).chain(found.into_iter().map(Some));
             for (&token, logprobs) in tokens.iter().zip(known) {
                 let offset = decoded.offset().min(self.base);

@@ -39,13 +39,16 @@ const HISTOGRAMS: [(&str, &str, &[f64]); 8] = [
     ("step_seconds", "A step of the engine", STEP),
     ("step_host_seconds", "What of a step was neither computing nor waiting for it", STEP),
 ];
-const GAUGES: [(&str, &str); 4] = [
+const GAUGES: [(&str, &str); 5] = [
+    ("connections", "Connections that are open"),
     ("num_requests_running", "Requests with memory"),
     ("num_requests_waiting", "Requests that wait for memory"),
     ("kv_cache_usage_perc", "Part of the KV cache that requests hold, 0 to 1"),
     ("cache_config_info", "The KV cache: tokens in a block, and blocks"),
 ];
-const COUNTERS: [(&str, &str); 7] = [
+const COUNTERS: [(&str, &str); 9] = [
+    ("connections_ended_total", "Connections that the server ended, by what they had not done"),
+    ("unread_requests_total", "Requests that ended because their output was not read"),
     ("prompt_tokens_total", "Tokens of prompts"),
     ("generation_tokens_total", "Tokens generated"),
     ("request_success_total", "Requests that ended, by reason"),
@@ -95,6 +98,19 @@ impl Metrics {
         self.handle.run_upkeep();
     }
 
+    /// Shows how many connections there are.
+    pub(crate) fn connections(&self, count: usize) {
+        let key = Key::from_name(format!("{}:connections", self.prefix));
+        self.recorder.register_gauge(&key, &METADATA).set(count as f64);
+    }
+
+    /// Counts connections that were ended.
+    pub(crate) fn connections_ended(&self, reason: &'static str, count: usize) {
+        let name = format!("{}:connections_ended_total", self.prefix);
+        let key = Key::from_parts(name, vec![Label::new("reason", reason)]);
+        self.recorder.register_counter(&key, &METADATA).increment(count as u64);
+    }
+
     fn key(&self, model: &str, name: &str, more: &[(&'static str, String)]) -> Key {
         let labels = [("model_name", model.to_owned())].into_iter().chain(more.iter().cloned());
         let labels: Vec<Label> = labels.map(|(k, v)| Label::new(k, v)).collect();
@@ -135,6 +151,7 @@ impl Metrics {
             prefix_hits: counter("prefix_cache_hits_total"),
             prefix_queries: counter("prefix_cache_queries_total"),
             preemptions: counter("num_preemptions_total"),
+            unread: counter("unread_requests_total"),
             corrupted: counter("corrupted_requests_total"),
             stop: finished("stop"),
             length: finished("length"),
@@ -144,6 +161,7 @@ impl Metrics {
         metrics.set(&Stats::default(), 0);
         metrics.prompt_tokens.absolute(0);
         metrics.generation_tokens.absolute(0);
+        metrics.unread.absolute(0);
         metrics
     }
 }
@@ -166,6 +184,7 @@ pub(crate) struct ModelMetrics {
     prefix_hits: Counter,
     prefix_queries: Counter,
     preemptions: Counter,
+    pub(crate) unread: Counter,
     corrupted: Counter,
     stop: Counter,
     length: Counter,

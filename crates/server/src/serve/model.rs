@@ -13,8 +13,9 @@ use infernum_ir::Sym;
 use infernum_runtime::{Engine, KvMode, PlanExecutor, SamplingParams, StepInputs};
 
 use super::Args;
+use super::app::App;
 use super::error::ApiError;
-use super::metrics::{Metrics, ModelMetrics};
+use super::metrics::ModelMetrics;
 use super::outbox::Outbox;
 use super::text::Spelling;
 use super::worker::{Inbox, Worker, connect};
@@ -128,22 +129,21 @@ impl Entry {
 /// thread.
 pub(crate) fn load_all(
     models: &[NamedModel],
-    entries: &[Entry],
+    app: &Arc<App>,
     args: &Arc<Args>,
-    metrics: &Metrics,
     deliver: &dyn Fn(Outbox, Arc<ModelMetrics>),
 ) -> Result<Vec<JoinHandle<()>>, String> {
     let mut threads = Vec::new();
-    for (model, entry) in models.iter().zip(entries) {
+    for (model, entry) in models.iter().zip(&app.models) {
         let (sender, loaded) = std::sync::mpsc::channel();
-        let (model, args) = (model.clone(), args.clone());
+        let (model, args, shared) = (model.clone(), args.clone(), app.clone());
         let start = Instant::now();
         let thread = std::thread::Builder::new()
             .name(format!("engine {}", model.name))
             .spawn(move || match load(&model, &args) {
                 Ok((parts, engine, inbox)) => {
-                    if sender.send(Ok(parts)).is_ok() {
-                        inbox.serve(engine);
+                    if sender.send(Ok(parts)).is_ok() && inbox.serve(engine).is_err() {
+                        shared.failure.tell(&model.name);
                     }
                 }
                 Err(error) => drop(sender.send(Err(chain(&*error)))),
@@ -152,6 +152,7 @@ pub(crate) fn load_all(
         threads.push(thread);
         let parts = loaded.recv().unwrap_or_else(|_| Err("it panicked".to_owned()));
         let parts = parts.map_err(|e| format!("model `{}`: {e}", entry.name))?;
+        let metrics = &app.metrics;
         let metrics = Arc::new(metrics.model(&entry.name, StepInputs::BLOCK_SIZE, parts.blocks));
         tracing::info!(
             model = entry.name,
@@ -232,7 +233,8 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let (blocks, on) = (executor.kv_blocks(), executor.describe());
     let options = args.engine.options(sequences);
     let engine = loader.engine(executor, capacity, options)?;
-    let (worker, inbox, outbox) = connect(sequences, args.limits.queue);
+    let unread = usize::try_from(args.limits.max_unread_bytes).unwrap_or(usize::MAX);
+    let (worker, inbox, outbox) = connect(sequences, args.limits.queue, unread);
     // A sequence can be no longer than the cache.
     let max_length = (capacity.max_length as usize).min(blocks * StepInputs::BLOCK_SIZE);
     if options.kv == KvMode::Contiguous && blocks < Capacity::one(capacity.max_length).blocks() {

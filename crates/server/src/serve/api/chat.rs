@@ -11,22 +11,25 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::common::{
-    Asked, Chunk, ChunkUsage, Common, CommonFields, Head, Likelihood, MOST_LOGPROBS, Usage, encode,
-    encode_error, likeliest, likelihood, parse_with_common, room_for, token_limit, warn, whole,
-    within,
+    Asked, Chunk, ChunkUsage, CommonFields, Head, Likelihood, MOST_LOGPROBS, Unknown, Usage,
+    encode, likeliest, likelihood, parse_with_common, room_for, token_limit, warn, whole, within,
 };
 use crate::serve::app::App;
 use crate::serve::error::{ApiError, json};
-use crate::serve::generation::{Generation, Job, Piece, TokenLogprob, Used};
+use crate::serve::generation::{Generation, Job, Piece, TokenLogprob, Used, Whole};
+use crate::serve::lanes::Client;
 use crate::serve::model::Served;
 use crate::serve::sse::{self, Dialect, Frames};
 use crate::serve::text::Spelling;
+
+/// Messages of a conversation at most: what templates do with them may grow faster than they do.
+const MOST_MESSAGES: usize = 10_000;
 
 /// Fields of chats only.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ChatFields {
     /// The conversation so far.
-    #[schema(value_type = Vec<ChatMessage>, min_items = 1)]
+    #[schema(value_type = Vec<ChatMessage>, min_items = 1, max_items = 10_000)]
     messages: Vec<Message>,
     /// As `max_tokens`, which it goes before.
     #[schema(minimum = 1)]
@@ -171,6 +174,31 @@ pub(crate) async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let asked = Asked::read(&app, request).await?;
+    let client = asked.client;
+    let prepared = asked.prepare(&app, prepare).await?;
+    let Prepared { served, job, plan, unknown } = prepared;
+    let generation = Generation::start(&app, &served, job).await?;
+    let response = answer(&app, client, &served, plan, generation).await?;
+    Ok(warn(response, &unknown))
+}
+
+/// A request that was read and checked.
+struct Prepared {
+    served: Arc<Served>,
+    job: Job,
+    plan: Plan,
+    unknown: Unknown,
+}
+
+/// How it is to be answered.
+struct Plan {
+    choices: usize,
+    stream: bool,
+    include_usage: bool,
+    logprobs: bool,
+}
+
+fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
     let (fields, common_fields, unknown) = parse_with_common::<ChatFields>(&asked.bytes)?;
     let served = app.model_for_work(Some(&common_fields.model))?.clone();
     let common = common_fields.check(&served, asked.tenant)?;
@@ -182,21 +210,24 @@ pub(crate) async fn create(
     let messages = messages(fields.messages)?;
     served.check_room(common.n)?;
     let extra = fields.chat_template_kwargs.unwrap_or_default();
-    let of = served.clone();
-    let tokens = encode(move || prompt(&of, &messages, true, extra)).await?;
+    let tokens = prompt(&served, &messages, true, extra, served.max_length)?;
     let most = room_for("messages", tokens.len(), wanted, &served)?;
     let requests =
         (0..common.n).map(|i| common.request(tokens.clone(), most, i, logprobs, None)).collect();
+    let plan = Plan {
+        choices: common.n,
+        stream: common.stream,
+        include_usage: common.include_usage,
+        logprobs: logprobs.is_some(),
+    };
     let job = Job {
         requests,
         per_prompt: common.n,
-        stops: common.stops.clone(),
+        stops: common.stops,
         echo: None,
-        request_id: asked.request_id,
+        request_id: asked.request_id.clone(),
     };
-    let generation = Generation::start(&app, &served, job).await?;
-    let response = answer(&served, &common, logprobs.is_some(), generation).await?;
-    Ok(warn(response, &unknown))
+    Ok(Prepared { served, job, plan, unknown })
 }
 
 impl ChatFields {
@@ -233,6 +264,11 @@ impl ChatFields {
 pub(crate) fn messages(messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::value("messages", "messages: expected at least one"));
+    }
+    if messages.len() > MOST_MESSAGES {
+        let found = messages.len();
+        let message = format!("messages: expected at most {MOST_MESSAGES}, found {found}");
+        return Err(ApiError::value("messages", message));
     }
     let plain = |(i, mut message): (usize, Message)| {
         let param = |field: &str| format!("messages.{i}.{field}");
@@ -276,12 +312,13 @@ fn parts_text(parts: &[Value]) -> Result<String, ApiError> {
     Ok(parts.iter().map(part).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-/// The tokens of a conversation.
+/// The tokens of a conversation, of which there may be `limit`.
 pub(crate) fn prompt(
     served: &Served,
     messages: &[Message],
     add_generation_prompt: bool,
     extra: Map<String, Value>,
+    limit: usize,
 ) -> Result<Vec<u32>, ApiError> {
     let template = served.template.as_ref().map_err(|e| ApiError::unsupported("model", e))?;
     let options = RenderOptions { add_generation_prompt, extra, ..RenderOptions::default() };
@@ -291,33 +328,46 @@ pub(crate) fn prompt(
         }
         error => ApiError::internal(error.to_string()),
     })?;
-    served.tokenizer.encode(&text, false).map_err(|e| encode_error("messages", &e))
+    encode(served, "messages", &text, false, limit)
 }
 
 async fn answer(
-    served: &Arc<Served>,
-    common: &Common,
-    logprobs: bool,
+    app: &App,
+    client: Client,
+    served: &Served,
+    plan: Plan,
     mut generation: Generation,
 ) -> Result<Response, ApiError> {
     let head = Head::new("chatcmpl", served);
-    let spelling = logprobs.then(|| served.spelling.clone());
-    if common.stream {
-        let (usage, begun) = (common.include_usage, vec![false; common.n]);
+    let spelling = plan.logprobs.then(|| served.spelling.clone());
+    if plan.stream {
+        let (usage, begun) = (plan.include_usage, vec![false; plan.choices]);
         return Ok(sse::stream(generation, Streamed { head, spelling, usage, begun }));
     }
     let wholes = generation.collect().await?;
-    let choice = |(index, whole): (usize, crate::serve::generation::Whole)| ChatChoice {
+    let usage = generation.used().into();
+    let size = wholes.iter().map(Whole::size).sum();
+    app.lanes
+        .run(client, size, move || Ok(whole_answer(head, spelling.as_ref(), wholes, usage)))
+        .await
+}
+
+fn whole_answer(
+    head: Head,
+    spelling: Option<&Spelling>,
+    wholes: Vec<Whole>,
+    usage: Usage,
+) -> Response {
+    let choice = |(index, whole): (usize, Whole)| ChatChoice {
         index,
         message: Answer { role: "assistant", content: whole.text, refusal: None },
-        logprobs: told(spelling.as_ref(), &whole.logprobs),
+        logprobs: told(spelling, &whole.logprobs),
         finish_reason: whole.finish.name(),
     };
     let choices = wholes.into_iter().enumerate().map(choice).collect();
-    let usage = generation.used().into();
     let Head { id, created, model } = head;
     let body = ChatCompletion { id, object: "chat.completion", created, model, choices, usage };
-    Ok(json(StatusCode::OK, &body))
+    json(StatusCode::OK, &body)
 }
 
 fn told(spelling: Option<&Spelling>, logprobs: &[TokenLogprob]) -> Option<ChatLogprobs> {

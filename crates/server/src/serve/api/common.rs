@@ -1,27 +1,38 @@
 //! What requests for chats and completions have in common.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use infernum_frontend_hf::tokenizer::TokenizerError;
 use infernum_runtime::{Request, SamplingParams};
 use serde::de::{DeserializeOwned, Error, Unexpected, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, forward_to_deserialize_any};
 use utoipa::ToSchema;
 
 use crate::serve::app::App;
 use crate::serve::auth::Tenant;
+use crate::serve::budget::Held;
+use crate::serve::connections::Connection;
 use crate::serve::error::ApiError;
 use crate::serve::generation::{MOST_CHOICES, TokenLogprob, Used};
+use crate::serve::lanes::Client;
 use crate::serve::model::Served;
-use crate::serve::text::Spelling;
+use crate::serve::text::{Spelling, Stops};
 
 /// Names the fields of a request that nobody knows.
 pub(crate) const WARNING: HeaderName = HeaderName::from_static("x-infernum-warning");
 
 /// Stop strings of one request at most.
 const MOST_STOPS: usize = 4;
+/// Bytes of them all together at most.
+const MOST_STOP_BYTES: usize = 16 << 10;
+/// Tokens of one request that may be biased.
+const MOST_BIASES: usize = 1024;
+/// Unknown fields that are named, and bytes of each.
+const MOST_UNKNOWN: usize = 16;
+const UNKNOWN_BYTES: usize = 64;
 /// Likeliest tokens that are told at most.
 pub(crate) const MOST_LOGPROBS: i64 = 20;
 /// Stands for minus infinity, which JSON has not.
@@ -58,7 +69,7 @@ pub(crate) struct CommonFields {
     /// Makes tokens seen in prompt or output less likely.
     #[schema(minimum = 0.01, maximum = 100)]
     repetition_penalty: Option<f64>,
-    /// Up to four strings that end the text; they are not part of it.
+    /// Up to four strings that end the text, of 16384 bytes together; they are not part of it.
     stop: Option<Stop>,
     /// Fixes the random choices.
     #[serde(default, deserialize_with = "whole")]
@@ -67,7 +78,7 @@ pub(crate) struct CommonFields {
     #[schema(minimum = 1, maximum = 128)]
     #[serde(default, deserialize_with = "whole")]
     n: Option<i64>,
-    /// Added to the logits of tokens, -100 to 100, by token id.
+    /// Added to the logits of tokens, -100 to 100, by token id; up to 1024 tokens.
     logit_bias: Option<BTreeMap<String, f64>>,
     /// Send the text as it comes, as server-sent events.
     pub(crate) stream: Option<bool>,
@@ -103,7 +114,7 @@ pub(crate) struct StreamOptions {
 /// What of a request was asked for in common fields, checked.
 pub(crate) struct Common {
     pub(crate) n: usize,
-    pub(crate) stops: Vec<String>,
+    pub(crate) stops: Stops,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
     /// For each choice but its prompt.
@@ -173,18 +184,23 @@ impl CommonFields {
         Ok(sampling)
     }
 
-    fn stops(&self) -> Result<Vec<String>, ApiError> {
+    fn stops(&self) -> Result<Stops, ApiError> {
+        let refuse = |message: String| ApiError::value("stop", format!("stop: {message}"));
         let stops = match &self.stop {
-            None => return Ok(Vec::new()),
-            Some(Stop::One(stop)) => vec![stop.clone()],
-            Some(Stop::Several(stops)) => stops.clone(),
+            None => return Ok(Stops::default()),
+            Some(Stop::One(stop)) => std::slice::from_ref(stop),
+            Some(Stop::Several(stops)) => stops,
         };
         if stops.len() > MOST_STOPS {
-            let message =
-                format!("stop: expected at most {MOST_STOPS} strings, found {}", stops.len());
-            return Err(ApiError::value("stop", message));
+            let found = stops.len();
+            return Err(refuse(format!("expected at most {MOST_STOPS} strings, found {found}")));
         }
-        Ok(stops)
+        let bytes: usize = stops.iter().map(String::len).sum();
+        if bytes > MOST_STOP_BYTES {
+            let message = format!("expected at most {MOST_STOP_BYTES} bytes in all, found {bytes}");
+            return Err(refuse(message));
+        }
+        Stops::new(stops).map_err(|e| refuse(e.to_string()))
     }
 
     fn bias(&self, served: &Served) -> Result<Vec<(u32, f32)>, ApiError> {
@@ -200,6 +216,10 @@ impl CommonFields {
             }
             Ok((token, *bias as f32))
         };
+        let found = self.logit_bias.as_ref().map_or(0, BTreeMap::len);
+        if found > MOST_BIASES {
+            return Err(refuse(format!("expected at most {MOST_BIASES} tokens, found {found}")));
+        }
         self.logit_bias.iter().flatten().map(pair).collect()
     }
 }
@@ -318,12 +338,40 @@ pub(crate) fn token_limit(
     given.map(|n| within(name, n, least, i64::MAX).map(|n| n as usize)).transpose()
 }
 
-/// Token ids of a text; long ones take a while and must not hold up others.
-pub(crate) async fn encode<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(ApiError::internal("the text could not be encoded")))
+/// Token ids of a text, of which there may be `limit`: most often what the model has room for.
+pub(crate) fn encode(
+    served: &Served,
+    param: &str,
+    text: &str,
+    add_special: bool,
+    limit: usize,
+) -> Result<Vec<u32>, ApiError> {
+    let tokens = served.tokenizer.encode_within(text, add_special, limit);
+    tokens.map_err(|error| match error {
+        TokenizerError::TooLong { limit } if limit == served.max_length => too_long(
+            param,
+            &format!(
+                "this model's maximum context length is {limit} tokens, and the prompt has more"
+            ),
+        ),
+        TokenizerError::TooLong { limit } => too_long(
+            param,
+            &format!("at most {limit} tokens are taken at a time, and the text has more"),
+        ),
+        error => encode_error(param, &error),
+    })
+}
+
+/// Refuses more tokens than `limit` that were given as such.
+pub(crate) fn check_count(param: &str, found: usize, limit: usize) -> Result<(), ApiError> {
+    if found <= limit {
+        return Ok(());
+    }
+    Err(too_long(param, &format!("at most {limit} tokens are taken at a time, found {found}")))
+}
+
+fn too_long(param: &str, message: &str) -> ApiError {
+    ApiError::too_long(param, format!("{message}; shorten it"))
 }
 
 /// What the tokenizer could not do.
@@ -331,23 +379,49 @@ pub(crate) fn encode_error(param: &str, error: &TokenizerError) -> ApiError {
     ApiError::value(param, error.to_string())
 }
 
+/// Fields of a request that nobody knows: the first ones by name, the rest by number.
+#[derive(Debug, Default)]
+pub(crate) struct Unknown {
+    names: Vec<String>,
+    more: usize,
+}
+
+impl Unknown {
+    fn add(&mut self, path: &serde_ignored::Path<'_>) {
+        if self.names.len() == MOST_UNKNOWN {
+            self.more += 1;
+            return;
+        }
+        // An option that is there is a step of its own: `?`.
+        let path = path.to_string().replace(".?", "");
+        let shown = path.chars().filter(|c| (' '..='~').contains(c)).take(UNKNOWN_BYTES);
+        self.names.push(shown.collect());
+    }
+}
+
 /// Reads JSON. Also gives the fields that the type does not have.
-pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Vec<String>), ApiError> {
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Unknown), ApiError> {
+    let mut unknown = Unknown::default();
+    let value = read(bytes, |path| unknown.add(path))?;
+    Ok((value, unknown))
+}
+
+/// Reads JSON, and tells of each field that the type does not have.
+fn read<T: DeserializeOwned>(
+    bytes: &[u8],
+    mut ignored: impl FnMut(&serde_ignored::Path<'_>),
+) -> Result<T, ApiError> {
     // serde would take a list for the fields in order.
     if bytes.trim_ascii_start().first().is_some_and(|b| *b != b'{') {
         return Err(ApiError::malformed("the body is not JSON: expected an object"));
     }
-    let mut unknown = Vec::new();
     let mut track = serde_path_to_error::Track::new();
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let tracked = serde_path_to_error::Deserializer::new(&mut json, &mut track);
-    let read = serde_ignored::deserialize(tracked, |path| {
-        // An option that is there is a step of its own: `?`.
-        unknown.push(path.to_string().replace(".?", ""));
-    });
+    let read = serde_ignored::deserialize(tracked, |path| ignored(&path));
     let read = read.and_then(|value: T| json.end().map(|()| value));
     let error = match read {
-        Ok(value) => return Ok((value, unknown)),
+        Ok(value) => return Ok(value),
         Err(error) => error,
     };
     if !error.is_data() {
@@ -372,20 +446,64 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Vec<String>
 /// Reads a request of two parts that stand in one object, `T` and [`CommonFields`].
 pub(crate) fn parse_with_common<T: DeserializeOwned>(
     bytes: &[u8],
-) -> Result<(T, CommonFields, Vec<String>), ApiError> {
-    let (own, others) = parse::<T>(bytes)?;
-    let (common, mut unknown) = parse::<CommonFields>(bytes)?;
-    unknown.retain(|field| others.contains(field));
+) -> Result<(T, CommonFields, Unknown), ApiError> {
+    let (mut unknown, others) = (Unknown::default(), field_names::<CommonFields>());
+    let own = read(bytes, |path| match path {
+        // The other part may know a field of the object itself, or else nobody does.
+        serde_ignored::Path::Map { parent: serde_ignored::Path::Root, key }
+            if others.contains(&key.as_str()) => {}
+        path => unknown.add(path),
+    })?;
+    let common = read(bytes, |path| match path {
+        serde_ignored::Path::Map { parent: serde_ignored::Path::Root, .. } => {}
+        path => unknown.add(path),
+    })?;
     Ok((own, common, unknown))
 }
 
+/// The names of a struct's fields, as they stand in JSON.
+fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+    /// Asks a type how it wants to be read, and leaves it at that.
+    struct Asker<'a>(&'a mut &'static [&'static str]);
+
+    impl<'de> Deserializer<'de> for Asker<'_> {
+        type Error = serde::de::value::Error;
+
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+            Err(Error::custom("not a struct"))
+        }
+
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, Self::Error> {
+            *self.0 = fields;
+            Err(Error::custom("only its fields are asked for"))
+        }
+
+        forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf
+            option unit unit_struct newtype_struct seq tuple tuple_struct map enum identifier
+            ignored_any
+        }
+    }
+
+    let mut names: &'static [&'static str] = &[];
+    let _ = T::deserialize(Asker(&mut names)); // an error, once the names are known
+    names
+}
+
 /// Names unknown fields in a header.
-pub(crate) fn warn(mut response: Response, unknown: &[String]) -> Response {
-    if unknown.is_empty() {
+pub(crate) fn warn(mut response: Response, unknown: &Unknown) -> Response {
+    if unknown.names.is_empty() {
         return response;
     }
-    let names: String = unknown.join(", ").chars().filter(|c| (' '..='~').contains(c)).collect();
-    let names: String = names.chars().take(512).collect();
+    let mut names: String = unknown.names.join(", ").chars().take(512).collect();
+    if unknown.more > 0 {
+        names = format!("{names}, and {} more", unknown.more);
+    }
     if let Ok(value) = HeaderValue::from_str(&format!("unknown fields were ignored: {names}")) {
         response.headers_mut().insert(WARNING, value);
     }
@@ -504,7 +622,11 @@ impl Head {
 pub(crate) struct Asked {
     pub(crate) bytes: axum::body::Bytes,
     pub(crate) tenant: Tenant,
+    /// Whose share of the machine it uses.
+    pub(crate) client: Client,
     pub(crate) request_id: String,
+    /// The memory that `bytes` take.
+    _held: Held,
 }
 
 impl Asked {
@@ -514,11 +636,24 @@ impl Asked {
         request: axum::extract::Request,
     ) -> Result<Asked, ApiError> {
         let (parts, body) = request.into_parts();
-        Ok(Asked {
-            tenant: parts.extensions.get().copied().unwrap_or_default(),
-            request_id: crate::serve::app::request_id(&parts.extensions),
-            bytes: app.body(body).await?,
-        })
+        let tenant: Tenant = parts.extensions.get().copied().unwrap_or_default();
+        let client = Client::of(&parts.extensions);
+        let (bytes, held) = app.body(client, body).await?;
+        if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
+            connection.read();
+        }
+        let request_id = crate::serve::app::request_id(&parts.extensions);
+        Ok(Asked { bytes, tenant, client, request_id, _held: held })
+    }
+
+    /// Makes of it what is asked for, off the runtime.
+    pub(crate) async fn prepare<T: Send + 'static>(
+        self,
+        app: &Arc<App>,
+        work: fn(&App, &Asked) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let (client, bytes, shared) = (self.client, self.bytes.len(), app.clone());
+        app.lanes.run(client, bytes, move || work(&shared, &self)).await
     }
 }
 
@@ -554,6 +689,50 @@ mod tests {
         let (_, unknown) =
             parse::<CommonFields>(br#"{"model":"m","x":1,"stream_options":{"y":[2]},"n":null}"#)
                 .expect("it is one");
-        assert_eq!(unknown, ["x", "stream_options.y"]);
+        assert_eq!(unknown.names, ["x", "stream_options.y"]);
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Own {
+        #[allow(dead_code, reason = "it is only read")]
+        colour: Option<Inner>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Inner {}
+
+    #[test]
+    fn fields_of_either_part_are_known() {
+        let json = br#"{"model":"m","colour":{"deep":1},"x":1,"stream_options":{"y":[2]}}"#;
+        let (.., unknown) = parse_with_common::<Own>(json).expect("it is one");
+        assert_eq!(unknown.names, ["colour.deep", "x", "stream_options.y"]);
+        assert!(field_names::<CommonFields>().contains(&"logit_bias"));
+    }
+
+    /// Eight times the fields take about eight times as long, and only some are named.
+    #[test]
+    fn unknown_fields_cost_what_reading_them_costs() {
+        let body = |n: usize| {
+            let fields: Vec<String> = (0..n).map(|i| format!("\"f{i}\":1")).collect();
+            format!("{{\"model\":\"m\",{}}}", fields.join(","))
+        };
+        let took = |n| {
+            let body = body(n);
+            let start = std::time::Instant::now();
+            let (.., unknown) = parse_with_common::<Own>(body.as_bytes()).expect("it is one");
+            assert_eq!((unknown.names.len(), unknown.more), (MOST_UNKNOWN, n - MOST_UNKNOWN));
+            start.elapsed()
+        };
+        let (few, many) = (took(40_000), took(320_000));
+        assert!(many < 24 * few, "{many:?} against {few:?}");
+    }
+
+    #[test]
+    fn names_of_unknown_fields_are_cut() {
+        let json = format!("{{\"model\":\"m\",\"{}\":1}}", "é\u{7f}x".repeat(100_000));
+        let (_, unknown) = parse::<CommonFields>(json.as_bytes()).expect("it is one");
+        assert_eq!(unknown.names, ["x".repeat(UNKNOWN_BYTES)]);
+        let response = warn(Response::default(), &unknown);
+        assert!(response.headers()[WARNING].len() < 600);
     }
 }

@@ -10,12 +10,13 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::common::{
-    Asked, Chunk, ChunkUsage, Common, CommonFields, Head, MOST_LOGPROBS, TokenId, Usage, encode,
-    encode_error, finite, parse_with_common, room_for, token_limit, warn, whole, within,
+    Asked, Chunk, ChunkUsage, Common, CommonFields, Head, MOST_LOGPROBS, TokenId, Unknown, Usage,
+    encode, encode_error, finite, parse_with_common, room_for, token_limit, warn, whole, within,
 };
 use crate::serve::app::App;
 use crate::serve::error::{ApiError, json};
 use crate::serve::generation::{Generation, Job, MOST_CHOICES, Piece, TokenLogprob, Used, Whole};
+use crate::serve::lanes::Client;
 use crate::serve::model::Served;
 use crate::serve::sse::{self, Dialect, Frames};
 use crate::serve::text::Spelling;
@@ -52,6 +53,17 @@ pub(crate) enum Prompt {
     Texts(Vec<String>),
     #[schema(value_type = Vec<Vec<u32>>)]
     TokenLists(Vec<Vec<TokenId>>),
+}
+
+impl Prompt {
+    /// How many prompts it is.
+    fn count(&self) -> usize {
+        match self {
+            Prompt::Text(_) | Prompt::Tokens(_) => 1,
+            Prompt::Texts(texts) => texts.len(),
+            Prompt::TokenLists(lists) => lists.len(),
+        }
+    }
 }
 
 /// A request, for the API's description.
@@ -114,24 +126,42 @@ pub(crate) async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let asked = Asked::read(&app, request).await?;
+    let client = asked.client;
+    let prepared = asked.prepare(&app, prepare).await?;
+    let Prepared { served, job, plan, unknown } = prepared;
+    let generation = Generation::start(&app, &served, job).await?;
+    let response = answer(&app, client, &served, plan, generation).await?;
+    Ok(warn(response, &unknown))
+}
+
+/// A request that was read and checked.
+struct Prepared {
+    served: Arc<Served>,
+    job: Job,
+    plan: Plan,
+    unknown: Unknown,
+}
+
+fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
     let (fields, common_fields, unknown) = parse_with_common::<CompletionFields>(&asked.bytes)?;
     let served = app.model_for_work(Some(&common_fields.model))?.clone();
     let common = common_fields.check(&served, asked.tenant)?;
     let wanted = token_limit("max_tokens", common_fields.max_tokens, 0)?;
     let plan = Plan::check(&fields, &common, wanted.unwrap_or(DEFAULT_TOKENS))?;
     served.check_room(plan.best_of)?;
-    let (of, prompt) = (served.clone(), fields.prompt);
-    let prompts = encode(move || encode_prompts(&of, prompt, plan.echo)).await?;
-    let job = plan.job(&served, &common, prompts, asked.request_id)?;
-    let generation = Generation::start(&app, &served, job).await?;
-    let response = answer(&served, &common, &plan, generation).await?;
-    Ok(warn(response, &unknown))
+    plan.check_choices(fields.prompt.count())?;
+    let prompts = encode_prompts(&served, fields.prompt, plan.echo)?;
+    let job = plan.job(&served, &common, prompts, asked.request_id.clone())?;
+    Ok(Prepared { served, job, plan, unknown })
 }
 
 /// What is wanted, checked.
 #[derive(Clone, Copy)]
 struct Plan {
+    n: usize,
     best_of: usize,
+    stream: bool,
+    include_usage: bool,
     echo: bool,
     logprobs: Option<usize>,
     max_tokens: usize,
@@ -155,7 +185,27 @@ impl Plan {
         }
         let logprobs = fields.logprobs.map(|n| within("logprobs", n, 0, MOST_LOGPROBS));
         let logprobs = logprobs.transpose()?.map(|n| n as usize);
-        Ok(Plan { best_of, echo: fields.echo.unwrap_or(false), logprobs, max_tokens })
+        Ok(Plan {
+            n: common.n,
+            best_of,
+            stream: common.stream,
+            include_usage: common.include_usage,
+            echo: fields.echo.unwrap_or(false),
+            logprobs,
+            max_tokens,
+        })
+    }
+
+    /// Refuses more choices in all than there can be.
+    fn check_choices(self, prompts: usize) -> Result<(), ApiError> {
+        if prompts.saturating_mul(self.best_of) <= MOST_CHOICES {
+            return Ok(());
+        }
+        let message = format!(
+            "prompt: expected at most {MOST_CHOICES} choices in all, found {prompts} prompts of {}",
+            self.best_of,
+        );
+        Err(ApiError::value("prompt", message))
     }
 
     fn job(
@@ -165,16 +215,7 @@ impl Plan {
         prompts: Vec<(Vec<u32>, String)>,
         request_id: String,
     ) -> Result<Job, ApiError> {
-        let all = prompts.len().saturating_mul(self.best_of);
-        if all > MOST_CHOICES {
-            let message = format!(
-                "prompt: expected at most {MOST_CHOICES} choices in all, found {} prompts of {}",
-                prompts.len(),
-                self.best_of,
-            );
-            return Err(ApiError::value("prompt", message));
-        }
-        let mut requests = Vec::with_capacity(all);
+        let mut requests = Vec::with_capacity(prompts.len() * self.best_of);
         // What is best is judged by log-probabilities.
         let chooses = self.best_of > common.n;
         let logprobs = self.logprobs.or(chooses.then_some(0));
@@ -201,8 +242,7 @@ fn encode_prompts(
     echo: bool,
 ) -> Result<Vec<(Vec<u32>, String)>, ApiError> {
     let encode = |text: String| {
-        let tokens = served.tokenizer.encode(&text, true);
-        let mut tokens = tokens.map_err(|e| encode_error("prompt", &e))?;
+        let mut tokens = encode(served, "prompt", &text, true, served.max_length)?;
         if tokens.is_empty() {
             // Nothing to continue: a text of its own.
             tokens.extend(served.tokenizer.bos_id());
@@ -211,6 +251,7 @@ fn encode_prompts(
     };
     let decode = |tokens: Vec<TokenId>| {
         let tokens: Vec<u32> = tokens.into_iter().map(|t| t.0).collect();
+        room_for("prompt", tokens.len(), Some(0), served)?; // before its text is made
         let text = if echo { served.tokenizer.decode(&tokens, true) } else { Ok(String::new()) };
         let text = text.map_err(|e| encode_error("prompt", &e))?;
         Ok((tokens, text))
@@ -229,29 +270,42 @@ fn encode_prompts(
 }
 
 async fn answer(
-    served: &Arc<Served>,
-    common: &Common,
-    plan: &Plan,
+    app: &App,
+    client: Client,
+    served: &Served,
+    plan: Plan,
     mut generation: Generation,
 ) -> Result<Response, ApiError> {
     let head = Head::new("cmpl", served);
     let spelling = plan.logprobs.map(|_| served.spelling.clone());
-    if common.stream {
-        let streamed = Streamed { head, spelling, usage: common.include_usage };
+    if plan.stream {
+        let streamed = Streamed { head, spelling, usage: plan.include_usage };
         return Ok(sse::stream(generation, streamed));
     }
-    let wholes = best(generation.collect().await?, plan.best_of, common.n);
+    let wholes = best(generation.collect().await?, plan.best_of, plan.n);
+    let usage = generation.used().into();
+    let size = wholes.iter().map(Whole::size).sum();
+    app.lanes
+        .run(client, size, move || Ok(whole_answer(head, spelling.as_ref(), wholes, usage)))
+        .await
+}
+
+fn whole_answer(
+    head: Head,
+    spelling: Option<&Spelling>,
+    wholes: Vec<Whole>,
+    usage: Usage,
+) -> Response {
     let choice = |(index, whole): (usize, Whole)| CompletionChoice {
         text: whole.text,
         index,
-        logprobs: told(spelling.as_ref(), &whole.logprobs),
+        logprobs: told(spelling, &whole.logprobs),
         finish_reason: Some(whole.finish.name()),
     };
     let choices = wholes.into_iter().enumerate().map(choice).collect();
-    let usage = generation.used().into();
     let Head { id, created, model } = head;
     let body = Completion { id, object: "text_completion", created, model, choices, usage };
-    Ok(json(StatusCode::OK, &body))
+    json(StatusCode::OK, &body)
 }
 
 /// The `n` likeliest of each prompt's `of` choices, the likeliest first; all in order where no
