@@ -80,7 +80,7 @@ fn run(json: &[u8]) {
         return;
     }
     let options = CpuOptions { kv_blocks: 4, threads: 1, ..CpuOptions::default() };
-    let weights = RandomWeights::of(&plan, 1);
+    let weights = RandomWeights::for_plan(&plan, 1);
     let mut executor = match CpuExecutor::new(plan, &weights, options) {
         Ok(executor) => executor,
         Err(e) => {

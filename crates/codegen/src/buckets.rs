@@ -9,7 +9,9 @@ use infernum_passes::Bucket;
 
 use crate::layout;
 use crate::lower::{Lowering, PlanError, tensor_results};
-use crate::plan::{Call, Plan, Program, Region, Schedule, StateSpec, TargetKind, VERSION, Weight};
+use crate::plan::{
+    Plan, Program, ProgramCall, Region, Schedule, StateSpec, TargetKind, VERSION, Weight,
+};
 use crate::planner::aligned;
 use crate::recipe;
 
@@ -169,7 +171,7 @@ impl Binder {
         module: &Module,
         graphs: &[Lowered],
         plan: &mut Plan,
-    ) -> Result<Vec<Call>, PlanError> {
+    ) -> Result<Vec<ProgramCall>, PlanError> {
         let call = |site: &infernum_ir::CallSite| {
             let (graph, lowered) = (&module.graphs[site.graph], &graphs[site.graph]);
             let weights = lowered.weights.iter().map(|&value| {
@@ -191,7 +193,7 @@ impl Binder {
                 })
             });
             let states = states.collect();
-            Ok(Call { program: lowered.program, layer: site.layer, weights, states })
+            Ok(ProgramCall { program: lowered.program, layer: site.layer, weights, states })
         };
         module.schedule.iter().map(call).collect()
     }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use infernum_ir::{DType, Dim, OpSet, StepInput, Sym, TensorType, Type};
 
 use crate::buckets::{MAX_ARENA, covers};
-use crate::plan::{Arg, Call, Plan, Program, VERSION, Value};
+use crate::plan::{Arg, Plan, Program, ProgramCall, VERSION, Value};
 use crate::planner::aligned;
 
 /// What a plan has at a place, and should not.
@@ -198,7 +198,7 @@ impl Plan {
         Some(TensorType::act(dtype, [sym.into()]))
     }
 
-    fn check_call(&self, place: &str, call: &Call, bound: &[Bound<'_>]) -> Checked {
+    fn check_call(&self, place: &str, call: &ProgramCall, bound: &[Bound<'_>]) -> Checked {
         let Some(needs) = bound.get(call.program as usize) else {
             return fault(place, format!("there is no program {}", call.program));
         };

@@ -21,6 +21,6 @@ pub use expand::{ExpandError, expand};
 pub use infernum_passes::Bucket;
 pub use lower::PlanError;
 pub use plan::{
-    Arg, Argument, Call, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Recipe,
-    Region, Run, Schedule, StateSpec, Summary, TargetKind, VERSION, Value, Weight,
+    Arg, Argument, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, ProgramCall,
+    Recipe, Region, Run, Schedule, StateSpec, Summary, TargetKind, VERSION, Value, Weight,
 };

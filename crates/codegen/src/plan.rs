@@ -67,7 +67,7 @@ pub struct Schedule {
     /// The steps it is for.
     pub bucket: Bucket,
     /// The calls that make up a step, in order.
-    pub calls: Vec<Call>,
+    pub calls: Vec<ProgramCall>,
 }
 
 /// The launches of one graph.
@@ -209,9 +209,9 @@ pub struct Value {
 pub enum Arg {
     /// Index into [`Program::buffers`].
     Buffer(u32),
-    /// Index into [`Call::weights`].
+    /// Index into [`ProgramCall::weights`].
     Weight(u32),
-    /// Index into [`Call::states`].
+    /// Index into [`ProgramCall::states`].
     State(u32),
     /// An input of the step.
     Step(StepInput),
@@ -219,7 +219,7 @@ pub enum Arg {
 
 /// One call of a program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Call {
+pub struct ProgramCall {
     /// Index into [`Plan::programs`].
     pub program: u32,
     /// The layer, for messages.
@@ -372,7 +372,7 @@ impl Plan {
             buffers: p.buffers.len(),
         });
         let launches =
-            |c: &Call| self.programs.get(c.program as usize).map_or(0, |p| p.launches.len());
+            |c: &ProgramCall| self.programs.get(c.program as usize).map_or(0, |p| p.launches.len());
         let schedules = self.schedules.iter().map(|s| ScheduleSummary {
             bucket: s.bucket,
             launches: s.calls.iter().map(launches).sum(),

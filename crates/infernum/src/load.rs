@@ -131,7 +131,7 @@ impl<'a> Loader<'a> {
     pub fn weights(&self, plan: &Plan) -> Box<dyn WeightSource + 'a> {
         match (&self.model.checkpoint, self.machine) {
             (Some(checkpoint), _) => Box::new(CheckpointWeights::new(checkpoint)),
-            (None, Machine::Cpu) => Box::new(RandomWeights::of(plan, 1)),
+            (None, Machine::Cpu) => Box::new(RandomWeights::for_plan(plan, 1)),
             (None, Machine::Gpu(_)) => Box::new(RandomWeights::pooled(plan, 1)),
         }
     }

@@ -106,7 +106,7 @@ fn call_names(executor: &dyn PlanExecutor, inputs: &StepInputs) -> Vec<Option<St
     let schedule = plan.schedule(inputs.tokens().len() as u64, inputs.is_decode_only());
     let calls = schedule.map_or(&[][..], |s| &plan.schedules[s].calls);
     let last = calls.len().saturating_sub(1);
-    let name = |(i, call): (usize, &infernum_codegen::Call)| {
+    let name = |(i, call): (usize, &infernum_codegen::ProgramCall)| {
         let program = &plan.programs[call.program as usize].name;
         let name = call.layer.map_or_else(|| program.clone(), |l| format!("layers.{l}"));
         (i != last).then_some(name)

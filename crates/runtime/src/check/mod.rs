@@ -124,7 +124,7 @@ struct Trial {
 impl Trial {
     /// With random weights, on blocks of so many tokens.
     fn new(module: &Module, seed: u64, batch: &Batch, block: usize) -> Result<Trial, String> {
-        let weights = Weights::of(module, seed)?;
+        let weights = Weights::random(module, seed)?;
         let (mut states, mut steps) = (States::default(), Vec::new());
         for (n, sizes) in batch.steps.iter().enumerate() {
             let seqs = sizes.iter().map(|&(new, context)| SeqStep { new, context }).collect();
@@ -183,7 +183,7 @@ fn add(
 struct Weights(HashMap<String, (TensorBytes, Vec<f64>)>);
 
 impl Weights {
-    fn of(module: &Module, seed: u64) -> Result<Weights, String> {
+    fn random(module: &Module, seed: u64) -> Result<Weights, String> {
         let mut all = HashMap::new();
         for (_, param, ty) in module.graphs.iter().flat_map(infernum_ir::Graph::params) {
             let (Param::Weight(w), Type::Tensor(ty)) = (param, ty) else { continue };

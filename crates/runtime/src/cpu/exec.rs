@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use infernum_codegen::{Arg, Call, Launch, Plan, Program, TargetKind, Value};
+use infernum_codegen::{Arg, Launch, Plan, Program, ProgramCall, TargetKind, Value};
 use infernum_ir::{DType, Dims, TensorType, Type};
 use rayon::ThreadPool;
 
@@ -344,7 +344,7 @@ impl Core {
 /// The cache planes that a launch works on, each with the first operand that is one of its versions.
 fn planes<'a>(
     launch: &Launch,
-    call: &Call,
+    call: &ProgramCall,
     plan: &Plan,
     states: &'a mut [HostMemory],
 ) -> [Option<Plane<'a>>; MAX_ARGS] {
@@ -372,7 +372,7 @@ fn row_bytes(ty: &infernum_ir::StateType) -> usize {
 /// What a launch's places are resolved against.
 struct Frame<'a> {
     program: &'a Program,
-    call: &'a Call,
+    call: &'a ProgramCall,
     dims: &'a Dims,
     step: &'a StepState,
     weights: &'a [Loaded],

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{Call, KernelLaunch, Launch, Plan, Run};
+use infernum_codegen::{KernelLaunch, Launch, Plan, ProgramCall, Run};
 use infernum_ir::{DType, Dims, StepInput, TensorType};
 
 use super::blas::Blas;
@@ -473,7 +473,7 @@ impl Core {
     }
 
     /// Where a call's values lie.
-    pub(super) fn frame<'a>(&'a self, call: &'a Call) -> Frame<'a> {
+    pub(super) fn frame<'a>(&'a self, call: &'a ProgramCall) -> Frame<'a> {
         Frame {
             program: &self.plan.programs[call.program as usize],
             call,
@@ -498,18 +498,18 @@ impl Core {
         }
         let by = if sampled { self.plan.sample.as_ref() } else { None };
         let Some(launch) = by.or(self.plan.pick.as_ref()).cloned() else { return Ok(()) };
-        self.apart(&launch, dims, [logits, self.ids.address()], self.options.overlap)
+        self.launch_standalone(&launch, dims, [logits, self.ids.address()], self.options.overlap)
     }
 
     /// Puts the tokens of the step before where this step's inputs wait for them.
     fn feed(&mut self, dims: &Dims) -> Result<(), ExecError> {
         let Some(launch) = self.plan.feed.clone() else { return Ok(()) };
         let tokens = self.layout.input(StepInput::Tokens);
-        self.apart(&launch, dims, [self.picked, tokens], false)
+        self.launch_standalone(&launch, dims, [self.picked, tokens], false)
     }
 
     /// Runs a kernel that is no call's: of one operand and one result.
-    fn apart(
+    fn launch_standalone(
         &mut self,
         launch: &Launch,
         dims: &Dims,

@@ -46,15 +46,15 @@ pub struct RandomWeights {
 
 impl RandomWeights {
     /// Weights for `plan`. The same seed gives the same weights.
-    pub fn of(plan: &Plan, seed: u64) -> RandomWeights {
+    pub fn for_plan(plan: &Plan, seed: u64) -> RandomWeights {
         let tensors = plan.tensors().into_iter().map(|(name, ty)| (name.to_owned(), ty)).collect();
         RandomWeights { tensors, seed, pool: None }
     }
 
-    /// As [`RandomWeights::of`], all tensors being parts of one pool of numbers, as large as the
+    /// As [`RandomWeights::for_plan`], all tensors being parts of one pool of numbers, as large as the
     /// largest: quickly made, for devices that copy them. The element types must be alike.
     pub fn pooled(plan: &Plan, seed: u64) -> RandomWeights {
-        let mut weights = RandomWeights::of(plan, seed);
+        let mut weights = RandomWeights::for_plan(plan, seed);
         let sizes = weights.tensors.values().map(|ty| (ty.bytes(&Dims::default()), ty.dtype));
         let largest = sizes.max_by_key(|(bytes, _)| *bytes);
         weights.pool = largest.and_then(|(bytes, dtype)| {
