@@ -252,7 +252,7 @@ def test_errors_have_their_class(chat, complete, client, model):
         client.post("/chat/completions", body={"model": model}, cast_to=object)
     assert "messages" in shape(error)["message"]
     out_of_range = [{"temperature": 9}, {"top_p": 2}, {"n": 0}, {"max_tokens": -1}, {"frequency_penalty": 5},
-                    {"logprobs": True, "top_logprobs": 21}, {"stop": list("abcde")}, {"logit_bias": {"1": 500}}]
+                    {"logprobs": True, "top_logprobs": 21}, {"stop": ["a"] * 65}, {"logit_bias": {"1": 500}}]
     for options in out_of_range:
         with pytest.raises(openai.UnprocessableEntityError) as error:
             chat(**options)

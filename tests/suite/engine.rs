@@ -72,9 +72,7 @@ fn outputs(
             engine.step(&mut events).expect("a step");
         }
     }
-    while !engine.is_idle() {
-        engine.step(&mut events).expect("a step");
-    }
+    events.extend(engine.run_until_idle().expect("steps"));
     for event in events {
         if let Event::Token(id, token, _) = event {
             outputs.get_mut(&id).expect("a request of ours").push(token);
@@ -131,10 +129,7 @@ fn log_probabilities_of_a_prompt_are_those_of_its_logits() {
         for _ in 0..2 {
             let request = Request { prompt_logprobs: Some(3), ..Request::new(prompt.clone(), 0) };
             engine.submit(request).expect("a request that fits");
-            let mut events = Vec::new();
-            while !engine.is_idle() {
-                engine.step(&mut events).expect("a step");
-            }
+            let events = engine.run_until_idle().expect("steps");
             let found: Vec<_> = events
                 .iter()
                 .filter_map(|e| if let Event::Prompt(_, l) = e { Some(l) } else { None })

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use infernum_codegen::Limits;
-use infernum_codegen::Run;
 use infernum_codegen::compile::{Compiled, Options, compile};
 use infernum_codegen::cuda::{Choices, Device, Library, attach};
+use infernum_codegen::{Recipe, Run};
 use infernum_frontend_hf::LowerOptions;
 use infernum_ir::interp::{Interpreter, Rounding, States, Step, Tensor};
 use infernum_ir::{DType, Module, NodeKind, Sym, Type, WeightRef, text};
@@ -225,6 +225,43 @@ fn compiling_is_deterministic() {
     let first = once();
     for _ in 0..19 {
         assert!(once() == first, "two compilations of one model differ");
+    }
+}
+
+/// Packed projections, as Phi 3 and GLM 4 have them: their parts are products of sliced weights, which
+/// pack again. Launches of a layer at one token, as the spec writes it and fused.
+#[test]
+fn packed_projections_fuse_as_well_as_parted_ones() {
+    let examples = root().join("../../examples/packed-projections");
+    for (name, spec, launches) in [
+        ("phi3/packed", "phi3.ron", 5),
+        ("glm/packed", "glm4.ron", 5),
+        // Norms after attention and network, each with its addition, and no residual in an epilogue.
+        ("glm4/packed", "glm4.ron", 9),
+    ] {
+        let fixture = Fixture::with_spec(name, Some(&examples.join(spec)));
+        let compiled = compiled_with(&fixture, "sm_90a", false, "cuda", None);
+        let layer = |b: &infernum_codegen::compile::CompiledBucket| {
+            let found = b.report.graphs.iter().find(|g| g.graph == "decoder");
+            found.expect("a layer").launches
+        };
+        let found: Vec<_> = compiled.buckets.iter().map(|b| (b.bucket, layer(b))).collect();
+        println!("{name}: {found:?}");
+        assert_eq!(found[0].1.1, launches, "{name}: {found:?}");
+        let lowered = fixture
+            .model
+            .lower(LowerOptions { rows: Sym::B, ..fixture.options(DType::Bf16) })
+            .expect("the example's spec");
+        let expected = interpreted(&fixture, &lowered.module);
+        for b in &compiled.buckets {
+            assert!(nmse(&interpreted(&fixture, &b.module), &expected) <= 1e-20, "{name}");
+        }
+        // What is packed in the checkpoint is read where it lies: nothing is stored twice.
+        let packed = |w: &infernum_codegen::Weight| matches!(&w.recipe, Recipe::Tensor(n) if n.contains("gate_up_proj"));
+        assert_eq!(compiled.plan.weights.iter().filter(|w| packed(w)).count(), 2, "{name}");
+        let held =
+            fixture.model.checkpoint.as_ref().map_or(0, infernum_frontend_hf::Checkpoint::data_len);
+        assert!(compiled.plan.stored_bytes() <= held + 64 * 4, "{name}");
     }
 }
 

@@ -77,7 +77,7 @@ fn what_one_bucket_packs_another_reads_in_parts() {
         let fixture = Fixture::open(name);
         let dtype = fixture.model.dtype().expect("a dtype");
         let plan = fixture.plan(dtype, "default", &kernels);
-        let views = |calls: &[infernum_codegen::Call]| {
+        let views = |calls: &[infernum_codegen::ProgramCall]| {
             let weights = calls.iter().flat_map(|c| &c.weights);
             let is_view =
                 |w: &&u32| matches!(plan.weights[**w as usize].recipe, Recipe::Rows { .. });

@@ -10,6 +10,7 @@ mod layouts;
 mod mutations;
 mod optimal;
 mod parity;
+mod plan_files;
 mod rule_files;
 mod sampling;
 mod support;

@@ -10,7 +10,7 @@ const F32: f64 = 1e-10;
 /// As [`F32`], on what the tests run on: a GPU adds in another order, and its exponentials are a few
 /// units in the last place off.
 pub(crate) fn f32_bound() -> f64 {
-    if machine().device.is_some() { 1e-8 } else { F32 }
+    if machine().device().is_some() { 1e-8 } else { F32 }
 }
 
 /// Runs a check over all fixtures and reports every failure.
@@ -74,11 +74,17 @@ fn without_passes_the_logits_are_the_same() {
     });
 }
 
-/// The README's worked example: an architecture added by one file.
+/// The README's worked example and others: an architecture added by one file.
 #[test]
 fn an_architecture_from_one_file_matches_float64() {
-    let spec = root().join("../../examples/new-architecture/granite.ron");
-    let f = Fixture::with_spec("granite/multipliers", Some(&spec));
-    let found = nmse(&f.run(DType::F32, "default", 7), &f.logits);
-    assert!(found <= f32_bound(), "NMSE: expected at most {:.0e}, found {found:.2e}", f32_bound());
+    for (fixture, spec) in [
+        ("granite/multipliers", "new-architecture/granite.ron"),
+        ("phi3/packed", "packed-projections/phi3.ron"),
+        ("glm/packed", "packed-projections/glm4.ron"),
+        ("glm4/packed", "packed-projections/glm4.ron"),
+    ] {
+        let f = Fixture::with_spec(fixture, Some(&root().join("../../examples").join(spec)));
+        let (found, bound) = (nmse(&f.run(DType::F32, "default", 7), &f.logits), f32_bound());
+        assert!(found <= bound, "{fixture}: NMSE: expected at most {bound:.0e}, found {found:.2e}");
+    }
 }

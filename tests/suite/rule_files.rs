@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqStep, States, Step, Tensor};
-use infernum_ir::{Module, Param, Type, WeightRef, text, verify};
+use infernum_ir::{Module, Param, Type, WeightRef, random, text, verify};
 use infernum_passes::Bucket;
 use infernum_passes::data::{Kernels, Rule};
 use infernum_passes::fuse::{self, CostTable, FuseOptions, OpCost, Outcome, Report, fuse};
@@ -69,13 +69,7 @@ fn shown(report: &Report, after: &Module) -> String {
 }
 
 fn noise(name: &str, n: usize) -> Vec<f64> {
-    let mut seed =
-        name.bytes().fold(7u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-    let next = |_| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (seed >> 33) as f64 / f64::from(1u32 << 31) - 0.5
-    };
-    (0..n).map(next).collect()
+    random::uniform(name, 7, n).into_iter().map(|x| x / 2.0).collect()
 }
 
 /// A prefill of two sequences, then a token for each: all results of both steps.

@@ -3,7 +3,7 @@
 
 use infernum_codegen::cuda::{self, Compiler, Device};
 use infernum_codegen::{Plan, TargetKind};
-use infernum_ir::{DType, Dims, OpSet, text};
+use infernum_ir::{DType, Dims, NO_TOKEN, OpSet, text};
 use infernum_runtime::{
     Choice, PlanExecutor, SamplingParams, Seen, StepInputs, TensorBytes, WeightSource,
 };
@@ -30,7 +30,7 @@ impl WeightSource for Table {
 
 impl Table {
     fn executor(&self) -> Box<dyn PlanExecutor> {
-        executor(self.plan(machine().device.as_ref()), self, SEQUENCES, Launches::wanted())
+        executor(self.plan(machine().device().as_ref()), self, SEQUENCES, Launches::wanted())
             .unwrap_or_else(|e| panic!("{e}"))
     }
 
@@ -82,19 +82,21 @@ fn pick(table: &Table, executor: &mut dyn PlanExecutor, asked: &[(usize, Choice<
     }
     let samples = executor.samples();
     executor.set_logits(!samples);
-    let ticket = executor.submit(&inputs).expect("a step that fits");
-    let output = executor.wait(ticket).expect("a result");
+    let output = executor.run(&inputs).expect("a step that fits");
     if samples {
         assert!(output.logits.is_empty(), "logits that nobody wants");
         return output.tokens.clone();
     }
     let rows = asked.iter().enumerate();
     rows.map(|(i, (row, choice))| {
-        assert_eq!(output.row(i)[1], table.rows[*row][1]);
-        choice.pick(output.row(i))
+        assert_eq!(output.row(i)[1].to_bits(), table.rows[*row][1].to_bits());
+        choice.pick(output.row(i)).unwrap_or(NO_TOKEN)
     })
     .collect()
 }
+
+/// Rows from here on have no token.
+const BROKEN: usize = 6;
 
 /// Rows of several characters, reproducible.
 fn table(vocab: usize) -> Table {
@@ -110,22 +112,20 @@ fn table(vocab: usize) -> Table {
     // Ties, as logits of 16 bits have.
     rows.push(row(2.0).into_iter().map(f32::round).collect());
     let mut odd = row(3.0);
-    (odd[0], odd[vocab / 2], odd[vocab - 1]) = (f32::NAN, f32::NEG_INFINITY, -0.0);
+    (odd[0], odd[vocab / 2], odd[vocab - 1]) = (f32::NEG_INFINITY, f32::INFINITY, -0.0);
     rows.push(odd);
+    // What is no distribution has no token.
     rows.push(vec![f32::NEG_INFINITY; vocab]);
+    rows.push(vec![f32::NAN; vocab]);
+    for at in [0, vocab / 2, vocab - 1] {
+        let mut broken = row(1.0);
+        broken[at] = f32::NAN;
+        rows.push(broken);
+    }
     Table { vocab, rows }
 }
 
-const GREEDY: SamplingParams = SamplingParams {
-    temperature: 0.0,
-    top_k: 0,
-    top_p: 1.0,
-    min_p: 0.0,
-    repetition_penalty: 1.0,
-    frequency_penalty: 0.0,
-    presence_penalty: 0.0,
-    seed: 0,
-};
+const GREEDY: SamplingParams = SamplingParams::GREEDY;
 
 fn params() -> Vec<SamplingParams> {
     let warm = SamplingParams { temperature: 1.0, ..GREEDY };
@@ -156,13 +156,23 @@ fn executors_pick_what_the_host_would() {
             .step_by(3)
             .map(|token| Seen { token, generated: token % 4 })
             .collect();
+        let bans: Vec<Seen> = (0..vocab as u32)
+            .step_by(5)
+            .map(|token| Seen { token, generated: Seen::BANNED })
+            .collect();
         let cases =
             (0..8).flat_map(|seed| params().into_iter().map(move |p| SamplingParams { seed, ..p }));
         let asked: Vec<(usize, Choice<'_>)> = (0..table.rows.len())
             .flat_map(|row| cases.clone().map(move |p| (row, p)))
             .map(|(row, params)| {
                 let penalties = params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0;
-                let seen = if penalties { &seen[..] } else { &[] };
+                let seen = match (penalties, params.seed % 2) {
+                    (true, _) => &seen[..],
+                    (false, 0) => &[],
+                    // What a row has wrong could be banned away.
+                    (false, _) if row >= BROKEN => &[],
+                    (false, _) => &bans[..],
+                };
                 (row, Choice { params, position: 11 + params.seed, seen })
             })
             .collect();
@@ -170,11 +180,14 @@ fn executors_pick_what_the_host_would() {
         for step in asked.chunks(SEQUENCES - 1) {
             let found = pick(&table, &mut *executor, step);
             for ((row, choice), token) in step.iter().zip(found) {
-                let expected = choice.pick(&table.rows[*row]);
+                let expected = choice.pick(&table.rows[*row]).unwrap_or(NO_TOKEN);
+                assert_eq!(token == NO_TOKEN, *row >= BROKEN, "row {row}");
                 let p = &choice.params;
                 if p.temperature == 0.0 || p.top_k == 1 {
                     assert_eq!(token, expected, "vocabulary of {vocab}, row {row}: {p:?}");
                 }
+                let found = choice.seen.iter().find(|s| s.token == token);
+                assert!(found.is_none_or(|s| s.generated != Seen::BANNED), "{p:?}");
                 others += usize::from(token != expected);
             }
         }

@@ -1,19 +1,18 @@
 //! What several tests share: fixtures, running a model, and distances.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use infernum::{CompileOptions, DeviceId, Machine, prefill};
 use infernum_codegen::compile::{Options, compile};
-use infernum_codegen::cuda::{Cache, Compiler, Device};
+use infernum_codegen::cuda::{Cache, Compiler};
 use infernum_codegen::{Limits, Plan, TargetKind};
 use infernum_frontend_hf::spec::Library;
 use infernum_frontend_hf::{LowerOptions, Model, ModelFiles};
 use infernum_ir::{DType, Module, Sym};
 use infernum_passes::Pipeline;
 use infernum_passes::data::Kernels;
-use infernum_passes::fuse::CostTable;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
-use infernum_runtime::cuda::{CudaExecutor, CudaOptions, Gpu};
+use infernum_runtime::cuda::{CudaExecutor, CudaOptions};
 use infernum_runtime::{CheckpointWeights, LoadError, PlanExecutor, StepInputs, WeightSource};
 
 /// A model folder with what transformers makes of it.
@@ -113,9 +112,11 @@ impl Fixture {
         rows: Sym,
     ) -> Plan {
         let machine = machine();
-        let pipeline = if pipeline == "default" { machine.pipeline } else { pipeline };
+        let pipeline = if pipeline == "default" { machine.pipeline() } else { pipeline };
         let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
-        let costs = CostTable::named(&machine.costs, None).expect("a built-in cost table");
+        let (target, costs) =
+            machine.costs(&CompileOptions::default()).expect("a built-in cost table");
+        let device = machine.device();
         let templates = infernum_codegen::cuda::Library::default();
         let choices = infernum_codegen::cuda::Choices::default();
         let options = Options {
@@ -123,11 +124,11 @@ impl Fixture {
             lower: LowerOptions { rows, ..self.options(dtype) },
             pipeline: &pipeline,
             kernels,
-            costs: (&machine.costs, &costs),
+            costs: (&target, &costs),
             rules: None,
             explain: false,
             limits,
-            device: machine.device.as_ref().map(|d| (d, &templates, &choices)),
+            device: device.as_ref().map(|d| (d, &templates, &choices)),
         };
         let compiled =
             compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name));
@@ -162,37 +163,20 @@ impl Fixture {
         let mut executor = self.executor(plan, blocks, launches);
         // Not in order, as in a cache that has been in use.
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
-        let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         let mut logits = Vec::new();
-        let mut done = 0;
-        for part in self.tokens.chunks(chunk.min(self.tokens.len())) {
-            done += part.len();
-            inputs.clear();
-            inputs.push(part, done, &table).expect("a well-formed step");
-            let ticket = executor.submit(&inputs).expect("a step that fits");
-            let output = executor.wait(ticket).expect("a result");
+        prefill(&mut *executor, &self.tokens, &table, chunk, |output| {
             logits.extend(output.logits.iter().map(|v| f64::from(*v)));
-        }
+        })
+        .expect("steps that fit");
         logits
     }
 }
 
 /// What plans are run on: the CPU, or the GPU if `INFERNUM_TEST_DEVICE` is `cuda`.
-pub(crate) struct Machine {
-    pub(crate) pipeline: &'static str,
-    pub(crate) costs: String,
-    pub(crate) device: Option<Device>,
-    gpu: Option<Arc<Gpu>>,
-}
-
 pub(crate) fn machine() -> Machine {
-    if std::env::var("INFERNUM_TEST_DEVICE").is_ok_and(|d| d == "cuda") {
-        let gpu = Gpu::open(0).unwrap_or_else(|e| panic!("{e}"));
-        let device = Device::of(gpu.sm, gpu.sms);
-        let costs = device.arch.clone();
-        return Machine { pipeline: "cuda", costs, device: Some(device), gpu: Some(gpu) };
-    }
-    Machine { pipeline: "default", costs: "cpu".to_owned(), device: None, gpu: None }
+    let gpu = std::env::var("INFERNUM_TEST_DEVICE").is_ok_and(|d| d == "cuda");
+    let device = if gpu { DeviceId::Cuda(0) } else { DeviceId::Cpu };
+    Machine::open(Some(device)).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// How a GPU runs decode steps; the CPU always poisons.
@@ -219,7 +203,7 @@ pub(crate) fn executor(
     kv_blocks: usize,
     launches: Launches,
 ) -> Result<Box<dyn PlanExecutor>, LoadError> {
-    let Some(gpu) = machine().gpu else {
+    let Machine::Gpu(gpu) = machine() else {
         let options = CpuOptions { kv_blocks, poison: true, ..CpuOptions::default() };
         return Ok(Box::new(CpuExecutor::new(plan, weights, options)?));
     };

@@ -32,6 +32,8 @@ enum Command {
     CheckTemplates(tools::check_templates::Args),
     /// Try rewrite rules: both sides on random sizes, attributes and operands.
     CheckRules(tools::check_rules::Args),
+    /// Show what specs, fused ops, rules and kernels may say: ops, expressions, fields, blocks.
+    Ops(tools::ops::Args),
     /// Write the logits of a token sequence to a file.
     Logits(tools::logits::Args),
     /// Measure prefill and decode speed.
@@ -41,7 +43,7 @@ enum Command {
     /// Find out which kernels are fastest on this GPU.
     Tune(tools::tune::Args),
     /// Ask a running server whether it is ready.
-    Health(commands::health::Args),
+    Health(tools::health::Args),
     /// List the model families.
     Families(commands::families::Args),
     /// Show what this machine has.
@@ -72,11 +74,12 @@ fn main() -> ExitCode {
         Command::CheckKernels(args) => tools::check_kernels::run(&args),
         Command::CheckTemplates(args) => tools::check_templates::run(&args),
         Command::CheckRules(args) => tools::check_rules::run(&args),
+        Command::Ops(args) => tools::ops::run(&args),
         Command::Logits(args) => tools::logits::run(&args),
         Command::Bench(args) => tools::bench::run(&args),
         Command::BenchEngine(args) => tools::bench_engine::run(&args),
         Command::Tune(args) => tools::tune::run(&args),
-        Command::Health(args) => commands::health::run(&args),
+        Command::Health(args) => tools::health::run(&args),
         Command::Families(args) => commands::families::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
     };

@@ -2,17 +2,21 @@
 
 use std::collections::HashMap;
 
-use infernum_ir::{Dim, Dims, Graph, Module, Param, StepInput, Sym, TensorType, Type, verify};
+use infernum_ir::{
+    Dim, Dims, Graph, Module, Param, StepInput, Sym, TensorType, Type, token_rows, verify,
+};
 use infernum_passes::Bucket;
 
 use crate::layout;
 use crate::lower::{Lowering, PlanError, tensor_results};
-use crate::plan::{Call, Plan, Program, Region, Schedule, StateSpec, TargetKind, VERSION, Weight};
+use crate::plan::{
+    Plan, Program, ProgramCall, Region, Schedule, StateSpec, TargetKind, VERSION, Weight,
+};
 use crate::planner::aligned;
 use crate::recipe;
 
 /// Arena sizes beyond this are mistakes (or limits that no machine holds).
-const MAX_ARENA: u64 = 1 << 42;
+pub(crate) const MAX_ARENA: u64 = 1 << 42;
 
 /// Compiles a module for steps of at most `limits`.
 pub fn plan(module: &Module, target: TargetKind, limits: Dims) -> Result<Plan, PlanError> {
@@ -49,6 +53,7 @@ fn build(
         weights: Vec::new(),
         states: Vec::new(),
         output_rows: output_rows(modules)?,
+        token_rows: modules.iter().filter_map(|(_, m)| token_rows(m)).min(),
         device: None,
         kernels: Vec::new(),
         pick: None,
@@ -166,7 +171,7 @@ impl Binder {
         module: &Module,
         graphs: &[Lowered],
         plan: &mut Plan,
-    ) -> Result<Vec<Call>, PlanError> {
+    ) -> Result<Vec<ProgramCall>, PlanError> {
         let call = |site: &infernum_ir::CallSite| {
             let (graph, lowered) = (&module.graphs[site.graph], &graphs[site.graph]);
             let weights = lowered.weights.iter().map(|&value| {
@@ -188,7 +193,7 @@ impl Binder {
                 })
             });
             let states = states.collect();
-            Ok(Call { program: lowered.program, layer: site.layer, weights, states })
+            Ok(ProgramCall { program: lowered.program, layer: site.layer, weights, states })
         };
         module.schedule.iter().map(call).collect()
     }
@@ -210,7 +215,7 @@ fn same_planes(plan: &Plan) -> Result<(), PlanError> {
 }
 
 /// Every step within the limits has a schedule. One token is always one sequence's only one.
-fn covers(plan: &Plan) -> Result<(), PlanError> {
+pub(crate) fn covers(plan: &Plan) -> Result<(), PlanError> {
     // The step's tokens change kind only where a bucket begins or ends.
     let edges = plan.schedules.iter().flat_map(|s| [s.bucket.min, s.bucket.max.saturating_add(1)]);
     let mut edges: Vec<u64> = edges.chain([1, 2]).collect();

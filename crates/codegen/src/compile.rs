@@ -1,11 +1,12 @@
 //! The whole compiler, as one list of named steps.
 
 use infernum_frontend_hf::{LowerOptions, Model, ModelError};
-use infernum_ir::{Dims, Module, Type, VerifyError, verify};
+use infernum_ir::{Dims, Module, SourceWarning, Type, VerifyError, verify};
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{CostTable, FuseOptions, Report};
 use infernum_passes::{Context, Pipeline};
 
+use crate::check::MAX_ROWS;
 use crate::cuda::{Choices, CudaError, Device, Library, attach};
 use crate::{Bucket, ExpandError, Plan, PlanError, TargetKind, expand, plan_buckets};
 
@@ -50,7 +51,7 @@ impl Limits {
     /// The step's sizes for this module: as many token-context pairs as its ragged values leave
     /// room for, but never fewer than one token of every sequence needs.
     pub fn of(&self, module: &Module) -> Dims {
-        let s = self.max_length.saturating_mul(self.sequences);
+        let s = self.max_length.saturating_mul(self.sequences).min(MAX_ROWS);
         let row = |ty: &Type| {
             let ty = ty.tensor().ok().filter(|t| t.is_ragged())?;
             Some(ty.bytes(&Dims { pairs: 1, ..Dims::default() }))
@@ -71,6 +72,8 @@ pub struct Compiled {
     pub buckets: Vec<CompiledBucket>,
     /// The plan of all of them.
     pub plan: Plan,
+    /// What is likely a mistake in the model's spec.
+    pub warnings: Vec<SourceWarning>,
 }
 
 /// A module compiled for one kind of step.
@@ -114,6 +117,7 @@ struct Session<'a, 'o> {
     module: Module,
     bucket: Option<Bucket>,
     report: Report,
+    warnings: Vec<SourceWarning>,
 }
 
 /// One step.
@@ -148,7 +152,8 @@ pub fn step_names(pipeline: &Pipeline) -> Vec<&'static str> {
 pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled, CompileError> {
     let module = Module { name: String::new(), graphs: Vec::new(), schedule: Vec::new() };
     let report = Report::default();
-    let mut session = Session { options, observe, module, bucket: None, report };
+    let warnings = Vec::new();
+    let mut session = Session { options, observe, module, bucket: None, report, warnings };
     session.run(SHARED)?;
     let lowered = session.module.clone();
     let mut limits = options.limits.of(&lowered);
@@ -175,7 +180,7 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     if let Some((device, templates, choices)) = options.device {
         attach(&mut plan, &options.kernels.ops, templates, device, choices)?;
     }
-    Ok(Compiled { buckets, plan })
+    Ok(Compiled { buckets, plan, warnings: session.warnings })
 }
 
 impl Session<'_, '_> {
@@ -189,7 +194,8 @@ impl Session<'_, '_> {
 }
 
 fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
-    s.module = s.options.model.lower(s.options.lower)?.module;
+    let lowered = s.options.model.lower(s.options.lower)?;
+    (s.module, s.warnings) = (lowered.module, lowered.warnings);
     Ok(())
 }
 

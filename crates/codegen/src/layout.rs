@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use infernum_ir::{Attr, Dim};
+use infernum_ir::{Attr, Dim, Memory, Op};
 
 use crate::plan::{Recipe, Weight};
 
@@ -21,6 +21,15 @@ struct Piece<'a> {
 /// Makes every weight that lies within another one a view of it. Two weights that share rows but
 /// are not one within the other (`a, b` and `b, a`) stay two copies: nothing else would serve both.
 pub(crate) fn share(weights: &mut [Weight]) {
+    for weight in &mut *weights {
+        // Parts of a matrix that are joined again are the matrix.
+        if let [Piece { of, start: 0, rows }] = pieces(weight)[..]
+            && of.ty.shape.first() == Some(&Dim::Const(rows))
+            && of.recipe != weight.recipe
+        {
+            weight.recipe = of.recipe.clone();
+        }
+    }
     let views = views(weights);
     for (weight, view) in weights.iter_mut().zip(views) {
         if let Some((of, start)) = view {
@@ -66,7 +75,9 @@ fn pieces(weight: &Weight) -> Vec<Piece<'_>> {
             parts.iter().flat_map(pieces).for_each(|p| append(&mut all, p));
             all
         }
-        Recipe::Op { op, attrs, operands, .. } if op == "slice" => {
+        Recipe::Op { op, attrs, operands, .. }
+            if Op::find(op).is_ok_and(|op| op.memory == Memory::Slice) =>
+        {
             match (&attrs[..], &operands[..]) {
                 ([Attr::Int(0), Attr::Int(start), Attr::Int(_)], [Some(x)]) => {
                     section(&pieces(x), *start as u64, rows)
@@ -161,6 +172,18 @@ mod tests {
             views(&[q, again, packed, kv]),
             [Some((1, 0)), None, Some((1, 0)), Some((1, 6))]
         );
+    }
+
+    #[test]
+    fn parts_that_are_joined_again_are_the_matrix() {
+        let packed = tensor("qkv", 10);
+        let (q, kv) = (slice(&packed, 0, 6), slice(&packed, 6, 4));
+        let mut all = [concat(&[&q, &kv]), concat(&[&kv, &q]), q.clone()];
+        share(&mut all);
+        assert_eq!(all[0].recipe, packed.recipe);
+        // In another order it is another matrix.
+        assert!(matches!(all[1].recipe, Recipe::Concat(_)));
+        assert_eq!(all[2].recipe, Recipe::Rows { weight: 0, start: 0 });
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! seeing a graph.
 
 mod buckets;
+mod check;
 pub mod compile;
 pub mod cuda;
 mod expand;
@@ -14,11 +15,12 @@ mod planner;
 mod recipe;
 
 pub use buckets::{plan, plan_buckets};
+pub use check::PlanFault;
 pub use compile::Limits;
 pub use expand::{ExpandError, expand};
 pub use infernum_passes::Bucket;
 pub use lower::PlanError;
 pub use plan::{
-    Arg, Argument, Call, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Recipe,
-    Region, Run, Schedule, StateSpec, Summary, TargetKind, TileMap, VERSION, Value, Weight,
+    Arg, Argument, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, ProgramCall,
+    Recipe, Region, Run, Schedule, StateSpec, Summary, TargetKind, TileMap, VERSION, Value, Weight,
 };

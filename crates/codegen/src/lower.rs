@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use infernum_ir::body::Stmt;
 use infernum_ir::{
-    Attr, Dims, Effect, Graph, Node, NodeKind, Op, Param, Pointwise, StateType, TensorType, Type,
-    ValueId, VerifyError,
+    Attr, Dims, Effect, Graph, Memory, Node, NodeKind, Op, Param, Pointwise, StateType, TensorType,
+    Type, ValueId, VerifyError,
 };
 use infernum_passes::Bucket;
 
@@ -468,7 +468,7 @@ fn is_constant(ty: &Type) -> bool {
 /// by an elementwise op, of an operand that nothing else in the body uses.
 fn may_alias(op: Op) -> Vec<usize> {
     let Some(fused) = &op.fused else {
-        let rows = matches!(op.name, "mask" | "softmax" | "rmsnorm" | "layernorm" | "rope");
+        let rows = op.memory == Memory::Rowwise;
         return if rows || op.pointwise != Pointwise::No { vec![0] } else { Vec::new() };
     };
     let made = |s: &&Stmt| fused.results.first().is_some_and(|r| s.results.contains(r));

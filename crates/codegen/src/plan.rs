@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::cuda::{Device, Geometry};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -46,6 +46,8 @@ pub struct Plan {
     /// Which rows the output has: `B`, the last token of each sequence, or `T`, every token;
     /// `None` when the plan does not ask.
     pub output_rows: Option<Sym>,
+    /// Rows of the smallest table that ids of tokens pick from; `None` where they pick from none.
+    pub token_rows: Option<u64>,
     /// The GPU that it is for, if it is for one.
     pub device: Option<Device>,
     /// Kernels that launches name; none on the CPU, which has its own.
@@ -65,7 +67,7 @@ pub struct Schedule {
     /// The steps it is for.
     pub bucket: Bucket,
     /// The calls that make up a step, in order.
-    pub calls: Vec<Call>,
+    pub calls: Vec<ProgramCall>,
 }
 
 /// The launches of one graph.
@@ -216,13 +218,13 @@ pub struct Value {
 }
 
 /// A place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Arg {
     /// Index into [`Program::buffers`].
     Buffer(u32),
-    /// Index into [`Call::weights`].
+    /// Index into [`ProgramCall::weights`].
     Weight(u32),
-    /// Index into [`Call::states`].
+    /// Index into [`ProgramCall::states`].
     State(u32),
     /// An input of the step.
     Step(StepInput),
@@ -230,7 +232,7 @@ pub enum Arg {
 
 /// One call of a program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Call {
+pub struct ProgramCall {
     /// Index into [`Plan::programs`].
     pub program: u32,
     /// The layer, for messages.
@@ -347,19 +349,12 @@ impl Plan {
         self.outputs().first().is_some_and(|o| o.ty.dtype == DType::U32)
     }
 
-    /// How many tokens there are: the columns of the logits; where the plan yields tokens, the rows
-    /// of the table that they pick from. 0 if it does neither.
+    /// How many tokens there are that may come in and out: the columns of the logits, where the plan
+    /// yields such, but no more than the rows of what they pick from. 0 if it has neither.
     pub fn vocabulary(&self) -> u64 {
-        let columns = || self.outputs().first().and_then(|o| o.ty.last_const());
-        if !self.yields_tokens() {
-            return columns().unwrap_or(0);
-        }
-        let launches = self.programs.iter().flat_map(|p| &p.launches);
-        let tables = launches.filter(|l| l.op == "embedding").filter_map(|l| {
-            let table = l.operands.get(1)?.as_ref()?.ty.tensor().ok()?;
-            table.shape.first()?.as_const()
-        });
-        tables.min().unwrap_or(0)
+        let logits = self.outputs().first().filter(|_| !self.yields_tokens());
+        let columns = logits.and_then(|o| o.ty.last_const());
+        columns.into_iter().chain(self.token_rows).min().unwrap_or(0)
     }
 
     /// The stored tensors that the weights are made of, with their types. Weights may share them:
@@ -396,7 +391,8 @@ impl Plan {
             copies: p.launches.iter().filter(|l| l.op == Launch::COPY).count(),
             buffers: p.buffers.len(),
         });
-        let launches = |c: &Call| self.programs[c.program as usize].launches.len();
+        let launches =
+            |c: &ProgramCall| self.programs.get(c.program as usize).map_or(0, |p| p.launches.len());
         let schedules = self.schedules.iter().map(|s| ScheduleSummary {
             bucket: s.bucket,
             launches: s.calls.iter().map(launches).sum(),

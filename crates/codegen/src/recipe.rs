@@ -1,6 +1,6 @@
 //! Constant values become recipes.
 
-use infernum_ir::{Attr, Graph, NodeKind, Param, Type, ValueId};
+use infernum_ir::{Attr, Graph, Memory, NodeKind, Param, Type, ValueId};
 
 use crate::plan::{Recipe, Weight};
 
@@ -35,7 +35,7 @@ fn unfold(graph: &Graph, value: ValueId, layer: Option<u32>, nodes: &mut usize) 
                 .map(|v| v.map(|v| unfold(graph, v, layer, nodes).ok_or(())).transpose())
                 .collect::<Result<_, ()>>()
                 .ok()?;
-            if op.name == "concat" && attrs[..] == [Attr::Int(0)] {
+            if op.memory == Memory::Concat && attrs[..] == [Attr::Int(0)] {
                 Recipe::Concat(operands.into_iter().flatten().collect())
             } else {
                 let types = node.types.iter().map(|t| t.tensor().cloned());

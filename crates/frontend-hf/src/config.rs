@@ -176,6 +176,18 @@ impl Config {
         lookup(&self.generation.as_ref()?.root, key)
     }
 
+    /// As [`Config::generation`], read as something; an error names the file, the key and what was
+    /// `expected`.
+    pub fn generation_as<T>(
+        &self,
+        key: &str,
+        expected: &'static str,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>, ConfigError> {
+        let Some(generation) = &self.generation else { return Ok(None) };
+        generation.typed(key, lookup(&generation.root, key), expected, read)
+    }
+
     /// The tokens that end generation: those of `generation_config.json`, of `config.json` and the
     /// tokenizer's own, each once, in that order.
     pub fn eos_ids(&self, tokenizer_eos: Option<u32>) -> Result<Vec<u32>, ConfigError> {

@@ -27,6 +27,11 @@ pub enum ModelError {
     Lower(#[from] LowerError),
     #[error("{place}: {text}")]
     NoFamily { place: String, text: String },
+    #[error(
+        "{file}: activations of {dtype} are not supported: expected float32, float16 or bfloat16; \
+         --dtype chooses another"
+    )]
+    Activations { file: String, dtype: DType },
     #[error("{place} does not fit {spec}:\n{}", problems.join("\n"))]
     Binding { place: String, spec: String, problems: Vec<String> },
 }
@@ -105,7 +110,10 @@ impl Model {
 
     /// The element type of activations: the config's, or bf16.
     pub fn dtype(&self) -> Result<DType, ModelError> {
-        Ok(self.config.dtype()?.unwrap_or(DType::Bf16))
+        match self.config.dtype()?.unwrap_or(DType::Bf16) {
+            dtype @ (DType::F32 | DType::Bf16 | DType::F16) => Ok(dtype),
+            dtype => Err(ModelError::Activations { file: self.config.file().to_owned(), dtype }),
+        }
     }
 
     /// The longest sequence that the config says the model can hold.

@@ -1,13 +1,18 @@
 //! Text to token ids and back, over `tokenizer.json`.
 
+mod least;
+mod spelling;
+
 use std::panic::catch_unwind;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::safetensors::shown;
 use crate::source::{ModelFiles, SourceError};
+use least::Least;
+use spelling::{byte_token, gpt2_bytes};
 
 const FILE: &str = "tokenizer.json";
 
@@ -23,6 +28,9 @@ pub enum TokenizerError {
     Invalid { file: String, message: String },
     #[error("the tokenizer could not encode the text: {message}")]
     Encode { message: String },
+    /// Told before the text was encoded to its end.
+    #[error("the text has more than {limit} tokens")]
+    TooLong { limit: usize },
     #[error("the tokenizer could not decode the tokens: {message}")]
     Decode { message: String },
 }
@@ -82,7 +90,13 @@ impl FromIterator<(String, String)> for SpecialTokens {
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     special: Arc<SpecialTokens>,
+    least: Arc<OnceLock<Option<Least>>>,
 }
+
+/// Bytes of a token, roughly, beyond which a text is not encoded in one go without a look at it.
+const TOKEN_BYTES: usize = 8;
+/// Bytes that are encoded at a time, to see how many tokens there may be.
+const PIECE: usize = 16 << 10;
 
 impl Tokenizer {
     /// Reads `tokenizer.json`, and the special tokens' roles from the files beside it.
@@ -114,7 +128,7 @@ impl Tokenizer {
         // Some files were saved with the settings of a training run; a prompt must not be cut.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| invalid(e.to_string()))?;
-        Ok(Tokenizer { inner: Arc::new(inner), special: Arc::default() })
+        Ok(Tokenizer { inner: Arc::new(inner), special: Arc::default(), least: Arc::default() })
     }
 
     /// Token ids of `text`. `add_special` adds what the tokenizer puts around a text (most often a
@@ -124,6 +138,49 @@ impl Tokenizer {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(error) => Err(TokenizerError::Encode { message: error.to_string() }),
         }
+    }
+
+    /// As [`Tokenizer::encode`], for a text of any size from a stranger: one that has more than
+    /// `limit` tokens is refused without being encoded as a whole where that is certain. What is
+    /// given back can have more than `limit` tokens yet; the work is bounded, not the result.
+    pub fn encode_within(
+        &self,
+        text: &str,
+        add_special: bool,
+        limit: usize,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        if self.surely_longer(text, limit)? {
+            return Err(TokenizerError::TooLong { limit });
+        }
+        self.encode(text, add_special)
+    }
+
+    /// Whether a text certainly has more than `limit` tokens; takes no longer than a text of a few
+    /// times that many tokens does.
+    fn surely_longer(&self, text: &str, limit: usize) -> Result<bool, TokenizerError> {
+        if text.len() <= limit {
+            return Ok(false);
+        }
+        let least = self.least.get_or_init(|| Least::new(&self.inner));
+        if least.as_ref().is_some_and(|least| least.tokens(text) > limit) {
+            return Ok(true);
+        }
+        if text.len() <= limit.saturating_mul(TOKEN_BYTES) {
+            return Ok(false);
+        }
+        // Where a text is cut, a piece may have a few tokens more than its part of the whole has.
+        // Twice the limit is far beyond that; what lies between is encoded, and counted exactly.
+        let (mut rest, mut tokens) = (text, 0usize);
+        while !rest.is_empty() {
+            let end = (rest.len().min(PIECE)..rest.len()).find(|n| rest.is_char_boundary(*n));
+            let (piece, more) = rest.split_at(end.unwrap_or(rest.len()));
+            tokens += self.encode(piece, false)?.len();
+            if tokens > limit.saturating_mul(2) {
+                return Ok(true);
+            }
+            rest = more;
+        }
+        Ok(false)
     }
 
     /// Text of `ids`. Ids outside the vocabulary are left out, and so are special tokens where
@@ -153,6 +210,19 @@ impl Tokenizer {
     /// The token of an id, spelt as in the vocabulary.
     pub fn token_of(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
+    }
+
+    /// The bytes of a token by itself, whatever stands around it; `None` for ids outside the
+    /// vocabulary.
+    pub fn bytes_of(&self, id: u32) -> Option<Vec<u8>> {
+        let spelt = self.token_of(id)?;
+        if let Some(byte) = byte_token(&spelt) {
+            return Some(vec![byte]);
+        }
+        // A vocabulary that writes bytes as GPT-2 does has a token for each.
+        let byte_level = self.id_of("Ġ").is_some() && self.id_of("Ċ").is_some();
+        let bytes = byte_level.then(|| gpt2_bytes(&spelt)).flatten();
+        Some(bytes.unwrap_or_else(|| spelt.replace('▁', " ").into_bytes()))
     }
 
     /// Number of tokens, added ones included. A model's vocabulary may be padded beyond it.
@@ -194,6 +264,10 @@ impl Tokenizer {
 /// has beyond what was yielded is new. Text that may still change is held back: a trailing
 /// replacement character (an unfinished character looks like one), and all of a run of byte
 /// tokens (`<0xE2>`), which is judged valid or not as a whole.
+///
+/// A run of tokens that are no characters would make the window grow for ever, and each token cost
+/// as much as all before it. So the start of a long window is dropped: UTF-8 finds its way again
+/// after the three bytes that can follow a cut, and [`KEPT`] tokens have more.
 #[derive(Clone, Debug)]
 pub struct TextStream {
     tokenizer: Tokenizer,
@@ -215,7 +289,7 @@ impl TextStream {
             return Ok(String::new());
         }
         self.window.push(id);
-        if is_byte_token(&token) {
+        if byte_token(&token).is_some() {
             return Ok(String::new());
         }
         let text = self.tokenizer.decode(&self.window, false)?;
@@ -223,6 +297,9 @@ impl TextStream {
         let new = certain.get(self.done..).unwrap_or_default().to_owned();
         if certain.len() < text.len() || new.is_empty() {
             self.done = self.done.max(certain.len());
+            if self.window.len() >= LONGEST {
+                self.shorten(text.len() - certain.len())?;
+            }
             return Ok(new);
         }
         // Everything is certain: what is new becomes the context of what follows.
@@ -230,6 +307,18 @@ impl TextStream {
         self.context = self.window.len();
         self.done = self.tokenizer.decode(&self.window, false)?.len();
         Ok(new)
+    }
+
+    /// Drops the start of a window whose last `unsure` bytes of text are held back.
+    fn shorten(&mut self, unsure: usize) -> Result<(), TokenizerError> {
+        if unsure == 0 {
+            self.window.pop(); // it has no text
+            return Ok(());
+        }
+        self.window.drain(..self.window.len() - KEPT);
+        self.context = 0;
+        self.done = self.tokenizer.decode(&self.window, false)?.len().saturating_sub(unsure);
+        Ok(())
     }
 
     /// Ends the text: yields what was held back, and makes the stream ready for another.
@@ -242,11 +331,9 @@ impl TextStream {
     }
 }
 
-/// `<0x41>`: how `SentencePiece` vocabularies spell a single byte.
-fn is_byte_token(token: &str) -> bool {
-    let hex = token.strip_prefix("<0x").and_then(|t| t.strip_suffix('>'));
-    hex.is_some_and(|hex| hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
-}
+/// Tokens of a window after which its start is dropped, and those that are kept then.
+const LONGEST: usize = 32;
+const KEPT: usize = 8;
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,8 @@
 //! What can go wrong between a folder and a token.
 
+use infernum_codegen::VERSION;
 use infernum_codegen::compile::CompileError;
-use infernum_codegen::cuda::{CacheError, CudaError};
+use infernum_codegen::cuda::{CacheError, ChoicesError, CudaError};
 use infernum_frontend_hf::ModelError;
 use infernum_frontend_hf::chat::ChatError;
 use infernum_frontend_hf::config::ConfigError;
@@ -12,7 +13,7 @@ use infernum_passes::data::DataError;
 use infernum_runtime::cuda::GpuError;
 use infernum_runtime::{EngineError, ExecError, LoadError, OptionsError, SamplingError};
 
-use crate::PlanFileError;
+use crate::defaults::DefaultsError;
 
 /// A model could not be opened, compiled, loaded or run.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,10 @@ pub enum Error {
     #[error(transparent)]
     Chat(#[from] ChatError),
     #[error(transparent)]
+    Defaults(#[from] DefaultsError),
+    #[error("{message}")]
+    NoTemplate { message: String },
+    #[error(transparent)]
     Pipeline(#[from] PipelineError),
     #[error(transparent)]
     Data(#[from] DataError),
@@ -45,6 +50,12 @@ pub enum Error {
     Cuda(#[from] CudaError),
     #[error(transparent)]
     Kernels(#[from] CacheError),
+    #[error(transparent)]
+    Choices(#[from] ChoicesError),
+    #[error("{path}: {source}; --data names a folder with models/, kernels/ or both")]
+    DataFolder { path: String, source: std::io::Error },
+    #[error("the GPU fails: {0}; --device cpu does without it")]
+    FirstGpu(GpuError),
     #[error(transparent)]
     PlanFile(#[from] PlanFileError),
     #[error(transparent)]
@@ -64,6 +75,8 @@ pub enum Error {
         weights: u64,
         activations: u64,
     },
+    #[error("{what}: expected 1 to {most}, found {found}")]
+    Capacity { what: &'static str, found: u64, most: u64 },
     #[error(transparent)]
     Load(#[from] LoadError),
     #[error(transparent)]
@@ -72,6 +85,10 @@ pub enum Error {
     EngineOptions(#[from] OptionsError),
     #[error(transparent)]
     Engine(#[from] EngineError),
+    #[error(
+        "the model's logits are not numbers: a weight or a sum is NaN, or too large for --dtype"
+    )]
+    NoDistribution,
     #[error(transparent)]
     Sampling(#[from] SamplingError),
     #[error("there is no GPU to tune for; kernels of the CPU have no variants")]
@@ -82,4 +99,18 @@ pub enum Error {
     NoFolder,
     #[error("{path}: {source}")]
     Io { path: String, source: std::io::Error },
+}
+
+/// A plan that was written to a folder cannot be run.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the fields are named in the messages")]
+pub enum PlanFileError {
+    #[error("{path}: {source}")]
+    Io { path: String, source: std::io::Error },
+    #[error("{path}: expected a plan of version {VERSION}: {message}; compile it again")]
+    Json { path: String, message: String },
+    #[error("{path}: the plan is for {expected}, this machine has {found}; compile it for that")]
+    Device { path: String, expected: String, found: String },
+    #[error("{path}: the plan holds {expected}, wanted are {found}; compile it for those")]
+    Size { path: String, expected: String, found: String },
 }

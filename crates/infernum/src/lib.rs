@@ -1,23 +1,46 @@
-//! An LLM inference engine that works like a compiler, as a library.
-//!
-//! [`ModelOptions`] opens a model, [`Machine`] is what it runs on, and a [`Loader`] compiles it for that machine,
-//! loads the plan, and makes an [`Engine`](infernum_runtime::Engine) of it.
+#![doc = include_str!("../README.md")]
 
+mod capacity;
+mod defaults;
 mod error;
+mod frontend;
+mod generator;
 mod load;
 mod machine;
 mod options;
 mod plan_file;
+mod prefill;
 mod progress;
+#[cfg(feature = "cli")]
+mod sampling;
 pub mod tune;
 
-pub use error::Error;
-pub use load::{Capacity, Loader, engine_limits};
+pub use capacity::Capacity;
+pub use defaults::{DefaultsError, GenerationDefaults};
+pub use error::{Error, PlanFileError};
+pub use frontend::Frontend;
+pub use generator::{Completion, Generator, Piece, Stream};
+pub use load::{Loader, engine_limits};
 pub use machine::{CPU, Machine};
 #[cfg(feature = "cli")]
 pub use options::named;
 pub use options::{
     CacheOptions, CompileOptions, DeviceId, DeviceIdError, ModelOptions, RunOptions,
 };
-pub use plan_file::PlanFileError;
+pub use prefill::prefill;
 pub use progress::{Progress, Stage};
+#[cfg(feature = "cli")]
+pub use sampling::SamplingFlags;
+
+pub use infernum_codegen as codegen;
+pub use infernum_frontend_hf as frontend_hf;
+pub use infernum_frontend_hf::chat::{ChatTemplate, Message};
+pub use infernum_frontend_hf::tokenizer::{TextStream, Tokenizer};
+pub use infernum_frontend_hf::{Model, ModelFiles};
+pub use infernum_ir as ir;
+pub use infernum_passes as passes;
+pub use infernum_runtime as runtime;
+pub use infernum_runtime::{
+    Engine, EngineOptions, Event, FinishReason, Logprobs, PlanExecutor, Request, RequestId,
+    SamplingParams,
+};

@@ -8,41 +8,16 @@ use infernum_ir::Sym;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions, Gpu};
 use infernum_runtime::{
-    CheckpointWeights, Engine, EngineLimits, EngineOptions, PlanExecutor, RandomWeights,
+    CheckpointWeights, Engine, EngineLimits, EngineOptions, LoadError, PlanExecutor, RandomWeights,
     StepInputs, WeightSource,
 };
 
-use crate::{CompileOptions, Error, Machine, Progress, RunOptions, Stage, plan_file};
-
-/// The largest step that is wanted, and the cache behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacity {
-    /// Sequences that run together.
-    pub sequences: u64,
-    /// Tokens of the longest one, prompt and output.
-    pub max_length: u64,
-    /// Blocks of the KV cache; enough for all sequences at their longest when `None`.
-    pub kv_blocks: Option<usize>,
-}
-
-impl Capacity {
-    /// So many sequences, each with room in the cache for so many tokens.
-    pub fn new(sequences: u64, max_length: u64) -> Capacity {
-        Capacity { sequences, max_length, kv_blocks: None }
-    }
-
-    /// One sequence.
-    pub fn one(max_length: u64) -> Capacity {
-        Capacity::new(1, max_length)
-    }
-
-    /// Blocks of the KV cache that it takes.
-    pub fn blocks(self) -> usize {
-        let each = self.max_length.div_ceil(StepInputs::BLOCK_SIZE as u64);
-        let all = each.saturating_mul(self.sequences);
-        self.kv_blocks.unwrap_or(usize::try_from(all).unwrap_or(usize::MAX))
-    }
-}
+use crate::capacity::Capacity;
+use crate::error::Error;
+use crate::machine::Machine;
+use crate::options::{CompileOptions, RunOptions};
+use crate::plan_file;
+use crate::progress::{Progress, Stage};
 
 /// Compiles a model for a machine and loads it there.
 #[derive(Clone, Copy)]
@@ -56,7 +31,7 @@ pub struct Loader<'a> {
     /// Where.
     pub machine: &'a Machine,
     /// Is told how far it is.
-    pub progress: &'a dyn Fn(Progress),
+    pub progress: &'a dyn Fn(Progress<'_>),
 }
 
 impl<'a> Loader<'a> {
@@ -72,7 +47,7 @@ impl<'a> Loader<'a> {
 
     /// The same, telling how far it is.
     #[must_use]
-    pub fn with_progress(self, progress: &'a dyn Fn(Progress)) -> Loader<'a> {
+    pub fn with_progress(self, progress: &'a dyn Fn(Progress<'_>)) -> Loader<'a> {
         Loader { progress, ..self }
     }
 
@@ -81,11 +56,18 @@ impl<'a> Loader<'a> {
     /// [`Sym::B`], as an engine needs it), or for every token ([`Sym::T`]).
     pub fn plan(&self, rows: Sym, capacity: Capacity) -> Result<Plan, Error> {
         if let Some(folder) = &self.run.plan {
-            return Ok(plan_file::read(folder, rows, capacity, self.machine)?);
+            capacity.check(self.chunk())?;
+            let ops = self.compile.kernels()?.ops;
+            return Ok(plan_file::read(folder, rows, capacity, self.machine, &ops)?);
         }
+        self.plan_with(rows, capacity, &self.choices()?)
+    }
+
+    /// The variants of kernels that `infernum tune` chose for this machine, if they are wanted.
+    pub fn choices(&self) -> Result<Choices, Error> {
         let device = self.machine.device();
-        let choices = device.as_ref().map(|d| self.run.choices(&d.arch)).unwrap_or_default();
-        self.plan_with(rows, capacity, &choices)
+        let choices = device.map(|d| self.run.choices(&d.arch)).transpose()?;
+        Ok(choices.unwrap_or_default())
     }
 
     /// Compiles the model with these variants of kernels, where it is for a GPU.
@@ -95,6 +77,7 @@ impl<'a> Loader<'a> {
         capacity: Capacity,
         choices: &Choices,
     ) -> Result<Plan, Error> {
+        capacity.check(self.chunk())?;
         let (device, templates) = (self.machine.device(), self.templates());
         let (pipeline, kernels) =
             (self.compile.pipeline(self.machine.pipeline())?, self.compile.kernels()?);
@@ -119,13 +102,21 @@ impl<'a> Loader<'a> {
         let compiled =
             compile::compile(&options, &mut |_, _, _| (self.progress)(Progress::Advance(1)));
         (self.progress)(Progress::End);
-        Ok(compiled?.plan)
+        let compiled = compiled?;
+        compiled.warnings.iter().for_each(|w| (self.progress)(Progress::Warning(w)));
+        Ok(compiled.plan)
+    }
+
+    /// Most prompt tokens in one step.
+    pub fn chunk(&self) -> usize {
+        let default = if matches!(self.machine, Machine::Cpu) { 256 } else { 2048 };
+        self.run.chunk.unwrap_or(default).max(1)
     }
 
     /// The largest step of a plan of this capacity.
     pub fn limits(&self, capacity: Capacity) -> Limits {
         Limits {
-            chunk: self.run.chunk(self.machine) as u64,
+            chunk: self.chunk() as u64,
             sequences: capacity.sequences,
             max_length: capacity.max_length,
         }
@@ -140,7 +131,7 @@ impl<'a> Loader<'a> {
     pub fn weights(&self, plan: &Plan) -> Box<dyn WeightSource + 'a> {
         match (&self.model.checkpoint, self.machine) {
             (Some(checkpoint), _) => Box::new(CheckpointWeights::new(checkpoint)),
-            (None, Machine::Cpu) => Box::new(RandomWeights::of(plan, 1)),
+            (None, Machine::Cpu) => Box::new(RandomWeights::for_plan(plan, 1)),
             (None, Machine::Gpu(_)) => Box::new(RandomWeights::pooled(plan, 1)),
         }
     }
@@ -156,6 +147,13 @@ impl<'a> Loader<'a> {
     pub fn load(&self, plan: Plan, capacity: Capacity) -> Result<Box<dyn PlanExecutor>, Error> {
         if let Some(checkpoint) = &self.model.checkpoint {
             self.warm(checkpoint);
+        }
+        if let (None, Some(free)) = (&self.model.checkpoint, free_memory())
+            && matches!(self.machine, Machine::Cpu)
+            && plan.stored_bytes() > free
+        {
+            let (what, bytes) = ("random weights", plan.stored_bytes());
+            return Err(LoadError::Memory { what, bytes }.into());
         }
         let weights = self.weights(&plan);
         self.load_with(plan, &*weights, capacity)
@@ -204,7 +202,7 @@ impl<'a> Loader<'a> {
         capacity: Capacity,
         options: EngineOptions,
     ) -> Result<Engine<Box<dyn PlanExecutor>>, Error> {
-        let limits = engine_limits(&*executor, self.run.chunk(self.machine), capacity);
+        let limits = engine_limits(&*executor, self.chunk(), capacity);
         Ok(Engine::new(executor, limits, options)?)
     }
 
@@ -224,6 +222,13 @@ impl<'a> Loader<'a> {
         std::hint::black_box(sum);
         (self.progress)(Progress::End);
     }
+}
+
+/// Bytes of memory that programs may still take, where the system says.
+fn free_memory() -> Option<u64> {
+    let all = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = all.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Blocks of KV cache for `capacity`, or as many as fit, but enough for one sequence.

@@ -1,12 +1,15 @@
 //! What plans run on.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use infernum_codegen::cuda::Device;
+use infernum_passes::data::DataError;
 use infernum_passes::fuse::CostTable;
-use infernum_runtime::cuda::Gpu;
+use infernum_runtime::cuda::{Gpu, GpuError};
 
-use crate::{CompileOptions, DeviceId, Error};
+use crate::error::Error;
+use crate::options::{CompileOptions, DeviceId};
 
 /// The target of plans for the host.
 pub const CPU: &str = "cpu";
@@ -23,11 +26,11 @@ pub enum Machine {
 impl Machine {
     /// What was asked for, or the first GPU if there is one, or the host.
     pub fn open(device: Option<DeviceId>) -> Result<Machine, Error> {
-        Ok(match device {
-            Some(DeviceId::Cuda(n)) => Machine::Gpu(Gpu::open(n)?),
-            None if Gpu::count().is_ok_and(|n| n > 0) => Machine::Gpu(Gpu::open(0)?),
-            Some(DeviceId::Cpu) | None => Machine::Cpu,
-        })
+        match device {
+            Some(DeviceId::Cuda(n)) => Ok(Machine::Gpu(Gpu::open(n)?)),
+            Some(DeviceId::Cpu) => Ok(Machine::Cpu),
+            None => first(Gpu::count(), || Gpu::open(0)),
+        }
     }
 
     /// What kernels are compiled for; `None` for the host.
@@ -46,8 +49,12 @@ impl Machine {
         // A chip without a table of its own has that of the one before it.
         let known = Device::KNOWN.iter().rev().filter(|(_, sm, _)| *sm <= device.sm);
         for (name, ..) in known {
-            if CostTable::named(name, options.data.as_deref()).is_ok() {
-                return Ok(((*name).to_owned(), options.cost_table(name)?));
+            match CostTable::named(name, options.data.as_deref()) {
+                Err(DataError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+                found => {
+                    found?;
+                    return Ok(((*name).to_owned(), options.cost_table(name)?));
+                }
             }
         }
         Err(Error::NoCosts { arch: device.arch })
@@ -58,6 +65,36 @@ impl Machine {
         match self {
             Machine::Cpu => "default",
             Machine::Gpu(_) => "cuda",
+        }
+    }
+}
+
+/// The first GPU, or the host where there is none. A GPU that fails is an error: what was bought for
+/// speed must not give it up unsaid.
+fn first(
+    count: Result<i32, GpuError>,
+    open: impl FnOnce() -> Result<Arc<Gpu>, GpuError>,
+) -> Result<Machine, Error> {
+    let opened = match count {
+        Err(GpuError::NoDriver) | Ok(0) => return Ok(Machine::Cpu),
+        count => count.and_then(|_| open()),
+    };
+    opened.map(Machine::Gpu).map_err(Error::FirstGpu)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_fails_is_not_passed_over() {
+        let unused = || -> Result<Arc<Gpu>, GpuError> { panic!("there is none to open") };
+        assert!(matches!(first(Err(GpuError::NoDriver), unused), Ok(Machine::Cpu)));
+        assert!(matches!(first(Ok(0), unused), Ok(Machine::Cpu)));
+        let broken = || GpuError::Call { call: "cuInit", message: "unknown error".to_owned() };
+        for failed in [first(Err(broken()), unused), first(Ok(1), || Err(broken()))] {
+            let message = failed.expect_err("it is broken").to_string();
+            assert!(message.contains("cuInit") && message.contains("--device cpu"), "{message}");
         }
     }
 }

@@ -18,7 +18,7 @@ use infernum_passes::check::Cache;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{CostTable, Measurements};
 
-use crate::{Error, Machine};
+use crate::error::Error;
 
 /// Which model, and how it is compiled.
 #[derive(Clone, Debug, Default)]
@@ -192,15 +192,9 @@ impl fmt::Display for DeviceId {
 }
 
 impl RunOptions {
-    /// Most prompt tokens in one step.
-    pub fn chunk(&self, machine: &Machine) -> usize {
-        let default = if matches!(machine, Machine::Cpu) { 256 } else { 2048 };
-        self.chunk.unwrap_or(default).max(1)
-    }
-
     /// What `infernum tune` found for an architecture, if it is wanted.
-    pub fn choices(&self, arch: &str) -> cuda::Choices {
-        if self.untuned { cuda::Choices::default() } else { self.kernels().choices(arch) }
+    pub fn choices(&self, arch: &str) -> Result<cuda::Choices, cuda::ChoicesError> {
+        if self.untuned { Ok(cuda::Choices::default()) } else { self.kernels().choices(arch) }
     }
 
     /// Where compiled kernels are.
@@ -271,6 +265,11 @@ impl Deref for ModelOptions {
 }
 
 impl ModelOptions {
+    /// The model of a folder in Hugging Face format, compiled as it is best.
+    pub fn folder(path: impl Into<PathBuf>) -> ModelOptions {
+        ModelOptions { model: Some(path.into()), compile: CompileOptions::default() }
+    }
+
     /// The model's files.
     pub fn files(&self) -> Result<ModelFiles, Error> {
         Ok(match &self.model {
@@ -281,7 +280,7 @@ impl ModelOptions {
 
     /// Opens the model with its checkpoint.
     pub fn open(&self) -> Result<Model, Error> {
-        Ok(Model::open(self.files()?, self.spec.as_deref(), &self.library())?)
+        Ok(Model::open(self.files()?, self.spec.as_deref(), &self.library()?)?)
     }
 
     /// Opens a bare config.json instead of a folder: a model without weights.
@@ -290,25 +289,26 @@ impl ModelOptions {
         let json =
             std::fs::read(path).map_err(|source| Error::Io { path: shown.clone(), source })?;
         let config = Config::parse(&shown, &json)?;
-        Ok(Model::from_config(config, self.spec.as_deref(), &self.library())?)
+        Ok(Model::from_config(config, self.spec.as_deref(), &self.library()?)?)
     }
 
     /// Opens the model without a checkpoint.
     pub fn open_bare(&self) -> Result<Model, Error> {
-        Ok(Model::without_weights(self.files()?, self.spec.as_deref(), &self.library())?)
-    }
-}
-
-impl From<PathBuf> for ModelOptions {
-    fn from(folder: PathBuf) -> ModelOptions {
-        ModelOptions { model: Some(folder), compile: CompileOptions::default() }
+        Ok(Model::without_weights(self.files()?, self.spec.as_deref(), &self.library()?)?)
     }
 }
 
 impl CompileOptions {
-    /// The data files.
-    pub fn library(&self) -> Library {
-        Library::new(self.data.as_deref())
+    /// The data files; an error where there is no folder of the user's by that name.
+    pub fn library(&self) -> Result<Library, Error> {
+        self.check_data()?;
+        Ok(Library::new(self.data.as_deref()))
+    }
+
+    fn check_data(&self) -> Result<(), Error> {
+        let Some(folder) = &self.data else { return Ok(()) };
+        let listed = std::fs::read_dir(folder).map(drop);
+        listed.map_err(|source| Error::DataFolder { path: folder.display().to_string(), source })
     }
 
     /// The passes to run, less what is disabled; `default` stands for the target's own.
@@ -321,6 +321,7 @@ impl CompileOptions {
 
     /// Fused ops and rules. Rules that are not built in are tried first, unless that is not wanted.
     pub fn kernels(&self) -> Result<Kernels, Error> {
+        self.check_data()?;
         let kernels = Kernels::load(self.data.as_deref(), &self.rules)?;
         if !self.allow_unchecked {
             refuse_wrong(&kernels, &self.cache.verdicts())?;

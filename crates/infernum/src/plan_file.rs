@@ -2,25 +2,13 @@
 
 use std::path::Path;
 
+use infernum_codegen::Plan;
 use infernum_codegen::cuda::Device;
-use infernum_codegen::{Plan, VERSION};
-use infernum_ir::Sym;
+use infernum_ir::{OpSet, Sym};
 
-use crate::{Capacity, Machine};
-
-/// A plan that was written to a folder cannot be run.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the fields are named in the messages")]
-pub enum PlanFileError {
-    #[error("{path}: {source}")]
-    Io { path: String, source: std::io::Error },
-    #[error("{path}: expected a plan of version {VERSION}: {message}; compile it again")]
-    Json { path: String, message: String },
-    #[error("{path}: the plan is for {expected}, this machine has {found}; compile it for that")]
-    Device { path: String, expected: String, found: String },
-    #[error("{path}: the plan holds {expected}, wanted are {found}; compile it for those")]
-    Size { path: String, expected: String, found: String },
-}
+use crate::capacity::Capacity;
+use crate::error::PlanFileError;
+use crate::machine::Machine;
 
 /// Reads what `infernum compile --out` wrote to a folder.
 pub(crate) fn read(
@@ -28,16 +16,14 @@ pub(crate) fn read(
     rows: Sym,
     capacity: Capacity,
     machine: &Machine,
+    ops: &OpSet,
 ) -> Result<Plan, PlanFileError> {
     let file = folder.join("plan.json");
     let path = file.display().to_string();
     let bytes =
         std::fs::read(&file).map_err(|source| PlanFileError::Io { path: path.clone(), source })?;
     let json = |message: String| PlanFileError::Json { path: path.clone(), message };
-    let plan: Plan = serde_json::from_slice(&bytes).map_err(|e| json(e.to_string()))?;
-    if plan.version != VERSION {
-        return Err(json(format!("found version {}", plan.version)));
-    }
+    let plan = Plan::read(&bytes, ops).map_err(|e| json(e.to_string()))?;
     let arch = |d: Option<Device>| d.map_or("the CPU".to_owned(), |d| d.arch);
     let (expected, found) = (arch(plan.device.clone()), arch(machine.device()));
     if expected != found {
@@ -45,7 +31,9 @@ pub(crate) fn read(
     }
     let (b, s) = (plan.limits.b, plan.limits.s);
     let holds = |b: u64, length: u64| format!("{b} sequence(s) of {length} tokens");
-    if capacity.sequences > b || capacity.sequences * capacity.max_length > s {
+    if capacity.sequences > b
+        || capacity.sequences.saturating_mul(capacity.max_length).min(i32::MAX as u64) > s
+    {
         let expected = holds(b, s.checked_div(b).unwrap_or(0));
         let found = holds(capacity.sequences, capacity.max_length);
         return Err(PlanFileError::Size { path, expected, found });

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use infernum_ir::SourceWarning;
+
 /// What takes a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
@@ -22,7 +24,7 @@ impl fmt::Display for Stage {
 
 /// How far a stage is. Stages follow one another; each begins and ends, if it fails as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum Progress<'a> {
     /// A stage begins.
     Begin {
         /// Which.
@@ -34,4 +36,6 @@ pub enum Progress {
     Advance(u64),
     /// The stage is over.
     End,
+    /// Something in the model's spec is likely a mistake.
+    Warning(&'a SourceWarning),
 }

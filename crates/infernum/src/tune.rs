@@ -12,7 +12,10 @@ use infernum_passes::fuse::{Bucket, Measured};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions};
 use infernum_runtime::{Executor, PlanExecutor, StepInputs};
 
-use crate::{Capacity, Error, Loader, Machine};
+use crate::capacity::Capacity;
+use crate::error::Error;
+use crate::load::Loader;
+use crate::machine::Machine;
 
 /// Steps of one measurement, each a replayed graph over all weights: more than any cache holds.
 const STEPS: usize = 24;
@@ -94,8 +97,8 @@ impl<'a> Tuner<'a> {
         let (Machine::Gpu(gpu), Some(device)) = (loader.machine, loader.machine.device()) else {
             return Err(Error::NothingToTune);
         };
-        let capacity = Capacity::new(sequences as u64, context as u64 + 1);
-        let choices = loader.run.choices(&device.arch);
+        let capacity = Capacity::new(sequences as u64, (context as u64).saturating_add(1));
+        let choices = loader.choices()?;
         let plan = loader.plan_with(Sym::B, capacity, &choices)?;
         let cubins = loader.cubins(&plan)?;
         let options = CudaOptions { kv_blocks: capacity.blocks(), ..CudaOptions::default() };
@@ -228,8 +231,7 @@ impl<'a> Tuner<'a> {
         let mut times = Vec::new();
         for step in 0..STEPS + 4 {
             let start = Instant::now();
-            let ticket = self.executor.submit(&inputs)?;
-            self.executor.wait(ticket)?;
+            self.executor.run(&inputs)?;
             if step >= 4 {
                 times.push(start.elapsed().as_secs_f64() * 1e3);
             }

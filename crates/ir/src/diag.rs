@@ -63,10 +63,33 @@ fn floor_boundary(text: &str, mut at: usize) -> usize {
     at
 }
 
+/// Something in a file that is allowed and likely a mistake. Prints as an error does, as `warning: ..`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceWarning(pub SourceError);
+
+impl SourceWarning {
+    /// Where it is: the file, line and column.
+    pub fn place(&self) -> (String, usize, usize) {
+        (self.0.file.clone(), self.0.line, self.0.col)
+    }
+}
+
+impl fmt::Display for SourceWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.render(&Level::WARNING, f)
+    }
+}
+
 impl fmt::Display for SourceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.render(&Level::ERROR, f)
+    }
+}
+
+impl SourceError {
+    fn render(&self, level: &Level<'_>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = format!("{}:{}:{}", self.file, self.line, self.col);
-        let report = &[Level::ERROR.primary_title(&self.message).element(
+        let report = &[level.clone().primary_title(&self.message).element(
             Snippet::source(&self.source_line)
                 .line_start(self.line)
                 .annotation(AnnotationKind::Primary.span(self.mark.clone())),

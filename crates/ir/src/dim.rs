@@ -57,6 +57,16 @@ pub struct Dims {
 }
 
 impl Dims {
+    /// A step of the same tokens in which none sees more than `window` rows, its own included.
+    #[must_use]
+    pub const fn within(&self, window: u64) -> Dims {
+        let before = self.b.saturating_mul(window.saturating_sub(1));
+        let (rows, pairs) = (before.saturating_add(self.t), self.t.saturating_mul(window));
+        let s = if rows < self.s { rows } else { self.s };
+        let pairs = if pairs < self.pairs { pairs } else { self.pairs };
+        Dims { s, pairs, ..*self }
+    }
+
     /// The value of one symbol.
     pub const fn get(&self, sym: Sym) -> u64 {
         match sym {

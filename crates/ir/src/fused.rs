@@ -8,7 +8,10 @@ use crate::expr::Expr;
 use crate::graph::{Graph, NodeKind, Param, ValueId};
 use crate::interp::Tensor;
 use crate::names::nearest;
-use crate::ops::{Call, Effect, Eval, Op, OpDef, OperandDef, Pointwise, Tolerance, Work};
+use crate::ops::common::bytes_of;
+use crate::ops::{
+    Call, Effect, Eval, Memory, Op, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work,
+};
 use crate::{DType, Dims, OPS, TensorType, Type};
 
 /// What makes an op a fused one.
@@ -77,7 +80,7 @@ impl OpSet {
         let operands: Vec<OperandDef> = def
             .operands
             .into_iter()
-            .map(|(name, optional)| OperandDef { name: leak(name), optional })
+            .map(|(name, optional)| OperandDef { name: leak(name), optional, rows_of: None })
             .collect();
         let effects: Vec<Effect> = def.fused.body.iter().map(|s| s.op.effect).collect();
         let effect = [Effect::Writes, Effect::Reads].into_iter().find(|e| effects.contains(e));
@@ -95,12 +98,14 @@ impl OpSet {
             reference,
             pointwise,
             work,
+            reads: Reads::All,
             cuda: def.template.map(leak),
             tolerance: tolerances.fold(Tolerance::EXACT, |a, b| Tolerance {
                 f32: a.f32.max(b.f32),
                 // Results between its parts are not rounded, so one rounding is left.
                 ulps16: a.ulps16.max(b.ulps16),
             }),
+            memory: Memory::Computed,
             fused: Some(def.fused),
         };
         let op = Op::of(Box::leak(Box::new(op)));
@@ -197,25 +202,79 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
     Ok(instance.results.iter().map(|v| values[v.node][v.result].clone()).collect())
 }
 
-/// Operands and results move once, and so do cache rows; what lies between stays on the chip. Every
-/// operation of the body is done.
+/// What the body reads of the operands moves once, and so do results and cache rows; what lies between
+/// stays on the chip. Every operation of the body is done, but nothing for context rows that all of
+/// its masks hide.
 fn work(call: &Call<'_>, results: &[Type], dims: &Dims) -> Work {
-    let Ok(instance) = Instance::new(call) else { return Work::default() };
-    let tensors = call.operands.iter().flatten().copied().chain(results);
-    let bytes = tensors.filter_map(|t| t.tensor().ok()).map(|t| t.bytes(dims));
-    let mut total = Work { bytes: bytes.fold(0, u64::saturating_add), flops: 0 };
+    let seen = masks(call.op).then(|| window(call)).flatten();
+    let dims = &seen.map_or(*dims, |rows| dims.within(rows));
+    let needs = needs(call, results, dims);
+    let moved = needs.operands.into_iter().chain(results.iter().map(|t| bytes_of(t, dims)));
+    Work { bytes: moved.fold(needs.cache, u64::saturating_add), flops: needs.flops }
+}
+
+/// What a call needs to come on the chip, and to be done there.
+struct Needs {
+    /// Bytes of each operand.
+    operands: Vec<u64>,
+    /// Bytes of cache rows.
+    cache: u64,
+    flops: u64,
+}
+
+fn needs(call: &Call<'_>, results: &[Type], dims: &Dims) -> Needs {
+    let whole = call.operands.iter().map(|t| t.map_or(0, |t| bytes_of(t, dims)));
+    let mut whole: Vec<u64> = whole.collect();
+    let Some(Ok(instance)) = call.op.fused.is_some().then(|| Instance::new(call)) else {
+        if let Reads::Part { operand, bytes } = call.op.reads {
+            whole[operand] = bytes(call, results, dims);
+        }
+        let work = (call.op.work)(call, results, dims);
+        // A row is read or written: one of the two ways that the primitive's copy moves.
+        let touches = matches!(call.op.effect, Effect::Reads | Effect::Writes);
+        let cache = if touches { work.bytes / 2 } else { 0 };
+        return Needs { operands: whole, cache, flops: work.flops };
+    };
+    let mut all = Needs { operands: vec![0; whole.len()], cache: 0, flops: 0 };
     for (index, node) in instance.graph.nodes() {
         let NodeKind::Op { op, attrs } = &node.kind else { continue };
         let operands = instance.graph.operands(index);
         let types: Vec<_> = operands.iter().map(|v| v.map(|v| instance.graph.ty(v))).collect();
-        let part = (op.work)(&Call { op: *op, operands: &types, attrs }, &node.types, dims);
-        total.flops = total.flops.saturating_add(part.flops);
-        if matches!(op.effect, Effect::Reads | Effect::Writes) {
-            // A row is read or written: one of the two ways that the primitive's copy moves.
-            total.bytes = total.bytes.saturating_add(part.bytes / 2);
+        let part = needs(&Call { op: *op, operands: &types, attrs }, &node.types, dims);
+        all.flops = all.flops.saturating_add(part.flops);
+        all.cache = all.cache.saturating_add(part.cache);
+        for (value, bytes) in operands.iter().zip(part.operands) {
+            if let Some(i) = instance.params.iter().position(|p| p.is_some() && p == value) {
+                // What is read twice moves once.
+                all.operands[i] = all.operands[i].saturating_add(bytes).min(whole[i]);
+            }
         }
     }
-    total
+    all
+}
+
+/// Whether some body masks what tokens see.
+fn masks(op: Op) -> bool {
+    let in_body = |fused: &Fused| fused.body.iter().any(|stmt| masks(stmt.op));
+    matches!(op.reads, Reads::Window(_)) || op.fused.as_ref().is_some_and(in_body)
+}
+
+/// The most context rows that a token sees in any mask of the body; `None` where one shows all.
+fn window(call: &Call<'_>) -> Option<u64> {
+    if let Reads::Window(attr) = call.op.reads {
+        return call.maybe_int(attr);
+    }
+    let instance = Instance::new(call).ok()?;
+    let mut most = None;
+    for (index, node) in instance.graph.nodes() {
+        let NodeKind::Op { op, attrs } = &node.kind else { continue };
+        if masks(*op) {
+            let operands = instance.graph.operands(index);
+            let types: Vec<_> = operands.iter().map(|v| v.map(|v| instance.graph.ty(v))).collect();
+            most = most.max(Some(window(&Call { op: *op, operands: &types, attrs })?));
+        }
+    }
+    most
 }
 
 /// The expression, over operand names, that a body of elementwise ops composes to.

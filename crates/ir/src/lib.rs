@@ -7,24 +7,32 @@ mod diag;
 mod dim;
 mod dtype;
 pub mod expr;
+mod files;
 mod fused;
 mod graph;
+mod indices;
 pub mod interp;
 mod names;
 mod ops;
+pub mod random;
 pub mod text;
 mod types;
 mod verify;
 
 pub use attr::{Attr, AttrDef, AttrKind, Default as AttrDefault};
-pub use diag::SourceError;
+pub use diag::{SourceError, SourceWarning};
 pub use dim::{Dim, Dims, Sym};
 pub use dtype::DType;
+pub use files::is_there;
 pub use fused::{Fused, FusedDef, Instance, OpSet};
 pub use graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
 };
+pub use indices::{Indices, RowPick, row_picks, token_rows};
 pub use names::nearest;
-pub use ops::{Call, Effect, Eval, OPS, Op, OpDef, OperandDef, Pointwise, Tolerance, Work};
+pub use ops::{
+    Call, Effect, Eval, Memory, NO_TOKEN, OPS, Op, OpDef, OperandDef, Pointwise, Reads, Tolerance,
+    Work,
+};
 pub use types::{StateType, TensorType, Type};
 pub use verify::{Finding, VerifyError, verify};

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use crate::graph::{Graph, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef};
+use crate::indices::{RowPick, row_picks};
 use crate::names::is_name;
 use crate::ops::Effect;
 use crate::text::print_with_notes;
@@ -68,6 +69,9 @@ pub fn verify(module: &Module) -> Result<(), VerifyError> {
         check_schedule(module, &mut findings);
     }
     if findings.is_empty() {
+        check_picks(module, &mut findings);
+    }
+    if findings.is_empty() {
         return Ok(());
     }
     let dump = print_with_notes(module, &findings);
@@ -120,8 +124,26 @@ fn check_references(graph: &Graph, report: Report<'_>) -> bool {
     sound
 }
 
+/// Whatever picks rows must pick them from what has them.
+fn check_picks(module: &Module, findings: &mut Vec<Finding>) {
+    for found in row_picks(module) {
+        let RowPick { graph, node, .. } = found;
+        let message = match found.fault() {
+            Some(message) if findings.len() < MAX_FINDINGS => message,
+            _ => continue,
+        };
+        let finding = Finding { graph: Some(graph), node: Some(node), message };
+        if !findings.contains(&finding) {
+            findings.push(finding);
+        }
+    }
+}
+
 fn check_types(graph: &Graph, report: Report<'_>) {
     for (i, node) in graph.nodes() {
+        for ty in node.types.iter().filter(|ty| is_empty(ty)) {
+            report(Some(i), format!("expected dimensions of at least 1, found {ty}"));
+        }
         let NodeKind::Op { op, attrs } = &node.kind else {
             check_param(i, node, report);
             continue;
@@ -138,6 +160,14 @@ fn check_types(graph: &Graph, report: Report<'_>) {
             }
             Ok(_) => {}
         }
+    }
+}
+
+/// Whether no value of the type has an element, whatever the step.
+fn is_empty(ty: &Type) -> bool {
+    match ty {
+        Type::Tensor(t) => t.shape.contains(&Dim::Const(0)),
+        Type::State(s) => s.heads == 0 || s.dim == 0,
     }
 }
 
@@ -222,6 +252,17 @@ fn check_states(graph: &Graph, report: Report<'_>) {
         if count > 1 {
             report(Some(v.node), format!("state version `%{name}` has {count} writers"));
         }
+        if v.node == root {
+            for reader in readers(graph, v) {
+                report(
+                    Some(reader),
+                    format!(
+                        "reads `%{name}` before this step's rows are in it: expected a version that \
+                         was written"
+                    ),
+                );
+            }
+        }
         if count == 0 && !returned {
             let plane = graph.value_name(ValueId { node: root, result: 0 });
             report(Some(v.node), format!("the last version of `%{plane}` is not returned"));
@@ -230,6 +271,18 @@ fn check_states(graph: &Graph, report: Report<'_>) {
             report(Some(v.node), format!("`%{name}` is returned but is not the last version"));
         }
     }
+}
+
+/// The ops that read a version of a state; not those that make the next version of it.
+fn readers(graph: &Graph, version: ValueId) -> Vec<usize> {
+    let writes = |node: usize| {
+        let results = 0..graph.node(node).types.len();
+        results
+            .map(|result| ValueId { node, result })
+            .any(|v| graph.state_source(v) == Some(version))
+    };
+    let is_op = |node: usize| matches!(graph.node(node).kind, NodeKind::Op { .. });
+    graph.users(version).map(|(node, _)| node).filter(|&n| is_op(n) && !writes(n)).collect()
 }
 
 /// Every call must find in the carried values what its graph declares, and a layer's weights and

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use infernum_ir::{Attr, Effect, Graph, Module, Node, NodeKind, Param, ValueId};
+use infernum_ir::{Attr, Effect, Graph, Memory, Module, Node, NodeKind, Param, ValueId};
 
 use crate::Pass;
 
@@ -59,7 +59,8 @@ fn simplify(graph: &Graph) -> Graph {
 fn replacement(out: &Graph, node: &Node, operands: &[Option<ValueId>]) -> Option<ValueId> {
     let NodeKind::Op { op, .. } = &node.kind else { return None };
     let from = operands.first().copied().flatten()?;
-    let no_op = matches!(op.name, "cast" | "reshape") && out.ty(from) == &node.types[0];
+    let keeps = op.memory == Memory::Converted || op.effect == Effect::View;
+    let no_op = keeps && out.ty(from) == &node.types[0];
     no_op.then_some(from)
 }
 

@@ -11,6 +11,7 @@ pub mod data;
 pub mod fuse;
 mod greedy;
 mod pipeline;
+pub mod reference;
 
 use infernum_ir::Module;
 

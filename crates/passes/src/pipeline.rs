@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use include_dir::{Dir, include_dir};
-use infernum_ir::{SourceError, nearest};
+use infernum_ir::{SourceError, is_there, nearest};
 use serde::Deserialize;
 
 use crate::data::Numerics;
 use crate::{Bucket, PASSES, Pass};
 
-static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels/pipelines");
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/kernels/pipelines");
 
 /// The passes to run, in order, and what they are told.
 #[derive(Clone)]
@@ -96,7 +96,7 @@ impl Pipeline {
         }
         let file = format!("{name}.ron");
         if let Some(path) = data.map(|d| d.join("kernels/pipelines").join(&file))
-            && path.is_file()
+            && is_there(&path)
         {
             return Pipeline::open(&path);
         }

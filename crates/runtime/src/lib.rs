@@ -18,7 +18,10 @@ pub use engine::{
 };
 pub use exec::{
     Bytes, CheckpointWeights, ExecError, Executor, LoadError, Observed, Observer, PlanExecutor,
-    RandomWeights, StepInputs, StepOutput, TensorBytes, TensorProblem, Ticket, TunedProduct,
-    WeightSource,
+    RandomWeights, SequenceSteps, StepInputs, StepOutput, TensorBytes, TensorProblem, Ticket,
+    TunedProduct, WeightSource,
 };
-pub use sampling::{Choice, Logprobs, Sampler, SamplingError, SamplingParams, Seen, argmax};
+pub use sampling::{
+    Choice, Logprobs, Number, Range, Sampler, SamplingError, SamplingOption, SamplingParams, Seen,
+    argmax,
+};

@@ -1,21 +1,22 @@
 //! `infernum bench`: prefill and decode speed, against this machine's read ceiling.
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use infernum::{Capacity, Loader, Machine, ModelOptions, RunOptions};
+use infernum::{Capacity, Loader, Machine, RunOptions};
 use infernum_codegen::Plan;
 use infernum_codegen::cuda::{Compiler, Device, Library, ceiling};
-use infernum_frontend_hf::Model;
 use infernum_ir::Sym;
 use infernum_runtime::cuda::{self, CEILING_BYTES, Gpu};
 use infernum_runtime::{PlanExecutor, StepInputs};
 use serde::Serialize;
 
 use crate::bench_serve;
+use crate::process::peak_memory;
 use crate::report::{self, Outcome};
+use crate::steps::{Lengths, Run, median, once, vocab};
+use crate::subject::Subject;
 
 /// The command line.
 #[derive(clap::Args)]
@@ -24,12 +25,9 @@ pub struct Args {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
-    model: ModelOptions,
+    subject: Subject,
     #[command(flatten)]
     run: RunOptions,
-    /// A config.json to run with random weights, instead of a model.
-    #[arg(long, value_name = "FILE", conflicts_with = "model")]
-    config: Option<PathBuf>,
     /// Tokens of prompt; several to measure each.
     #[arg(long, value_name = "N", default_value = "128", value_delimiter = ',')]
     prompt: Vec<usize>,
@@ -90,12 +88,6 @@ struct Figures {
     runs: Vec<Run>,
 }
 
-#[derive(Clone, Copy, Serialize)]
-pub(crate) struct Run {
-    pub(crate) prefill_tokens_per_second: f64,
-    pub(crate) decode_tokens_per_second: f64,
-}
-
 /// Measures.
 pub fn run(args: &Args) -> Outcome {
     if let Some(Command::Serve(args)) = &args.command {
@@ -106,16 +98,16 @@ pub fn run(args: &Args) -> Outcome {
         Machine::Cpu => read_ceiling(),
         Machine::Gpu(gpu) => gpu_ceiling(gpu, args)?,
     };
-    let model = model(args.config.as_deref(), &args.model)?;
+    let model = args.subject.open()?;
     let most = |list: &[usize]| list.iter().copied().max().unwrap_or(1);
     if args.prompt.contains(&0) || args.batch.contains(&0) || args.generate == 0 {
         return Err("--prompt, --batch and --generate: expected at least 1".into());
     }
-    let longest = (most(&args.prompt) + args.generate) as u64;
+    let longest = most(&args.prompt).saturating_add(args.generate) as u64;
     let capacity = Capacity::new(most(&args.batch) as u64, longest);
     let run = RunOptions { profile: args.profile, ..args.run.clone() };
     let progress = report::progress();
-    let loader = Loader::new(&model, &args.model, &run, &machine).with_progress(&progress);
+    let loader = Loader::new(&model, &args.subject, &run, &machine).with_progress(&progress);
     let plan = loader.plan(Sym::B, capacity)?;
     let report = measure(args, &loader, plan, capacity, ceiling)?;
     if args.json {
@@ -126,20 +118,12 @@ pub fn run(args: &Args) -> Outcome {
 
 fn gpu_ceiling(gpu: &Arc<Gpu>, args: &Args) -> Result<f64, Box<dyn Error>> {
     let device = Device::of(gpu.sm, gpu.sms);
-    let library = Library::new(args.model.data.as_deref());
+    let library = Library::new(args.subject.data.as_deref());
     let (launch, run, kernel) = ceiling(&library, &device, CEILING_BYTES)?;
     let name = kernel.name.clone();
     let (cubins, _) = args.run.kernels().cubins(&[kernel], &device.arch, &mut Compiler::find)?;
     let cubin = cubins.first().ok_or("no kernel was compiled")?;
     Ok(cuda::read_ceiling(gpu, (&launch, &run), (cubin, &name), &device)? / 1e9)
-}
-
-/// The model to measure: a bare config with random weights to come, or a folder.
-pub(crate) fn model(
-    config: Option<&Path>,
-    options: &ModelOptions,
-) -> Result<Model, infernum::Error> {
-    config.map_or_else(|| options.open(), |path| options.open_config(path))
 }
 
 fn measure(
@@ -151,10 +135,7 @@ fn measure(
 ) -> Result<Report, Box<dyn Error>> {
     let (model, start) = (loader.model, Instant::now());
     let mut report = Report {
-        model: args
-            .config
-            .as_ref()
-            .map_or_else(|| model.files.name().to_owned(), |path| path.display().to_string()),
+        model: args.subject.name(model),
         weights: if model.checkpoint.is_some() { "checkpoint" } else { "random" },
         device: String::new(),
         weight_bytes: plan.summary().weight_bytes,
@@ -170,7 +151,7 @@ fn measure(
     executor.set_logits(false);
     for &prompt in &args.prompt {
         for &batch in &args.batch {
-            let case = case(args, &mut *executor, prompt, batch, ceiling, loader.machine)?;
+            let case = case(args, loader, &mut *executor, prompt, batch, ceiling)?;
             report.cases.push(case);
         }
     }
@@ -181,21 +162,22 @@ fn measure(
 
 fn case(
     args: &Args,
+    loader: &Loader<'_>,
     executor: &mut dyn PlanExecutor,
     prompt: usize,
     batch: usize,
     ceiling: f64,
-    machine: &Machine,
 ) -> Result<Figures, Box<dyn Error>> {
     let plan = executor.plan();
     let kv_row = plan.kv_bytes_per_token();
-    let bytes_per_step = decode_weight_bytes(plan, batch as u64)
-        + kv_row * ((prompt + args.generate / 2) * batch) as u64;
+    let rows = (prompt.saturating_add(args.generate / 2)).saturating_mul(batch) as u64;
+    let bytes_per_step =
+        decode_weight_bytes(plan, batch as u64).saturating_add(kv_row.saturating_mul(rows));
     let lengths = Lengths {
         prompt,
         generate: args.generate,
         batch,
-        chunk: args.run.chunk(machine),
+        chunk: loader.chunk(),
         vocab: vocab(plan),
     };
     let mut runs = Vec::new();
@@ -225,85 +207,6 @@ fn case(
     })
 }
 
-/// Tokens and the time they took.
-#[derive(Clone, Copy, Debug)]
-struct Speed {
-    tokens: usize,
-    time: Duration,
-}
-
-impl Speed {
-    /// What was done since `start`.
-    fn since(start: Instant, tokens: usize) -> Speed {
-        Speed { tokens, time: start.elapsed() }
-    }
-
-    /// Tokens a second.
-    fn rate(self) -> f64 {
-        self.tokens as f64 / self.time.as_secs_f64().max(1e-9)
-    }
-}
-
-/// What is measured: sequences, each with tokens of prompt, computed in chunks, and tokens decoded.
-pub(crate) struct Lengths {
-    pub(crate) prompt: usize,
-    pub(crate) generate: usize,
-    pub(crate) batch: usize,
-    pub(crate) chunk: usize,
-    pub(crate) vocab: u64,
-}
-
-impl Lengths {
-    /// Token `i` of the prompt and the answer: spread over the vocabulary.
-    pub(crate) fn token(&self, i: usize) -> u32 {
-        (i as u64 * 7919 % self.vocab.max(1)) as u32
-    }
-}
-
-/// A prompt and an answer of every sequence: prompts one after another, answers together.
-pub(crate) fn once(
-    executor: &mut dyn PlanExecutor,
-    lengths: &Lengths,
-) -> Result<Run, Box<dyn Error>> {
-    let Lengths { prompt, generate, batch, chunk, .. } = *lengths;
-    let per_sequence = (prompt + generate).div_ceil(StepInputs::BLOCK_SIZE) as u32;
-    let blocks: Vec<Vec<u32>> =
-        (0..batch as u32).map(|b| (b * per_sequence..(b + 1) * per_sequence).collect()).collect();
-    let tokens: Vec<u32> = (0..prompt + generate).map(|i| lengths.token(i)).collect();
-    let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
-    let mut step = |inputs: &StepInputs| -> Result<(), Box<dyn Error>> {
-        let ticket = executor.submit(inputs)?;
-        std::hint::black_box(executor.wait(ticket)?);
-        Ok(())
-    };
-    let start = Instant::now();
-    for blocks in &blocks {
-        let mut done = 0;
-        while done < prompt {
-            let next = (done + chunk).min(prompt);
-            inputs.clear();
-            inputs.push(&tokens[done..next], next, blocks)?;
-            step(&inputs)?;
-            done = next;
-        }
-    }
-    let prefill = Speed::since(start, prompt * batch);
-    let start = Instant::now();
-    for i in prompt..prompt + generate {
-        inputs.clear();
-        for blocks in &blocks {
-            inputs.push(&tokens[i..=i], i + 1, blocks)?;
-        }
-        step(&inputs)?;
-    }
-    let decode = Speed::since(start, generate * batch);
-    Ok(Run { prefill_tokens_per_second: prefill.rate(), decode_tokens_per_second: decode.rate() })
-}
-
-pub(crate) fn vocab(plan: &Plan) -> u64 {
-    plan.vocabulary().max(1)
-}
-
 /// Weights that a decode step reads whole: all but the tables from which rows are picked.
 fn decode_weight_bytes(plan: &Plan, batch: u64) -> u64 {
     let mut read = vec![false; plan.weights.len()];
@@ -324,12 +227,6 @@ fn decode_weight_bytes(plan: &Plan, batch: u64) -> u64 {
     bytes.map(|(w, _)| w.ty.bytes(&infernum_ir::Dims::default())).sum()
 }
 
-pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 /// GB/s at which all cores together read memory that no cache holds.
 fn read_ceiling() -> f64 {
     const WORDS: usize = 1 << 27; // 1 GiB
@@ -347,14 +244,6 @@ fn read_ceiling() -> f64 {
         (WORDS * 8) as f64 / start.elapsed().as_secs_f64() / 1e9
     };
     (0..4).map(|_| pass()).fold(0.0, f64::max)
-}
-
-/// The most memory that a process has held, where the system tells.
-pub(crate) fn peak_memory(process: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let line = status.lines().find(|l| l.starts_with("VmHWM:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
 }
 
 fn print(r: &Report) -> Outcome {

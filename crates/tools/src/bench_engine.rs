@@ -1,9 +1,10 @@
 //! `infernum bench-engine`: many requests through the engine, without a server, and what the host
 //! takes of each step.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use infernum::{Capacity, Loader, Machine, ModelOptions, RunOptions, engine_limits, named};
+use infernum::{Capacity, Loader, Machine, RunOptions, engine_limits, named};
 use infernum_ir::Sym;
 use infernum_runtime::{
     Engine, EngineOptions, Event, ExecError, Executor, PlanExecutor, Policy, Request, StepInputs,
@@ -12,17 +13,15 @@ use infernum_runtime::{
 use serde::Serialize;
 
 use crate::report::{self, Outcome};
+use crate::subject::Subject;
 
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    model: ModelOptions,
+    subject: Subject,
     #[command(flatten)]
     run: RunOptions,
-    /// A config.json to run with random weights, instead of a model.
-    #[arg(long, value_name = "FILE", conflicts_with = "model")]
-    config: Option<std::path::PathBuf>,
     /// Requests, all there from the start.
     #[arg(long, value_name = "N", default_value_t = 64)]
     requests: usize,
@@ -127,14 +126,25 @@ impl Executor for Timed {
     }
 }
 
+/// Requests at most: all of them are there from the start.
+const MAX_REQUESTS: usize = 1 << 20;
+
 /// Measures.
 pub fn run(args: &Args) -> Outcome {
     let machine = Machine::open(args.run.device)?;
-    let model = crate::bench::model(args.config.as_deref(), &args.model)?;
+    let model = args.subject.open()?;
+    if !(1..=MAX_REQUESTS).contains(&args.requests) || args.input == 0 || args.output == 0 {
+        let (expected, found) = (MAX_REQUESTS, args.requests);
+        return Err(format!(
+            "--requests, --input and --output: expected at least 1, and at most {expected} requests, \
+             found {found} request(s)"
+        )
+        .into());
+    }
     let most = args.sequences.iter().copied().max().unwrap_or(1).max(1);
     let capacity = Capacity::new(most as u64, args.input.saturating_add(args.output) as u64);
     let progress = report::progress();
-    let loader = Loader::new(&model, &args.model, &args.run, &machine).with_progress(&progress);
+    let loader = Loader::new(&model, &args.subject, &args.run, &machine).with_progress(&progress);
     let mut executor = loader.load(loader.plan(Sym::B, capacity)?, capacity)?;
     if !args.no_tune_products {
         let start = Instant::now();
@@ -150,7 +160,7 @@ pub fn run(args: &Args) -> Outcome {
             report::text(&line)?;
         }
     }
-    let own = [args.run.chunk(&machine)];
+    let own = [loader.chunk()];
     let chunks = if args.chunks.is_empty() { &own[..] } else { &args.chunks };
     let mut all = Vec::new();
     let (mut sequences, blocks) = (args.sequences.clone(), executor.kv_blocks());
@@ -202,11 +212,11 @@ fn measure(
         engine.submit(Request::new((0..args.input).map(token).collect(), args.output))?;
     }
     let mut kinds: [Kind; 3] = Default::default();
-    let (mut events, mut tokens, start) = (Vec::new(), 0, Instant::now());
-    while !engine.is_idle() {
-        let (submit, wait, began) =
-            (engine.executor().submit, engine.executor().wait, Instant::now());
-        engine.step(&mut events)?;
+    let (mut tokens, start) = (0, Instant::now());
+    // When the step under way began, and what the executor had taken until then.
+    let (mut began, mut submit, mut wait) =
+        (start, engine.executor().submit, engine.executor().wait);
+    engine.drive(|engine, events| {
         let (time, timed) = (began.elapsed(), engine.executor());
         let kind = match (timed.tokens == timed.sequences, timed.sequences == sequences) {
             (true, true) => 0,
@@ -216,9 +226,10 @@ fn measure(
         let waited = timed.wait.saturating_sub(wait);
         let submitted = timed.submit.saturating_sub(submit);
         kinds[kind].samples.push((time, time.saturating_sub(waited), submitted));
-        tokens += events.iter().filter(|e| matches!(e, Event::Token(..))).count();
-        events.clear();
-    }
+        tokens += events.filter(|e| matches!(e, Event::Token(..))).count();
+        (began, submit, wait) = (Instant::now(), timed.submit, timed.wait);
+        ControlFlow::Continue(())
+    })?;
     let seconds = start.elapsed().as_secs_f64();
     kinds.iter_mut().for_each(Kind::close);
     let [full_decode, other_decode, mixed] = kinds;

@@ -25,7 +25,7 @@ pub struct Args {
     /// Whose kernels: cpu, cuda, or cuda:N for GPU N.
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     device: DeviceId,
-    /// On a GPU, only ops whose names contain this.
+    /// Only ops whose names contain this.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     only: String,
     /// Show every case, and not only those that fail and the worst of each op.
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Outcome {
     let kernels = Kernels::load(args.data.as_deref(), &[])?;
     let (verdicts, of) = match args.device {
         DeviceId::Cpu => {
-            let verdicts = check::cpu::check(&kernels.ops, args.seed);
+            let verdicts = check::cpu::check(&kernels, args.seed, &args.only);
             for verdict in &verdicts {
                 report::line(&verdict.to_string())?;
             }
@@ -59,6 +59,11 @@ pub fn run(args: &Args) -> Outcome {
         let all: Vec<_> = verdicts.iter().map(as_json).collect();
         std::fs::write(path, serde_json::to_vec(&all)?)
             .map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    if verdicts.is_empty() {
+        let op = kernels.ops.find(&args.only).map(|_| "it runs as the calls of its body").ok();
+        let why = op.unwrap_or("no op is named so");
+        return Err(format!("no kernel of `{}` for {of} was checked: {why}", args.only).into());
     }
     let failed = verdicts.iter().filter(|v| !v.passed()).count();
     report::line(&format!("{} kernel(s) of {of}, {failed} failed", verdicts.len()))?;
@@ -80,7 +85,7 @@ fn on_gpu(
         verdicts.push(verdict);
     };
     let options = (args.seed, args.only.as_str());
-    check::cuda::check(&kernels.ops, &library, gpu, &cache, options, &mut take);
+    check::cuda::check(kernels, &library, gpu, &cache, options, &mut take);
     printed?;
     summary(&verdicts)?;
     Ok(verdicts)
@@ -95,27 +100,34 @@ fn summary(verdicts: &[KernelVerdict]) -> Outcome {
     }
     for ((op, dtype), group) in groups {
         let variants: std::collections::BTreeSet<_> = group.iter().map(|v| &v.variant).collect();
-        let worst = group.iter().map(|v| v.error).fold(0.0, f64::max);
+        let compared = || group.iter().filter_map(|v| v.outcome.as_ref().ok());
+        let worst = compared().map(|c| c.error).fold(0.0, f64::max);
+        let of_bound = compared().map(|c| c.of_bound).fold(0.0, f64::max);
+        let elements: u64 = compared().map(|c| c.elements).sum();
         let (cases, variants) = (group.len(), variants.len());
         let allowed = group[0].allowed;
         let failed = group.iter().filter(|v| !v.passed()).count();
         report::line(&format!(
             "{op} {dtype}: {variants} variant(s), {cases} case(s), {failed} failed, worst error \
-             {worst:.2e} of {allowed:.2e}"
+             {worst:.2e} of {allowed:.2e}, of each of {elements} element(s) at most {of_bound:.2} of its \
+             bound"
         ))?;
     }
     Ok(())
 }
 
 fn as_json(v: &KernelVerdict) -> serde_json::Value {
+    let compared = v.outcome.as_ref().ok();
     json!({
         "op": v.op,
         "variant": v.variant,
         "dtype": v.dtype.name(),
         "case": v.case,
-        "error": v.error,
+        "elements": compared.map_or(0, |c| c.elements),
+        "error": compared.map(|c| c.error),
         "allowed": v.allowed,
-        "problem": v.problem,
+        "element_error_of_bound": compared.map(|c| c.of_bound),
+        "problem": v.outcome.as_ref().err(),
         "passed": v.passed(),
     })
 }

@@ -1,10 +1,12 @@
 //! `infernum check-templates`.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use infernum_codegen::cuda::{Compiler, Device, Library};
+use infernum_codegen::cuda::{Compiler, Device, Library, TemplateError, Unreached, unreached};
 use infernum_passes::data::Kernels;
 use infernum_runtime::check::cuda;
+use serde_json::json;
 
 use crate::report::{self, Outcome};
 
@@ -17,6 +19,9 @@ pub struct Args {
     /// Architectures to compile for; all that are known when left out.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     arch: Vec<String>,
+    /// Only ops whose names contain this.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    only: String,
     /// In every element type and size that is tried, and not each variant once.
     #[arg(long)]
     all: bool,
@@ -40,12 +45,26 @@ pub fn run(args: &Args) -> Outcome {
         let device = Device::named(arch).ok_or_else(|| {
             format!("--arch: expected one of {}, found `{arch}`", known.join(", "))
         })?;
-        all.extend(cuda::compile(&kernels.ops, &library, &device, &compiler, args.all));
+        let options = (args.all, args.only.as_str());
+        all.extend(cuda::compile(&kernels, &library, &device, &compiler, options));
     }
-    let failed = all.iter().filter(|k| !k.passed()).count();
+    let unreached = unreached_variants(&kernels, &library, &args.only)?;
+    if all.is_empty() && unreached.is_empty() {
+        let message = "no op with a template is named so; does the op's file name its `template`?";
+        return Err(format!("`{}`: {message}", args.only).into());
+    }
+    let never = unreached.iter().filter(|(_, u)| u.never).count();
+    let failed = all.iter().filter(|k| !k.passed()).count() + never;
     if args.json {
-        report::json(&all)?;
+        report::json(&json!({ "kernels": all, "unreached": unreached }))?;
     } else {
+        for (template, Unreached { variant, reason, never }) in &unreached {
+            let mark =
+                if *never { "FAIL never chosen:" } else { "note: only a measurement chooses" };
+            if *never || args.verbose || !args.only.is_empty() {
+                report::line(&format!("{mark} {template}.{variant}: {reason}"))?;
+            }
+        }
         for k in all.iter().filter(|k| args.verbose || !k.passed()) {
             let mark = if k.passed() { "ok  " } else { "FAIL" };
             let (arch, template, variant) = (&k.arch, &k.template, &k.variant);
@@ -63,4 +82,26 @@ pub fn run(args: &Args) -> Outcome {
         ))?;
     }
     if failed > 0 { Err(format!("{failed} kernel(s) are wrong").into()) } else { Ok(()) }
+}
+
+/// The variants that are never chosen, or not before something is measured, by template.
+fn unreached_variants(
+    kernels: &Kernels,
+    library: &Library,
+    only: &str,
+) -> Result<Vec<(String, Unreached)>, TemplateError> {
+    let named = kernels.ops.all().filter(|op| op.name.contains(only)).filter_map(|op| op.cuda);
+    let templates: BTreeSet<&str> = named.collect();
+    let mut found = Vec::new();
+    for name in templates {
+        match library.template(name) {
+            Ok(template) => {
+                found.extend(unreached(&template).into_iter().map(|u| (name.to_owned(), u)));
+            }
+            // An op may name a template that is for no kernel of ours: it runs as its body.
+            Err(TemplateError::Missing { .. }) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(found)
 }

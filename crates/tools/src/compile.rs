@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Outcome {
         );
     }
     let model = if args.config_only {
-        let (files, library) = (args.model.files()?, args.model.library());
+        let (files, library) = (args.model.files()?, args.model.library()?);
         Model::without_weights(files, args.model.spec.as_deref(), &library)?
     } else {
         args.model.open()?
@@ -107,6 +107,7 @@ pub fn run(args: &Args) -> Outcome {
         report::text(dump)?;
     }
     let compiled = compiled?;
+    compiled.warnings.iter().for_each(report::warning);
     if let Some(path) = &args.html {
         return write_page(path, &options, &seen.fused, &compiled);
     }

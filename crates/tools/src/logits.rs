@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use infernum::{Capacity, Loader, Machine, ModelOptions, RunOptions};
 use infernum_frontend_hf::safetensors::{TensorData, TensorOut, write_safetensors};
 use infernum_ir::Sym;
-use infernum_runtime::{Observed, PlanExecutor, StepInputs};
+use infernum_runtime::{Observed, PlanExecutor, SequenceSteps, StepInputs};
 
 use crate::report::{self, Outcome};
 
@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Outcome {
     let loader = Loader::new(&model, &args.model, &args.run, &machine).with_progress(&progress);
     let plan = loader.plan(Sym::T, capacity)?;
     let mut executor = loader.load(plan, capacity)?;
-    let chunk = args.run.chunk(&machine);
+    let chunk = loader.chunk();
     let tensors = compute(&mut *executor, args, chunk)?;
     let shapes: Vec<[u64; 2]> =
         tensors.iter().map(|t| [(t.data.len() / t.width.max(1)) as u64, t.width as u64]).collect();
@@ -78,24 +78,22 @@ fn compute(
     }
     let mut logits = Rows { name: "logits".to_owned(), width: vocab as usize, data: Vec::new() };
     let layers = Mutex::new(Vec::<Rows>::new());
-    let blocks: Vec<u32> = (0..args.tokens.len().div_ceil(StepInputs::BLOCK_SIZE) as u32).collect();
-    let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
-    let mut done = 0;
+    let mut sequence = SequenceSteps::for_tokens(args.tokens.len());
     for chunk in chunks(executor, args, chunk) {
-        inputs.clear();
-        inputs.push(&args.tokens[done..done + chunk], done + chunk, &blocks)?;
-        let ticket = if args.dump_layers {
-            let names = call_names(executor, &inputs);
-            executor.submit_observed(&inputs, &mut |call, values| {
+        let done = sequence.context();
+        let inputs = sequence.next(&args.tokens[done..done + chunk])?;
+        let output = if args.dump_layers {
+            let names = call_names(executor, inputs);
+            let ticket = executor.submit_observed(inputs, &mut |call, values| {
                 if let (Some(name), Ok(mut layers)) = (&names[call], layers.lock()) {
                     add_rows(&mut layers, name, values);
                 }
-            })?
+            })?;
+            executor.wait(ticket)?
         } else {
-            executor.submit(&inputs)?
+            executor.run(inputs)?
         };
-        logits.data.extend_from_slice(&executor.wait(ticket)?.logits);
-        done += chunk;
+        logits.data.extend_from_slice(&output.logits);
     }
     let mut tensors = layers.into_inner().map_err(|e| e.to_string())?;
     tensors.push(logits);
@@ -108,7 +106,7 @@ fn call_names(executor: &dyn PlanExecutor, inputs: &StepInputs) -> Vec<Option<St
     let schedule = plan.schedule(inputs.tokens().len() as u64, inputs.is_decode_only());
     let calls = schedule.map_or(&[][..], |s| &plan.schedules[s].calls);
     let last = calls.len().saturating_sub(1);
-    let name = |(i, call): (usize, &infernum_codegen::Call)| {
+    let name = |(i, call): (usize, &infernum_codegen::ProgramCall)| {
         let program = &plan.programs[call.program as usize].name;
         let name = call.layer.map_or_else(|| program.clone(), |l| format!("layers.{l}"));
         (i != last).then_some(name)

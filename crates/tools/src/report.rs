@@ -1,12 +1,15 @@
 //! How results and errors reach the user.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::io::{self, Write};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use infernum::{Progress, Stage};
+use infernum_ir::SourceWarning;
 use serde::Serialize;
 
 /// What every command returns.
@@ -26,6 +29,33 @@ pub fn error(e: &dyn Error) {
         shown = text;
         cause = e.source();
     }
+}
+
+/// Prints what is likely a mistake, on standard error. A model may be compiled several times; the same
+/// is said once.
+pub fn warning(warning: &SourceWarning) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let text = warning.to_string();
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if said.insert(text.clone()) {
+        anstream::eprintln!("{text}");
+    }
+}
+
+/// Prints what a user should know although it goes on.
+pub fn notice(text: &str) {
+    anstream::eprintln!("\x1b[1;33mwarning\x1b[0m: {text}");
+}
+
+/// An error and its causes, on one line.
+pub(crate) fn chain(e: &dyn Error) -> String {
+    let mut text = e.to_string();
+    let mut cause = e.source();
+    while let Some(e) = cause {
+        text = format!("{text}: {e}");
+        cause = e.source();
+    }
+    text
 }
 
 /// Whether an error only says that nobody reads the output any more.
@@ -53,7 +83,7 @@ pub fn text(text: &str) -> Outcome {
 }
 
 /// Draws how far the library is on standard error: a bar for each stage, hidden where that is no terminal.
-pub fn progress() -> impl Fn(Progress) {
+pub fn progress() -> impl Fn(Progress<'_>) {
     let shown: RefCell<Option<ProgressBar>> = RefCell::new(None);
     move |progress| match (progress, &mut *shown.borrow_mut()) {
         (Progress::Begin { stage, total }, shown) => {
@@ -69,6 +99,7 @@ pub fn progress() -> impl Fn(Progress) {
                 bar.finish_and_clear();
             }
         }
+        (Progress::Warning(warning), _) => self::warning(warning),
         (Progress::Advance(_), None) => {}
     }
 }

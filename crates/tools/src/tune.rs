@@ -4,23 +4,20 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use infernum::tune::{CONTEXT, Tuner};
-use infernum::{Loader, Machine, ModelOptions, RunOptions};
+use infernum::{Loader, Machine, RunOptions};
 use infernum_passes::fuse::Measurements;
 use ron::ser::PrettyConfig;
 
-use crate::bench;
 use crate::report::{self, Outcome};
+use crate::subject::Subject;
 
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    model: ModelOptions,
+    subject: Subject,
     #[command(flatten)]
     run: RunOptions,
-    /// A config.json to run with random weights, instead of a model.
-    #[arg(long, value_name = "FILE", conflicts_with = "model")]
-    config: Option<PathBuf>,
     /// Sequences that are decoded together; several to tune for each.
     #[arg(long, value_name = "N", default_value = "1,8,16", value_delimiter = ',')]
     batch: Vec<usize>,
@@ -41,9 +38,9 @@ pub fn run(args: &Args) -> Outcome {
         return Err("--batch and --context: expected at least 1".into());
     }
     let machine = Machine::open(args.run.device)?;
-    let model = bench::model(args.config.as_deref(), &args.model)?;
+    let model = args.subject.open()?;
     let progress = report::progress();
-    let loader = Loader::new(&model, &args.model, &args.run, &machine).with_progress(&progress);
+    let loader = Loader::new(&model, &args.subject, &args.run, &machine).with_progress(&progress);
     let most = args.batch.iter().copied().max().unwrap_or(1);
     let mut tuner = Tuner::new(loader, most, args.context)?;
     let end = Instant::now() + Duration::from_secs(args.seconds);

@@ -6,6 +6,7 @@
 #define VECTOR (16 / (int)sizeof({{ x.type }}))   // elements of one load
 typedef {{ x.type }} Logit;
 #define NONE __int_as_float(0xff800000)
+#define BROKEN 0xff80000000000000ull              // ranked(inf, NO_TOKEN), above all ranks: a row with a NaN
 
 // Where in the row a thread's `i`th element is.
 __device__ __forceinline__ int element(int part, int i) {
@@ -15,20 +16,24 @@ __device__ __forceinline__ int element(int part, int i) {
 __device__ __forceinline__ float sane(float v) {
     return v >= -3.4028235e38f ? fminf(v, 3.4028235e38f) + 0.0f : NONE;
 }
-__device__ __forceinline__ void load_vector(const Logit* row, int at, float* v) {
+__device__ __forceinline__ void load_vector(const Logit* row, int at, float* v, bool& sound) {
+    auto read = [&](float x) { sound &= x == x; return sane(x); };
     if (COLS % VECTOR == 0) {
         union { Vec16 all; Logit one[VECTOR]; } u;
         if (at < COLS) u.all = load16(row + at);
 #pragma unroll
-        for (int j = 0; j < VECTOR; j++) v[j] = at < COLS ? sane(to_f32(u.one[j])) : NONE;
+        for (int j = 0; j < VECTOR; j++) v[j] = at < COLS ? read(to_f32(u.one[j])) : NONE;
     } else {
 #pragma unroll
-        for (int j = 0; j < VECTOR; j++) v[j] = at + j < COLS ? sane(to_f32(row[at + j])) : NONE;
+        for (int j = 0; j < VECTOR; j++) v[j] = at + j < COLS ? read(to_f32(row[at + j])) : NONE;
     }
 }
-__device__ __forceinline__ void load_part(const Logit* row, int part, float (&v)[HELD]) {
+// False if any that this thread holds is NaN.
+__device__ __forceinline__ bool load_part(const Logit* row, int part, float (&v)[HELD]) {
+    bool sound = true;
 #pragma unroll
-    for (int i = 0; i < HELD; i += VECTOR) load_vector(row, element(part, i), v + i);
+    for (int i = 0; i < HELD; i += VECTOR) load_vector(row, element(part, i), v + i, sound);
+    return sound;
 }
 
 // A number that is larger the larger `value` is and, of equal ones, the earlier the token.

@@ -7,50 +7,25 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// Tokens in a block of the KV cache.
-#define PAGE {{ page }}
-
 // 16-bit floats are storage: arithmetic is in f32.
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
 
-// How a sequence's next token is picked: `Choice` in crates/runtime/src/sampling/mod.rs.
-struct Seen { u32 token, generated; };
-struct Choice {
-    float scale;                 // log2(e) / temperature; 0 picks the largest logit
-    u32 top_k;                   // 0 for all
-    float top_p, min_p;
-    float repetition, frequency, presence;
-    u32 key[2];                  // of (seed, position)
-    u32 seen_count;
-    const Seen* seen;            // tokens with penalties, each once
-};
-
 // By which the copy engine finds tiles of an operand: `TileMap` in crates/codegen/src/plan.rs.
 struct alignas(64) TileMap { u64 words[16]; };
 
-// Inputs of the step. Written before the step's first kernel and constant throughout it, so that
-// it may be read before pdl_wait(). Sequences are in order, and so are their tokens.
-struct Step {
-    int T, B, S, block_stride;   // tokens, sequences, context rows of all; ints in a row of blocks
-    i64 pairs;                   // elements of a ragged [T, S]
-    const u32* tokens;           // [T] ids
-    const int* positions;        // [T] row in the context of its sequence
-    const u32* output_rows;      // [B] or [T]: tokens whose logits are wanted
-    const int* context_positions;// [S]
-    const int* seq;              // [T] the token's sequence
-    const int* slots;            // [T] the token's row in the planes of the cache
-    const int* first;            // [B + 1] first token of each sequence
-    const int* context;          // [B] context rows, those of the new tokens included
-    const int* context_start;    // [B + 1] first context row in [S]
-    const i64* pair_start;       // [T] first of the token's elements in a ragged [T, S]
-    const int* blocks;           // [B, block_stride] the cache's blocks of each sequence
-    const Choice* choices;       // [B] for kernels that sample
-};
-
+// What the host fills in: PAGE, FED, NO_TOKEN, BANNED, Seen, Choice and Step, as
+// crates/codegen/src/cuda/abi.rs defines them.
+{{ abi }}
 // The row in the cache's planes of row `i` of sequence `b`'s context.
 __device__ __forceinline__ i64 cache_row(const Step* step, int b, int i) {
     return (i64)step->blocks[(i64)b * step->block_stride + i / PAGE] * PAGE + i % PAGE;
+}
+
+// The row of `rows` that an id picks. An id that is none (of a row of logits without a token, of a
+// damaged file) picks the last one: no kernel reads beyond a table.
+__device__ __forceinline__ i64 picked_row(i64 id, i64 rows) {
+    return (u64)id < (u64)rows ? id : rows - 1;
 }
 
 // ---- programmatic dependent launch: a kernel may start before the one before it has ended.

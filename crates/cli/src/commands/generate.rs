@@ -4,12 +4,9 @@ use std::error::Error;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::Instant;
 
-use infernum::{Capacity, Loader, Machine, ModelOptions, RunOptions, tune};
-use infernum_frontend_hf::chat::{ChatTemplate, Message, RenderOptions};
-use infernum_frontend_hf::tokenizer::Tokenizer;
-use infernum_frontend_hf::{Config, Model};
-use infernum_runtime::{
-    Engine, EngineOptions, Event, FinishReason, PlanExecutor, Request, SamplingParams,
+use infernum::{
+    FinishReason, Frontend, Generator, Loader, Machine, Message, ModelOptions, Request, RunOptions,
+    SamplingFlags, SamplingParams,
 };
 use infernum_tools::report::{self, Outcome};
 use serde::Serialize;
@@ -28,73 +25,22 @@ pub(crate) struct Args {
     /// System message for --chat.
     #[arg(long, requires = "chat")]
     system: Option<String>,
-    /// Most tokens to generate.
-    #[arg(long, value_name = "N", default_value_t = 1024)]
-    max_tokens: usize,
+    /// Most tokens to generate; what generation_config.json says, else 1024, when left out.
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<usize>,
     /// Go on past the model's end token.
     #[arg(long)]
     ignore_eos: bool,
+    // Each is what generation_config.json says when left out.
     #[command(flatten)]
-    sampling: SamplingArgs,
+    sampling: SamplingFlags,
     /// Print one JSON object with text, token ids and speed instead of streaming.
     #[arg(long)]
     json: bool,
 }
 
-/// Each is what generation_config.json says when left out.
-#[derive(clap::Args)]
-struct SamplingArgs {
-    /// 0 is greedy.
-    #[arg(long)]
-    temperature: Option<f32>,
-    /// Only the K likeliest tokens.
-    #[arg(long, value_name = "K")]
-    top_k: Option<u32>,
-    /// Only the likeliest tokens that together have this probability.
-    #[arg(long, value_name = "P")]
-    top_p: Option<f32>,
-    /// Only tokens at least this likely, relative to the likeliest.
-    #[arg(long, value_name = "P")]
-    min_p: Option<f32>,
-    /// Makes tokens seen in prompt or output less likely.
-    #[arg(long, value_name = "X")]
-    repetition_penalty: Option<f32>,
-    /// Subtracted from a token's logit for each time it was generated.
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    frequency_penalty: Option<f32>,
-    /// Subtracted from a token's logit if it was generated.
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    presence_penalty: Option<f32>,
-    /// Fixes the random choices.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-}
-
-impl SamplingArgs {
-    fn params(&self, config: &Config) -> SamplingParams {
-        let given = |key: &str| config.generation(key).and_then(serde_json::Value::as_f64);
-        let samples = config.generation("do_sample").and_then(serde_json::Value::as_bool);
-        let samples = samples.unwrap_or(false) || self.temperature.is_some_and(|t| t > 0.0);
-        let or = |arg: Option<f32>, key, default: f32| {
-            arg.or_else(|| given(key).map(|x| x as f32)).unwrap_or(default)
-        };
-        let none = SamplingParams::default();
-        SamplingParams {
-            temperature: if samples { or(self.temperature, "temperature", 1.0) } else { 0.0 },
-            top_k: self.top_k.or_else(|| given("top_k").map(|k| k as u32)).unwrap_or(none.top_k),
-            top_p: or(self.top_p, "top_p", none.top_p),
-            min_p: or(self.min_p, "min_p", none.min_p),
-            repetition_penalty: or(
-                self.repetition_penalty,
-                "repetition_penalty",
-                none.repetition_penalty,
-            ),
-            frequency_penalty: self.frequency_penalty.unwrap_or(none.frequency_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(none.presence_penalty),
-            seed: self.seed,
-        }
-    }
-}
+/// Tokens to generate where neither the command line nor the checkpoint says how many.
+const MAX_TOKENS: usize = 1024;
 
 /// What one answer was and cost.
 #[derive(Serialize)]
@@ -107,103 +53,121 @@ struct Answer {
     generated_tokens_per_second: f64,
 }
 
-/// A model ready to answer.
-struct Generator<'a> {
+/// A model, and how it was asked to answer.
+struct Answerer<'a> {
     args: &'a Args,
-    engine: Engine<Box<dyn PlanExecutor>>,
-    tokenizer: Tokenizer,
-    stop: Vec<u32>,
+    generator: Generator,
     sampling: SamplingParams,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let model = args.model.open()?;
-    let sampling = args.sampling.params(&model.config);
-    sampling.check()?;
-    let tokenizer = Tokenizer::open(&model.files)?;
-    let stop =
-        if args.ignore_eos { Vec::new() } else { model.config.eos_ids(tokenizer.eos_id())? };
-    let engine = load(args, &model)?;
-    let mut generator = Generator { args, engine, tokenizer, stop, sampling };
-    if args.chat {
-        let template = ChatTemplate::open(&model.files)?;
-        chat(&mut generator, &template)
-    } else {
-        let prompt = match &args.prompt {
-            Some(prompt) => prompt.clone(),
-            None if args.model.model.is_none() && io::stdin().is_terminal() => {
-                "Once upon a time".to_owned()
-            }
-            None => io::read_to_string(io::stdin())?,
-        };
-        if !args.json {
-            report::text(&prompt)?;
-        }
-        let answer = generator.answer(&prompt, true)?;
-        finish(args, &answer)
-    }
-}
-
-fn load(args: &Args, model: &Model) -> Result<Engine<Box<dyn PlanExecutor>>, Box<dyn Error>> {
-    let (capacity, machine) =
-        (Capacity::one(args.model.length(model)?), Machine::open(args.run.device)?);
+    let (model, machine) = (args.model.open()?, Machine::open(args.run.device)?);
     let progress = report::progress();
-    let loader = Loader::new(model, &args.model, &args.run, &machine).with_progress(&progress);
-    tune::autotune(&loader)?;
-    Ok(loader.start(capacity, EngineOptions::default())?)
+    let loader = Loader::new(&model, &args.model, &args.run, &machine).with_progress(&progress);
+    let frontend = Frontend::open(&model)?;
+    if args.chat {
+        frontend.template()?;
+    }
+    for key in &frontend.defaults().unsupported {
+        report::notice(&format!("generation_config.json: `{key}` is not supported, and left out"));
+    }
+    let sampling = args.sampling.params(frontend.defaults().sampling);
+    let generator = Generator::load(&loader, frontend)?;
+    let mut answerer = Answerer { args, generator, sampling };
+    if args.chat {
+        return answerer.chat();
+    }
+    let prompt = match &args.prompt {
+        Some(prompt) => prompt.clone(),
+        None if args.model.model.is_none() && io::stdin().is_terminal() => {
+            "Once upon a time".to_owned()
+        }
+        None => io::read_to_string(io::stdin())?,
+    };
+    if !args.json {
+        report::text(&prompt)?;
+    }
+    let request = answerer.generator.prompt(&prompt)?;
+    let answer = answerer.answer(request)?;
+    finish(args, &answer)
 }
 
-impl Generator<'_> {
-    /// Continues `prompt`, streaming unless JSON is wanted.
-    fn answer(&mut self, prompt: &str, add_special: bool) -> Result<Answer, Box<dyn Error>> {
-        let tokens = self.tokenizer.encode(prompt, add_special)?;
+impl Answerer<'_> {
+    /// Answers a request as the command line has it, streaming unless JSON is wanted.
+    fn answer(&mut self, request: Request) -> Result<Answer, Box<dyn Error>> {
+        let (args, prompt_tokens) = (self.args, request.tokens.len());
+        let given = self.generator.frontend().defaults().max_tokens(prompt_tokens);
+        let request = Request {
+            max_tokens: args.max_tokens.or(given).unwrap_or(MAX_TOKENS),
+            stop: if args.ignore_eos { Vec::new() } else { request.stop },
+            sampling: self.sampling,
+            ..request
+        };
         let mut answer = Answer {
             text: String::new(),
             tokens: Vec::new(),
             finish_reason: "length",
-            prompt_tokens: tokens.len(),
+            prompt_tokens,
             prompt_tokens_per_second: 0.0,
             generated_tokens_per_second: 0.0,
         };
-        let mut stream = self.tokenizer.stream(true);
-        let show = |answer: &mut Answer, piece: &str| {
-            answer.text.push_str(piece);
-            if self.args.json { Ok(()) } else { report::text(piece) }
-        };
-        let start = Instant::now();
-        let mut first: Option<Instant> = None;
-        self.engine.submit(Request {
-            tokens,
-            max_tokens: self.args.max_tokens,
-            stop: self.stop.clone(),
-            sampling: self.sampling,
-            ..Request::default()
-        })?;
-        let mut events = Vec::new();
-        while !self.engine.is_idle() {
-            self.engine.step(&mut events)?;
-            for event in events.drain(..) {
-                first.get_or_insert_with(|| {
-                    answer.prompt_tokens_per_second = rate(answer.prompt_tokens, start);
-                    Instant::now()
-                });
-                match event {
-                    Event::Token(_, token, _) => {
-                        answer.tokens.push(token);
-                        show(&mut answer, &stream.push(token)?)?;
-                    }
-                    Event::Finished(_, FinishReason::Stop) => answer.finish_reason = "stop",
-                    Event::Started(..) | Event::Prompt(..) | Event::Finished(..) => {}
-                }
+        let (start, mut first) = (Instant::now(), None);
+        let mut stream = self.generator.stream(request)?;
+        for piece in &mut stream {
+            let piece = piece?;
+            first.get_or_insert_with(|| {
+                answer.prompt_tokens_per_second = rate(prompt_tokens, start);
+                Instant::now()
+            });
+            answer.tokens.extend(piece.token);
+            answer.text.push_str(&piece.text);
+            if !args.json {
+                report::text(&piece.text)?;
             }
         }
-        show(&mut answer, &stream.flush()?)?;
+        if stream.finish() == Some(FinishReason::Stop) {
+            answer.finish_reason = "stop";
+        }
         if let Some(first) = first {
             // The first token came with the prompt.
             let after = answer.tokens.len().saturating_sub(1);
             answer.generated_tokens_per_second = rate(after, first);
         }
         Ok(answer)
+    }
+
+    /// One question, or turns until the input ends.
+    fn chat(&mut self) -> Outcome {
+        let args = self.args;
+        let mut messages: Vec<Message> =
+            args.system.iter().map(|s| Message::new("system", s.as_str())).collect();
+        let interactive = args.prompt.is_none() && io::stdin().is_terminal();
+        let mut lines = io::stdin().lock().lines();
+        loop {
+            let question = if let Some(prompt) = &args.prompt {
+                prompt.clone()
+            } else {
+                if interactive {
+                    anstream::eprint!("\x1b[1m> \x1b[0m");
+                    io::stderr().flush()?;
+                }
+                match lines.next() {
+                    Some(line) => line?,
+                    None => return Ok(()),
+                }
+            };
+            if question.trim().is_empty() {
+                continue;
+            }
+            messages.push(Message::new("user", question));
+            let request = self.generator.chat(&messages)?;
+            let answer = self.answer(request)?;
+            finish(args, &answer)?;
+            if args.prompt.is_some() {
+                return Ok(());
+            }
+            messages.push(Message::new("assistant", answer.text.trim()));
+        }
     }
 }
 
@@ -226,39 +190,4 @@ fn finish(args: &Args, answer: &Answer) -> Outcome {
         answer.finish_reason,
     );
     Ok(())
-}
-
-/// One question, or turns until the input ends.
-fn chat(generator: &mut Generator<'_>, template: &ChatTemplate) -> Outcome {
-    let args = generator.args;
-    let mut messages: Vec<Message> =
-        args.system.iter().map(|s| Message::new("system", s.as_str())).collect();
-    let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-    let interactive = args.prompt.is_none() && io::stdin().is_terminal();
-    let mut lines = io::stdin().lock().lines();
-    loop {
-        let question = if let Some(prompt) = &args.prompt {
-            prompt.clone()
-        } else {
-            if interactive {
-                anstream::eprint!("\x1b[1m> \x1b[0m");
-                io::stderr().flush()?;
-            }
-            match lines.next() {
-                Some(line) => line?,
-                None => return Ok(()),
-            }
-        };
-        if question.trim().is_empty() {
-            continue;
-        }
-        messages.push(Message::new("user", question));
-        let prompt = template.render(&messages, &options)?;
-        let answer = generator.answer(&prompt, false)?;
-        finish(args, &answer)?;
-        if args.prompt.is_some() {
-            return Ok(());
-        }
-        messages.push(Message::new("assistant", answer.text.trim()));
-    }
 }

@@ -3,4 +3,3 @@
 pub(crate) mod doctor;
 pub(crate) mod families;
 pub(crate) mod generate;
-pub(crate) mod health;

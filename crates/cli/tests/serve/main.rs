@@ -1,6 +1,9 @@
 //! `infernum serve`, spoken to as clients do.
 #![allow(missing_docs, reason = "tests")]
 
+mod fields;
+mod guards;
+mod hostile;
 mod support;
 
 use std::io::{BufRead, BufReader, Write};
@@ -22,7 +25,7 @@ fn errors_have_one_shape_and_say_what_is_wrong() {
         server.send(path, &"x".repeat(100_001)).error(413, None, Some("body_too_large"));
     }
     server.send(CHAT, "{\"model\": \"ember\"}").error(400, Some("messages"), None);
-    server.send(CHAT, "{\"messages\": []}").error(400, Some("model"), None);
+    server.send(CHAT, "{\"messages\": []}").error(422, Some("messages"), Some("invalid_value"));
     server.send(TEXT, "{\"model\": \"ember\"}").error(400, Some("prompt"), None);
     for path in [CHAT, TEXT] {
         let whole = if path == CHAT { chat("Hi") } else { story(4) };
@@ -45,7 +48,14 @@ fn errors_have_one_shape_and_say_what_is_wrong() {
             ("n", json!(129)),
             ("max_tokens", json!(-1)),
             ("priority", json!(1i64 << 40)),
-            ("stop", json!(["a", "b", "c", "d", "e"])),
+            ("stop", json!(vec!["a"; 65])),
+            ("stop", json!(["x".repeat(1025)])),
+            ("stop_token_ids", json!([999_999])),
+            ("stop_token_ids", json!(vec![1; 257])),
+            ("prompt_logprobs", json!(21)),
+            ("truncate_prompt_tokens", json!(0)),
+            ("truncate_prompt_tokens", json!(-2)),
+            ("min_tokens", json!(-1)),
             ("logit_bias", json!({"1": 101})),
             ("logit_bias", json!({"word": 1})),
             ("logit_bias", json!({"999999": 1})),
@@ -91,7 +101,7 @@ fn errors_have_one_shape_and_say_what_is_wrong() {
         Some("prompt"),
         Some("context_length_exceeded"),
     );
-    found(json!({"prompt": [1.5]})).error(400, Some("prompt"), None);
+    found(json!({"prompt": [1.5]})).error(400, Some("prompt.0"), None);
     found(json!({"prompt": vec!["x"; 129]})).error(422, Some("prompt"), Some("invalid_value"));
     server.post("/detokenize", &json!({"tokens": [99_999]})).error(
         422,
@@ -377,8 +387,10 @@ fn a_client_that_leaves_frees_what_it_held() {
         let request = with(endless(), json!({"stream": streaming, "n": 2}));
         let body = request.to_string();
         let mut socket = TcpStream::connect(("127.0.0.1", server.port)).expect("a connection");
-        let head =
-            format!("POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+        let head = format!(
+            "POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
         socket.write_all((head + &body).as_bytes()).expect("sent");
         wait("they run", || server.metric("infernum:num_requests_running") == 2.0);
         assert!(server.metric("infernum:kv_cache_usage_perc") > 0.0);
@@ -506,7 +518,8 @@ fn several_models_and_what_operators_ask() {
     assert!(server.get("/version").headers.get("access-control-allow-origin").is_none());
     // A head without end.
     let mut socket = TcpStream::connect(("127.0.0.1", server.port)).expect("a connection");
-    let head = format!("GET /version HTTP/1.1\r\nhost: x\r\nx-long: {}", "x".repeat(300_000));
+    let head =
+        format!("GET /version HTTP/1.1\r\nhost: localhost\r\nx-long: {}", "x".repeat(300_000));
     let _ = socket.write_all(head.as_bytes()); // it may stop reading before the end
     let mut line = String::new();
     BufReader::new(socket).read_line(&mut line).expect("a line");

@@ -349,7 +349,7 @@ impl<'a> Attach<'a> {
         variant: &Variant,
         scratch: u64,
     ) -> Result<u32, CudaError> {
-        let (_, text) = self.library.file(&foreign.file).ok_or_else(|| TemplateError::Io {
+        let (_, text) = self.library.file(&foreign.file)?.ok_or_else(|| TemplateError::Io {
             path: format!("kernels/templates/{}", foreign.file),
             source: std::io::ErrorKind::NotFound.into(),
         })?;

@@ -79,6 +79,7 @@ fn function(func: Func) -> &'static str {
         Func::Abs => "fabsf",
         Func::Floor => "floorf",
         Func::Ceil => "ceilf",
+        Func::Round => "rintf",
         Func::Min => "fminf",
         Func::Max => "fmaxf",
         Func::Len | Func::Contains => "", // refused when the expression is compiled
@@ -106,6 +107,7 @@ mod tests {
             c_text(&f, &["x".to_owned(), "y[i]".to_owned()])
         };
         assert_eq!(text("a / (1 + exp(-a)) * b"), "((x / (1e0f + expf((-x)))) * y[i])");
+        assert_eq!(text("round(a * 127) / 127"), "(rintf((x * 1.27e2f)) / 1.27e2f)");
         assert_eq!(
             text("max(a, 0) > b ? 0.1 : -2"),
             "((fmaxf(x, 0e0f) > y[i] ? 1.0f : 0.0f) != 0.0f ? 1e-1f : (-2e0f))"

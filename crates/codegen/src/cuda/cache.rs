@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::{Digest, Sha256};
 
-use super::{Choices, Compiler, NvrtcError};
+use super::{Choices, ChoicesError, Compiler, NvrtcError};
 use crate::plan::Kernel;
 
 /// Kernels could not be had.
@@ -49,8 +49,8 @@ impl Cache {
     }
 
     /// The variants that measurements chose for an architecture.
-    pub fn choices(&self, arch: &str) -> Choices {
-        self.choices_file(arch).map_or_else(Choices::default, |path| Choices::load(&path))
+    pub fn choices(&self, arch: &str) -> Result<Choices, ChoicesError> {
+        self.choices_file(arch).map_or_else(|| Ok(Choices::default()), |path| Choices::load(&path))
     }
 
     /// Where they are kept; `None` if nothing is.

@@ -24,6 +24,14 @@ pub struct Choices {
     sites: BTreeMap<String, String>,
 }
 
+/// What `infernum tune` wrote cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{path}: expected what `infernum tune` writes: {message}; delete it, or give --untuned")]
+pub struct ChoicesError {
+    path: String,
+    message: String,
+}
+
 /// What variants are chosen by: the op, the types of its operands, and the steps.
 pub fn site(launch: &Launch, bucket: Bucket) -> String {
     let types =
@@ -64,10 +72,14 @@ impl Choices {
         site.or_else(|| self.templates.get(template)).map(String::as_str)
     }
 
-    /// Reads what [`Choices::save`] wrote; nothing where there is no such file or another program's.
-    pub fn load(path: &Path) -> Choices {
-        let bytes = std::fs::read(path).unwrap_or_default();
-        serde_json::from_slice(&bytes).unwrap_or_default()
+    /// Reads what [`Choices::save`] wrote; nothing where there is no such file.
+    pub fn load(path: &Path) -> Result<Choices, ChoicesError> {
+        let error = |message: String| ChoicesError { path: path.display().to_string(), message };
+        match std::fs::read(path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| error(e.to_string())),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Choices::default()),
+            Err(e) => Err(error(e.to_string())),
+        }
     }
 
     /// Writes them, whole or not at all.
@@ -118,16 +130,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn choices_are_kept() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let path = dir.path().join("sub/choices.json");
-        assert!(Choices::load(&path).is_empty());
-        let mut choices = Choices::default();
+    fn a_file_that_cannot_be_read_is_an_error_and_none_is_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("sub/choices-sm_90a.json");
+        assert_eq!(Choices::load(&path).expect("none"), Choices::default());
+        let mut choices = Choices::everywhere("linear", "skinny");
         assert_eq!(choices.choose("here", "a"), None);
         assert_eq!(choices.choose("here", "b"), Some("a".to_owned()));
-        choices.save(&path).expect("a file");
-        assert_eq!(Choices::load(&path), choices);
-        std::fs::write(&path, "{").expect("a file");
-        assert!(Choices::load(&path).is_empty());
+        choices.save(&path).expect("written");
+        assert_eq!(Choices::load(&path).expect("some"), choices);
+        for text in ["", "{\"templates\": {\"linear\"", "[]", "{\"template\": {}}", "\u{0}"] {
+            std::fs::write(&path, text).expect("written");
+            let error = Choices::load(&path).expect_err(text).to_string();
+            assert!(error.contains("choices-sm_90a.json: expected") && error.contains("--untuned"));
+        }
+        std::fs::remove_file(&path).expect("gone");
+        std::fs::create_dir(&path).expect("a folder in its place");
+        assert!(Choices::load(&path).is_err());
     }
 }

@@ -1,20 +1,23 @@
 //! The CUDA target: templates become kernels, and kernels machine code. Needs no GPU.
 
+pub mod abi;
 mod attach;
 mod c_expr;
 mod cache;
 mod choices;
 mod geometry;
 mod nvrtc;
+mod reach;
 mod template;
 mod text;
 
 pub use attach::{CudaError, admitted, attach, ceiling};
 pub use cache::{Cache, CacheError, Cubin};
-pub use choices::{Choices, site, sites};
+pub use choices::{Choices, ChoicesError, site, sites};
 pub use geometry::Geometry;
 pub use nvrtc::{Compiler, NvrtcError};
-pub use template::{Foreign, Library, Template, TemplateError, Variant};
+pub use reach::{Unreached, unreached};
+pub use template::{CheckSizes, Foreign, Library, Template, TemplateError, Variant};
 pub use text::arguments as launch_arguments;
 
 use serde::{Deserialize, Serialize};

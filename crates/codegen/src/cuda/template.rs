@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use include_dir::{Dir, include_dir};
 use infernum_frontend_hf::spec::{Source, read_ron};
-use infernum_ir::SourceError;
 use infernum_ir::expr::Expr;
+use infernum_ir::{SourceError, is_there};
 use serde::Deserialize;
 
-static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels/templates");
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/templates");
 
 /// A template is missing or says something wrong of itself.
 #[derive(Debug, thiserror::Error)]
@@ -40,27 +40,35 @@ pub struct Library {
 impl Library {
     /// The built-in templates, with those of `DIR/kernels/templates` on top.
     pub fn new(data: Option<&Path>) -> Library {
-        let folder = data.map(|d| d.join("kernels/templates")).filter(|d| d.is_dir());
+        let folder = data.map(|d| d.join("kernels/templates")).filter(|d| is_there(d));
         Library { folder }
     }
 
-    /// The text of a file and its name for messages; `None` if there is none.
-    pub(super) fn file(&self, name: &str) -> Option<(String, Cow<'static, str>)> {
+    /// The text of a file and its name for messages; `None` if there is none. A file of the user's
+    /// that cannot be read is an error.
+    pub(super) fn file(
+        &self,
+        name: &str,
+    ) -> Result<Option<(String, Cow<'static, str>)>, TemplateError> {
         // Names come from the user's files as well: they stay inside the folder.
         let inside =
             Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
         if let Some(path) = self.folder.as_ref().filter(|_| inside).map(|f| f.join(name))
-            && let Ok(text) = std::fs::read_to_string(&path)
+            && is_there(&path)
         {
-            return Some((path.display().to_string(), text.into()));
+            let shown = path.display().to_string();
+            return match std::fs::read_to_string(&path) {
+                Ok(text) => Ok(Some((shown, text.into()))),
+                Err(source) => Err(TemplateError::Io { path: shown, source }),
+            };
         }
-        let text = EMBEDDED.get_file(name)?.contents_utf8()?;
-        Some((format!("kernels/templates/{name}"), text.into()))
+        let text = EMBEDDED.get_file(name).and_then(|f| f.contents_utf8());
+        Ok(text.map(|text| (format!("kernels/templates/{name}"), text.into())))
     }
 
     /// A kernel's template.
     pub fn template(&self, name: &str) -> Result<Template, TemplateError> {
-        let file = self.file(&format!("{name}.cu.j2"));
+        let file = self.file(&format!("{name}.cu.j2"))?;
         let (path, text) = file.ok_or_else(|| TemplateError::Missing { name: name.to_owned() })?;
         Template::parse(name, &path, &text)
     }
@@ -80,10 +88,29 @@ pub struct Template {
     pub path: String,
     /// What it computes, and how.
     pub doc: String,
+    /// Where its checks go beyond small and odd sizes.
+    pub check_sizes: CheckSizes,
     /// Ways to compute it, in order of preference.
     pub variants: Vec<Variant>,
     /// The whole file.
     pub text: String,
+}
+
+/// Sizes that a kernel is checked at besides small and odd ones: those of models, which admit its
+/// variants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum CheckSizes {
+    /// None.
+    #[default]
+    Small,
+    /// Long rows.
+    Rows,
+    /// Matrices that products read, for few and for many tokens.
+    Products,
+    /// Heads of attention, short and long contexts.
+    Heads,
+    /// Several sequences of one token.
+    Decode,
 }
 
 /// One way to compute an op.
@@ -151,6 +178,8 @@ pub struct MatmulRoles {
 #[serde(rename = "Kernel", deny_unknown_fields)]
 struct HeaderFile {
     doc: String,
+    #[serde(default)]
+    check_sizes: CheckSizes,
     variants: Vec<VariantFile>,
 }
 
@@ -179,7 +208,7 @@ struct VariantFile {
 }
 
 impl Template {
-    fn parse(name: &str, path: &str, text: &str) -> Result<Template, TemplateError> {
+    pub(super) fn parse(name: &str, path: &str, text: &str) -> Result<Template, TemplateError> {
         let missing = || TemplateError::Header { path: path.to_owned() };
         let start = text.find("{#").filter(|at| text[..*at].trim().is_empty());
         let start = start.ok_or_else(missing)? + 2;
@@ -194,6 +223,7 @@ impl Template {
             name: name.to_owned(),
             path: path.to_owned(),
             doc: file.doc,
+            check_sizes: file.check_sizes,
             variants: variants.collect::<Result<_, _>>()?,
             text: text.to_owned(),
         })

@@ -8,11 +8,8 @@ use minijinja::value::{Rest, Value as Jinja};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, context};
 
 use super::template::Kind;
-use super::{Device, Library, Template, Variant, c_expr};
+use super::{Device, Library, Template, Variant, abi, c_expr};
 use crate::{Bucket, Launch};
-
-/// Tokens in a block of the KV cache.
-pub(super) const PAGE: u64 = 16;
 
 /// What the text of one kernel is made from.
 pub(super) struct Site<'a> {
@@ -29,7 +26,10 @@ pub(super) struct Site<'a> {
 pub(super) fn environment(library: &Library) -> Environment<'static> {
     let mut env = Environment::new();
     let library = library.clone();
-    env.set_loader(move |name| Ok(library.file(name).map(|(_, text)| text.into_owned())));
+    env.set_loader(move |name| match library.file(name) {
+        Ok(found) => Ok(found.map(|(_, text)| text.into_owned())),
+        Err(error) => Err(Error::new(ErrorKind::BadInclude, error.to_string())),
+    });
     env.set_undefined_behavior(UndefinedBehavior::Strict);
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.add_filter("f32", |x: f64| c_expr::literal(x));
@@ -67,7 +67,8 @@ pub(super) fn render(
             ("variant", Jinja::from(site.variant.name.as_str())),
             ("params", Jinja::from(parameters(site))),
             ("block", Jinja::from(site.block)),
-            ("page", Jinja::from(PAGE)),
+            ("page", Jinja::from(abi::PAGE)),
+            ("abi", Jinja::from(abi::declarations())),
             ("p", Jinja::from_pairs(params)),
             ("tokens", context! { min, max, decode }),
             ("device", context! { sm => site.device.sm, sms => site.device.sms }),

@@ -2,12 +2,16 @@
 
 mod attrs;
 mod body;
+mod lint;
 mod scope;
 
 use std::collections::{BTreeMap, HashMap};
 
 use infernum_ir::expr::Value;
-use infernum_ir::{CallSite, DType, Graph, Module, SourceError, Sym, Type, nearest};
+use infernum_ir::{
+    CallSite, DType, Dim, Graph, Indices, Module, SourceError, SourceWarning, Sym, Type, nearest,
+    row_picks, token_rows,
+};
 
 use crate::spec::{
     Arg, BlockSource, Family, Layers, Library, LibraryError, Part, Source, parse_block,
@@ -49,6 +53,8 @@ pub struct Lowered {
     pub module: Module,
     /// Patterns of checkpoint tensors that the model does not use.
     pub ignore: Vec<String>,
+    /// What is likely a mistake in the spec.
+    pub warnings: Vec<SourceWarning>,
 }
 
 /// A spec could not be lowered.
@@ -70,6 +76,25 @@ impl From<SourceError> for LowerError {
 
 /// Lowers the family in `source`.
 pub fn lower(
+    source: &Source,
+    library: &Library,
+    request: &Request<'_>,
+) -> Result<Lowered, LowerError> {
+    let mut lowered = lower_once(source, library, request)?;
+    if request.dtype == DType::F32 {
+        // A cast that is missing changes nothing in f32, and everything in any other type.
+        let Request { config, config_keys, max_length, weight_dtype, rows, .. } = *request;
+        let dtype = DType::Bf16;
+        let half = Request { config, config_keys, dtype, max_length, weight_dtype, rows };
+        if let Err(LowerError::Spec(mut error)) = lower_once(source, library, &half) {
+            error.message = format!("f32 hides this error of {dtype}: {}", error.message);
+            lowered.warnings.push(SourceWarning(*error));
+        }
+    }
+    Ok(lowered)
+}
+
+fn lower_once(
     source: &Source,
     library: &Library,
     request: &Request<'_>,
@@ -99,7 +124,9 @@ pub fn lower(
     let mut cx = Context::new(request, sources);
     cx.defaults = defaults(&cx, &family)?;
     let scope = family_scope(&cx, &family)?;
-    Ok(lower_parts(&family, &blocks, &scope)?)
+    let mut lowered = lower_parts(&family, &blocks, &scope)?;
+    lowered.warnings = lint::lint(&cx, &family, source, &blocks);
+    Ok(lowered)
 }
 
 /// The families that `source` is based on, nearest first.
@@ -198,7 +225,61 @@ fn lower_parts(
         return Err(cx.at(place, "expected `gives` of the head to be one name, that of the logits"));
     }
     add(&mut module, graph, None);
-    Ok(Lowered { module, ignore: family.ignore.iter().map(|s| (*s).to_owned()).collect() })
+    check_logits(cx, &module, head.gives.first().copied().unwrap_or(family.name), &logits[0].1)?;
+    check_positions(cx, &module, family.name)?;
+    let ignore = family.ignore.iter().map(|s| (*s).to_owned()).collect();
+    Ok(Lowered { module, ignore, warnings: Vec::new() })
+}
+
+/// The head gives a row of logits for each that is wanted, and none of a token that cannot come back in.
+fn check_logits(
+    cx: &Context<'_>,
+    module: &Module,
+    place: &str,
+    found: &Type,
+) -> Result<(), SourceError> {
+    let rows = Dim::sym(cx.request.rows);
+    let columns = match found {
+        Type::Tensor(t) if matches!(t.dtype, DType::F32 | DType::Bf16 | DType::F16) => {
+            match t.shape[..] {
+                [first, Dim::Const(columns)] if first == rows => Some(columns),
+                _ => None,
+            }
+        }
+        _ => None,
+    };
+    let columns = columns.ok_or_else(|| {
+        let expected = format!("logits, f32, bf16 or f16 [{rows}, vocabulary]");
+        cx.at(place, format!("expected the head to give {expected}, found {found}"))
+    })?;
+    match token_rows(module) {
+        Some(known) if columns > known => Err(cx.at(
+            place,
+            format!(
+                "the head has logits of {columns} tokens, but ids of tokens pick from a table of {known} \
+                 row(s): expected at most as many logits"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Tables that positions pick from have a row for each.
+fn check_positions(cx: &Context<'_>, module: &Module, place: &str) -> Result<(), SourceError> {
+    let longest = cx.request.max_length;
+    let short = row_picks(module).into_iter().find_map(|pick| {
+        let rows = pick.rows.as_const().filter(|rows| *rows < longest)?;
+        (pick.by == Indices::Positions).then_some((pick, rows))
+    });
+    let Some((pick, rows)) = short else { return Ok(()) };
+    let node = module.graphs[pick.graph].node(pick.node);
+    let at = node.loc.as_ref().map(|loc| format!(" at {loc}")).unwrap_or_default();
+    let message = format!(
+        "`{}`{at} picks a row of {rows} by position, and sequences may be {longest} tokens long: expected a \
+         --max-length of at most {rows}",
+        node.names[0]
+    );
+    Err(cx.at(place, message))
 }
 
 /// Adds a graph and a call of it.

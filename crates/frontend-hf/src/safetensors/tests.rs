@@ -283,3 +283,25 @@ proptest! {
         agree(&file(&header, 4))?;
     }
 }
+
+/// A pipe stands for whatever is no file: replacing /dev/null by a file would break the machine.
+#[cfg(unix)]
+#[test]
+fn what_is_no_file_is_written_to_and_stays() {
+    use std::os::unix::fs::FileTypeExt;
+    let dir = tempfile::tempdir().expect("a folder");
+    let pipe = dir.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || std::fs::read(pipe).expect("what was written")
+    });
+    let tensor = TensorOut { name: "x", shape: &[2], data: TensorData::F32(&[1.0, 2.0]) };
+    write_safetensors(&pipe, &[tensor]).expect("written");
+    let bytes = reader.join().expect("a reader");
+    let read = SafeTensors::deserialize(&bytes).expect("a whole file");
+    assert_eq!(read.tensor("x").expect("x").data().len(), 8);
+    let kind = std::fs::metadata(&pipe).expect("still there").file_type();
+    assert!(kind.is_fifo(), "{kind:?}");
+}

@@ -97,23 +97,30 @@ fn check(path: &Path, tensors: &[&TensorOut<'_>]) -> Result<(), WriteError> {
 }
 
 fn save(path: &Path, tensors: &[&TensorOut<'_>]) -> io::Result<()> {
+    // Only a file may be replaced by another; a device or a pipe, such as /dev/null, is written to.
+    if std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
+        return write_to(std::fs::OpenOptions::new().write(true).open(path)?, tensors).map(drop);
+    }
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     builder.prefix(".infernum-").suffix(".partial");
     // What `File::create` would give (the umask applies), instead of an owner-only temporary.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let file = builder.tempfile_in(folder)?;
-    let mut out = BufWriter::with_capacity(1 << 16, file);
+    write_to(builder.tempfile_in(folder)?, tensors)?.persist(path)?;
+    Ok(())
+}
+
+/// Writes the whole file to `out` and gives it back.
+fn write_to<W: Write>(out: W, tensors: &[&TensorOut<'_>]) -> io::Result<W> {
+    let mut out = BufWriter::with_capacity(1 << 16, out);
     let header = header(tensors);
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(header.as_bytes())?;
     for tensor in tensors {
         tensor.data.write(&mut out)?;
     }
-    let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-    file.persist(path)?;
-    Ok(())
+    out.into_inner().map_err(io::IntoInnerError::into_error)
 }
 
 /// The JSON header, padded with spaces so that the data starts at a multiple of 8.

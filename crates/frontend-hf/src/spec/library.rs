@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use include_dir::{Dir, include_dir};
-use infernum_ir::nearest;
+use infernum_ir::{is_there, nearest};
 
 use crate::source::ModelFiles;
 
-static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../models");
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/models");
 
 /// The demo model that is part of the binary.
 pub fn demo() -> ModelFiles {
@@ -86,7 +86,7 @@ impl Library {
     /// library. A file that names itself means the one it hides.
     pub fn included(&self, name: &str, from: &Source) -> Result<Source, LibraryError> {
         let mut places = [&from.dir, &self.overlay].into_iter().flatten().map(|dir| dir.join(name));
-        let other = |path: &PathBuf| path.is_file() && *path.display().to_string() != *from.file;
+        let other = |path: &PathBuf| is_there(path) && *path.display().to_string() != *from.file;
         match places.find(other) {
             Some(path) => Library::open(&path),
             None => self.built_in(name),
@@ -95,7 +95,7 @@ impl Library {
 
     /// A file of the library, named from `models/`.
     pub fn file(&self, name: &str) -> Result<Source, LibraryError> {
-        match self.overlay.as_ref().map(|dir| dir.join(name)).filter(|path| path.is_file()) {
+        match self.overlay.as_ref().map(|dir| dir.join(name)).filter(|path| is_there(path)) {
             Some(path) => Library::open(&path),
             None => self.built_in(name),
         }
@@ -122,10 +122,29 @@ impl Library {
         }
     }
 
+    /// Every shared block's file, by name; the user's hide ours.
+    pub fn blocks(&self) -> Result<Vec<Source>, LibraryError> {
+        let mut names: Vec<String> = Vec::new();
+        let folder = self.overlay.as_ref().map(|d| d.join("blocks")).filter(|d| d.is_dir());
+        if let Some(dir) = folder {
+            let io = |source| LibraryError::Io { path: dir.clone(), source };
+            for entry in std::fs::read_dir(&dir).map_err(io)? {
+                let name = entry.map_err(io)?.file_name().into_string();
+                names.extend(name.map(|n| format!("blocks/{n}")));
+            }
+        }
+        let ours = EMBEDDED.get_dir("blocks").into_iter().flat_map(Dir::files);
+        names.extend(ours.filter_map(|f| f.path().to_str()).map(str::to_owned));
+        names.retain(|n| Path::new(n).extension().is_some_and(|e| e == "ron"));
+        names.sort();
+        names.dedup();
+        names.iter().map(|n| self.file(n)).collect()
+    }
+
     /// Every family file, the user's first; a file of the same name hides the built-in one.
     pub fn families(&self) -> Result<Vec<Source>, LibraryError> {
         let mut names: Vec<String> = Vec::new();
-        if let Some(dir) = self.overlay.as_ref().filter(|d| d.is_dir()) {
+        if let Some(dir) = self.overlay.as_ref().filter(|d| is_there(d)) {
             let io = |source| LibraryError::Io { path: dir.clone(), source };
             for entry in std::fs::read_dir(dir).map_err(io)? {
                 names.extend(entry.map_err(io)?.file_name().into_string());

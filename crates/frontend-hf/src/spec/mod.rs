@@ -16,6 +16,7 @@
 //! and the inputs of the step. Expressions of `params` fall back to config keys, and a key that the
 //! config lacks is null; everywhere else an unknown name is an error.
 
+pub mod fields;
 mod library;
 mod read;
 

@@ -146,6 +146,100 @@ fn what_is_not_a_tokenizer_is_an_error() {
     assert!(absent.unwrap_err().to_string().contains("save_pretrained"));
 }
 
+#[test]
+fn tokens_are_spelt_as_bytes() {
+    let t = byte_level();
+    let bytes = |token: &str| t.bytes_of(t.id_of(token).unwrap()).unwrap();
+    assert_eq!(bytes("Ġth"), b" th");
+    assert_eq!(bytes("ðŁ"), [0xF0, 0x9F]);
+    assert_eq!(bytes("two words"), b"two words", "added tokens are spelt as they are");
+    assert_eq!(t.bytes_of(9999), None);
+    let t = byte_fallback();
+    assert_eq!(t.bytes_of(t.id_of("▁the").unwrap()).unwrap(), b" the");
+    assert_eq!(t.bytes_of(t.id_of("<0xE2>").unwrap()).unwrap(), [0xE2]);
+}
+
+/// What is no character costs the thousandth token no more than the tenth.
+#[test]
+fn a_run_of_half_characters_stays_short() {
+    let t = byte_level();
+    let half = t.id_of("Ģ").unwrap(); // 0x80
+    let (first, second) = (t.id_of("ð").unwrap(), t.id_of("Ł").unwrap());
+    for run in [vec![half], vec![first, second], vec![first], vec![half, half, first]] {
+        let ids: Vec<u32> = run.iter().copied().cycle().take(1000).collect();
+        let mut stream = t.stream(true);
+        let mut text = String::new();
+        for &id in &ids {
+            text.push_str(&stream.push(id).unwrap());
+            assert!(stream.window.len() <= LONGEST, "{run:?}");
+        }
+        text.push_str(&stream.flush().unwrap());
+        assert_eq!(text, t.decode(&ids, true).unwrap(), "{run:?}");
+    }
+}
+
+/// With a normal form, and with an added token that takes white space along.
+fn composing() -> Tokenizer {
+    let mut json: Value =
+        serde_json::from_str(&byte_level().inner.to_string(false).unwrap()).unwrap();
+    json["normalizer"] = json!({"type": "NFC"});
+    json["added_tokens"][0]["rstrip"] = true.into();
+    build(&json)
+}
+
+#[test]
+fn what_is_dropped_has_no_least_number() {
+    let with = |part: &str, value: Value| {
+        let mut json: Value =
+            serde_json::from_str(&byte_level().inner.to_string(false).unwrap()).unwrap();
+        json[part] = value;
+        Least::new(&build(&json).inner).is_some()
+    };
+    assert!(with("normalizer", json!({"type": "NFKC"})));
+    assert!(!with("normalizer", json!({"type": "Strip", "strip_left": true, "strip_right": true})));
+    assert!(!with(
+        "normalizer",
+        json!({"type": "Sequence", "normalizers": [
+        {"type": "NFC"}, {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}]})
+    ));
+    assert!(!with("pre_tokenizer", json!({"type": "WhitespaceSplit"})));
+    assert!(
+        !with(
+            "model",
+            json!({"type": "BPE", "vocab": {"a": 0, "<unk>": 1}, "merges": [],
+        "unk_token": "<unk>", "fuse_unk": true})
+        ),
+        "all that it does not know is one token"
+    );
+}
+
+#[test]
+fn long_texts_are_refused_before_they_are_encoded_and_others_are_not() {
+    let t = Tokenizer::open(&crate::demo()).unwrap();
+    let digits = "0123456789".repeat(400_000);
+    let least = Least::new(&t.inner).unwrap();
+    assert!(least.tokens(&digits) >= digits.len() / 2, "no token holds more than a few digits");
+    let refused = |text: &str, limit| {
+        matches!(t.encode_within(text, true, limit), Err(TokenizerError::TooLong { .. }))
+    };
+    assert!(refused(&digits, 100_000));
+    let words = "Once upon a time there was a little dog. ".repeat(2000);
+    let exact = t.encode(&words, true).unwrap();
+    assert_eq!(t.encode_within(&words, true, exact.len()).unwrap(), exact);
+    assert!(refused(&words, exact.len() / 4));
+    // The look at pieces, where nothing is known of the tokenizer.
+    let blind = Tokenizer { least: Arc::new(OnceLock::from(None)), ..t.clone() };
+    let long = |limit| blind.surely_longer(&words, limit).unwrap();
+    assert!(long(exact.len() / 4) && !long(exact.len() / 2 + 10) && !long(exact.len()));
+}
+
+fn least_is_least(t: &Tokenizer, text: &str) -> Result<(), TestCaseError> {
+    let least = Least::new(&t.inner).expect("it drops nothing");
+    let tokens = t.encode(text, false).unwrap().len();
+    prop_assert!(least.tokens(text) <= tokens, "{:?} has {}", text, tokens);
+    Ok(())
+}
+
 fn streams_as_it_decodes(t: &Tokenizer, ids: &[u32], skip: bool) -> Result<(), TestCaseError> {
     let whole = t.decode(ids, skip).unwrap();
     prop_assert_eq!(pieces(&mut t.stream(skip), ids).concat(), whole);
@@ -159,6 +253,25 @@ proptest! {
     ) {
         streams_as_it_decodes(&byte_level(), &ids, skip)?;
         streams_as_it_decodes(&byte_fallback(), &ids, skip)?;
+    }
+
+    #[test]
+    fn long_runs_stream_as_they_decode(
+        ids in prop::collection::vec(
+            prop_oneof![100..266_u32, Just(2), Just(6), Just(8 + 0xE2), Just(8 + 0x82)], 30..120,
+        ), skip: bool,
+    ) {
+        streams_as_it_decodes(&byte_level(), &ids, skip)?;
+        streams_as_it_decodes(&byte_fallback(), &ids, skip)?;
+    }
+
+    #[test]
+    fn no_text_has_fewer_tokens_than_the_least(
+        text in "([ a-e0-9thé😀▁]|e\\u{301}|\\u{212A}|<\\|end\\|>|two words|  +|<0x41>){0,40}",
+    ) {
+        for t in [byte_level(), composing(), byte_fallback()] {
+            least_is_least(&t, &text)?;
+        }
     }
 
     #[test]

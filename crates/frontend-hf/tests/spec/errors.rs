@@ -6,7 +6,7 @@ use std::fmt::Write;
 use crate::{CONFIG, check, lower_text};
 
 /// A correct spec, small enough to see every caret in.
-const SPEC: &str = r#"Family(
+pub(crate) const SPEC: &str = r#"Family(
     name: "tiny",
     doc: "A linear map and a rotation a layer.",
     architectures: ["Tiny"],
@@ -266,6 +266,44 @@ fn configs_that_do_not_fit() {
 }
 
 /// An error in a block says so where the block is, not where it is called.
+#[test]
+fn mistakes_in_what_the_head_gives() {
+    let head = "\"lm_head\": File(\"blocks/lm_head.ron\")";
+    let inline = |rows: &str, logits: &str| {
+        format!(
+            "\"lm_head\": Inline((doc: \"\", inputs: [\"x\"], weights: {{ \"w\": (shape: [{rows}, \"hidden\"]) }}, \
+             body: {{ \"rows\": gather_rows(x: \"x\", rows: \"output_rows\"), {logits} }}, result: \"logits\"))"
+        )
+    };
+    let linear = "\"logits\": linear(x: \"rows\", w: \"w\")";
+    let picked = "\"all\": linear(x: \"rows\", w: \"w\"), \"logits\": argmax(x: \"all\")";
+    let wide = inline("\"vocab + 1\"", linear);
+    let tokens = inline("\"vocab\"", picked);
+    let small = "\"logits\": linear(x: \"rows\", w: \"w\", dtype: \"f8e4m3\")";
+    let small = inline("\"vocab\"", small);
+    let right = inline("\"vocab\"", linear);
+    lower_text(&SPEC.replace(head, &right), CONFIG).unwrap_or_else(|e| panic!("{e}"));
+    let table = "embedding(ids: \"positions\", table: \"proj.weight\")";
+    let logits = "expected the head to give logits, f32, bf16 or f16 [B, vocabulary], found ";
+    let mistakes = [
+        ("lm_head(x: \"x\")", "mixer(x: \"x\")", format!("{logits}bf16[T, 8]")),
+        (head, &wide, "logits of 12 tokens, but ids of tokens pick from a table of 11".to_owned()),
+        (head, &tokens, format!("{logits}u32[B]")),
+        (head, &small, format!("{logits}f8e4m3[B, 11]")),
+        (
+            "linear(x: \"y\", w: \"proj.weight\")",
+            table,
+            "expected a --max-length of at most 8".to_owned(),
+        ),
+    ];
+    for (from, to, expected) in mistakes {
+        let text = SPEC.replacen(from, to, 1);
+        assert_ne!(text, SPEC, "nothing to replace: {from}");
+        let error = lower_text(&text, CONFIG).expect_err(&expected).to_string();
+        assert!(error.contains("tiny.ron:") && error.contains(&expected), "{expected}: {error}");
+    }
+}
+
 #[test]
 fn errors_in_shared_blocks() {
     let config = CONFIG.replace("\"silu\"", "\"sliu\"");

@@ -5,6 +5,7 @@ mod families;
 mod files;
 mod limits;
 mod rope;
+mod warnings;
 
 use std::path::{Path, PathBuf};
 

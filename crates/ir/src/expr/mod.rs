@@ -124,7 +124,7 @@ pub enum BinaryOp {
 
 impl BinaryOp {
     /// Binding strength (larger binds tighter) and spelling.
-    pub(crate) const TABLE: [(BinaryOp, u8, &'static str); 15] = [
+    pub const TABLE: [(BinaryOp, u8, &'static str); 15] = [
         (BinaryOp::Or, 1, "||"),
         (BinaryOp::And, 2, "&&"),
         (BinaryOp::Coalesce, 3, "??"),
@@ -165,6 +165,8 @@ pub enum Func {
     Abs,
     Floor,
     Ceil,
+    /// To the nearest whole number, halves to the even one, as processors round.
+    Round,
     Min,
     Max,
     /// Length of a list or text.
@@ -175,7 +177,7 @@ pub enum Func {
 
 impl Func {
     /// Name and number of arguments of every function.
-    pub const TABLE: [(&'static str, Func, usize); 14] = [
+    pub const TABLE: [(&'static str, Func, usize); 15] = [
         ("exp", Func::Exp, 1),
         ("log", Func::Log, 1),
         ("sqrt", Func::Sqrt, 1),
@@ -186,6 +188,7 @@ impl Func {
         ("abs", Func::Abs, 1),
         ("floor", Func::Floor, 1),
         ("ceil", Func::Ceil, 1),
+        ("round", Func::Round, 1),
         ("min", Func::Min, 2),
         ("max", Func::Max, 2),
         ("len", Func::Len, 1),
@@ -209,6 +212,7 @@ impl Func {
             Func::Abs => a.abs(),
             Func::Floor => a.floor(),
             Func::Ceil => a.ceil(),
+            Func::Round => a.round_ties_even(),
             Func::Min => a.min(b),
             Func::Max => a.max(b),
             Func::Len | Func::Contains => f64::NAN, // not numeric: refused when compiled

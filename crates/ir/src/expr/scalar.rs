@@ -128,6 +128,12 @@ fn emit(e: &Expr, args: &[&str], code: &mut Vec<Instr>) -> Result<(), ExprError>
         Expr::Call(Func::Len | Func::Contains, _) => {
             return Err(refuse(e, "does not yield a number at run time"));
         }
+        Expr::Call(f, list) if list.len() != arity(*f) => {
+            return Err(refuse(
+                e,
+                &format!("has {} argument(s), expected {}", list.len(), arity(*f)),
+            ));
+        }
         Expr::Call(f, list) => {
             for a in list {
                 emit(a, args, code)?;

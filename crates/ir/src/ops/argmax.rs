@@ -1,14 +1,14 @@
 //! `argmax`.
 
 use super::common::{rows_cols, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::interp::Tensor;
 use crate::{DType, TensorType};
 
 pub(super) static OP: OpDef = OpDef {
     name: "argmax",
-    doc: "Index of the largest value of each row of `x` [.., N], the first of equals: u32 [..]. NaN \
-          counts as smallest; a row without a number above -inf gives 0.",
+    doc: "Index of the largest value of each row of `x` [.., N], the first of equals: u32 [..]. A row \
+          that has a NaN, or no number above -inf, gives 4294967295, which is no index.",
     operands: &[OperandDef::required("x")],
     attrs: &[],
     infer: |call| {
@@ -26,19 +26,26 @@ pub(super) static OP: OpDef = OpDef {
         work.flops = call.tensor(0).map_or(0, |t| t.elements(dims));
         work
     },
+    reads: Reads::All,
     cuda: Some("argmax"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
+
+/// What stands in the place of an index where there is none: a token that is none.
+pub const NO_TOKEN: u32 = u32::MAX;
 
 fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
     let x = eval.value(0)?;
     let (_, n) = rows_cols(&x.shape);
     let largest = |row: &[f64]| {
-        let better = |best: (f64, usize), (i, v): (usize, &f64)| {
+        let better = |best: (f64, u32), (i, v): (u32, &f64)| {
             if *v > best.0 { (*v, i) } else { best }
         };
-        row.iter().enumerate().fold((f64::NEG_INFINITY, 0), better).1 as f64
+        let is_sound = !row.iter().any(|v| v.is_nan());
+        let row = (0u32..).zip(row).filter(|_| is_sound);
+        f64::from(row.fold((f64::NEG_INFINITY, NO_TOKEN), better).1)
     };
     Ok(vec![Tensor { shape: eval.sizes(0)?, data: x.data.chunks(n).map(largest).collect() }])
 }

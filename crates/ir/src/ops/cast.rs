@@ -1,14 +1,14 @@
 //! `cast`.
 
 use super::common::streaming;
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::TensorType;
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "cast",
-    doc: "Converts to another element type, rounding to nearest even.",
+    doc: "Converts x [..] to another element type, rounding to nearest even: [..].",
     operands: &[OperandDef::required("x")],
     attrs: &[AttrDef {
         name: "dtype",
@@ -26,8 +26,10 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 0),
+    reads: Reads::All,
     cuda: Some("cast"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Converted,
     fused: None,
 };
 

@@ -164,7 +164,7 @@ pub(super) fn streaming(
     dims: &Dims,
     flops_per_element: u64,
 ) -> Work {
-    let bytes = |t: &Type| t.tensor().map_or(0, |t| t.bytes(dims));
+    let bytes = |t: &Type| bytes_of(t, dims);
     let elements = |t: &Type| t.tensor().map_or(0, |t| t.elements(dims));
     let moved = call.operands.iter().flatten().map(|t| bytes(t)).chain(results.iter().map(bytes));
     Work {
@@ -175,6 +175,11 @@ pub(super) fn streaming(
             .fold(0, u64::saturating_add)
             .saturating_mul(flops_per_element),
     }
+}
+
+/// Bytes of a tensor; none of a cache plane, whose rows the ops that touch them count.
+pub(crate) fn bytes_of(ty: &Type, dims: &Dims) -> u64 {
+    ty.tensor().map_or(0, |t| t.bytes(dims))
 }
 
 /// No work at all.

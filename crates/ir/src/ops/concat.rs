@@ -1,14 +1,14 @@
 //! `concat`.
 
 use super::common::{around, const_axis, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::Dim;
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "concat",
-    doc: "Joins two tensors along a constant axis.",
+    doc: "Joins a [.., M, ..] and b [.., N, ..] along a constant axis: [.., M + N, ..].",
     operands: &[OperandDef::required("a"), OperandDef::required("b")],
     attrs: &[AttrDef {
         name: "axis",
@@ -33,8 +33,10 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 0),
+    reads: Reads::All,
     cuda: Some("concat"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Concat,
     fused: None,
 };
 

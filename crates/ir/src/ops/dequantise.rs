@@ -1,14 +1,14 @@
 //! `dequantise`.
 
 use super::common::streaming;
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::TensorType;
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "dequantise",
-    doc: "The values of a block-quantised weight [.., K] as floats.",
+    doc: "The values of a block-quantised weight [.., K] as floats: [.., K].",
     operands: &[OperandDef::required("w")],
     attrs: &[AttrDef {
         name: "dtype",
@@ -30,8 +30,10 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 2),
+    reads: Reads::All,
     cuda: Some("dequantise"),
     tolerance: Tolerance::POINTWISE,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

@@ -1,12 +1,12 @@
 //! `embedding`.
 
-use super::common::{dense, pick_rows};
-use super::{Effect, OpDef, OperandDef, Pointwise, Tolerance, Work};
+use super::common::{bytes_of, dense, pick_rows};
+use super::{Effect, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 
 pub(super) static OP: OpDef = OpDef {
     name: "embedding",
     doc: "Rows of `table` [V, D] picked by `ids` [N]: [N, D].",
-    operands: &[OperandDef::required("ids"), OperandDef::required("table")],
+    operands: &[OperandDef::rows("ids", "table"), OperandDef::required("table")],
     attrs: &[],
     infer: |call| {
         let (ids, table) = (call.index(0, 1)?, call.dense(1, 2)?);
@@ -22,7 +22,9 @@ pub(super) static OP: OpDef = OpDef {
         bytes: results[0].tensor().map_or(0, |t| t.bytes(dims)).saturating_mul(2),
         flops: 0,
     },
+    reads: Reads::Part { operand: 1, bytes: |_, results, dims| bytes_of(&results[0], dims) },
     cuda: Some("embedding"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Lookup { table: 1, rows: 0 },
     fused: None,
 };

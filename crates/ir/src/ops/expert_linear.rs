@@ -1,7 +1,7 @@
 //! `expert_linear`.
 
 use super::common::dense;
-use super::{Call, Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance, Work};
+use super::{Call, Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 use crate::interp::Tensor;
 use crate::{Dim, Dims, Type};
 
@@ -9,7 +9,7 @@ pub(super) static OP: OpDef = OpDef {
     name: "expert_linear",
     doc: "One linear layer an expert: w [E, N, K], ids [T, k]; x [T, K], the same for each of a \
           token's experts, or [T, k, K]: [T, k, N].",
-    operands: &[OperandDef::required("x"), OperandDef::required("w"), OperandDef::required("ids")],
+    operands: &[OperandDef::required("x"), OperandDef::required("w"), OperandDef::rows("ids", "w")],
     attrs: &[],
     infer: |call| {
         let (x, w, ids) = (call.dense(0, 2)?, call.dense(1, 3)?, call.index(2, 2)?);
@@ -24,26 +24,36 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work,
+    reads: Reads::Part { operand: 1, bytes: |call, _, dims| hit_bytes(call, dims) },
     cuda: Some("expert_linear"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 
-/// Each expert that may be hit is read once.
+/// The experts that are hit are read once each.
 fn work(call: &Call<'_>, results: &[Type], dims: &Dims) -> Work {
-    let (Ok(w), Ok(ids), Ok(out)) = (call.tensor(1), call.tensor(2), results[0].tensor()) else {
+    let (Ok(w), Ok(out)) = (call.tensor(1), results[0].tensor()) else {
         return Work::default();
     };
-    let experts = w.shape[0].eval(dims).max(1);
-    let hit = ids.elements(dims).min(experts);
     let activations = call.tensor(0).map_or(0, |x| x.bytes(dims)).saturating_add(out.bytes(dims));
     Work {
-        bytes: (w.bytes(dims) / experts).saturating_mul(hit).saturating_add(activations),
+        bytes: hit_bytes(call, dims).saturating_add(activations),
         flops: out
             .elements(dims)
             .saturating_mul(w.shape.last().map_or(0, |d: &Dim| d.eval(dims)))
             .saturating_mul(2),
     }
+}
+
+/// Bytes of the experts' weights that are read. Of `E` experts, `T` tokens that choose `k` different
+/// ones each, all equally likely, are expected to hit `E (1 - (1 - k / E)^T)`.
+fn hit_bytes(call: &Call<'_>, dims: &Dims) -> u64 {
+    let (Ok(w), Ok(ids)) = (call.tensor(1), call.tensor(2)) else { return 0 };
+    let size = |d: &Dim| d.eval(dims) as f64;
+    let (experts, tokens, chosen) = (size(&w.shape[0]), size(&ids.shape[0]), size(&ids.shape[1]));
+    let missed = (1.0 - chosen / experts.max(1.0)).max(0.0).powf(tokens);
+    (w.bytes(dims) as f64 * (1.0 - missed)).round() as u64
 }
 
 fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {

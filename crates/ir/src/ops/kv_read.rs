@@ -1,7 +1,7 @@
 //! `kv_read`.
 
 use super::common::streaming;
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::interp::Tensor;
 use crate::{Dim, Sym, TensorType};
 
@@ -24,8 +24,10 @@ pub(super) static OP: OpDef = OpDef {
         work.bytes = work.bytes.saturating_mul(2);
         work
     },
+    reads: Reads::All,
     cuda: Some("kv_read"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

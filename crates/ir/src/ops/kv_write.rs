@@ -1,6 +1,6 @@
 //! `kv_write`.
 
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance, Work};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 use crate::interp::Tensor;
 use crate::{Dim, Sym};
 
@@ -25,8 +25,10 @@ pub(super) static OP: OpDef = OpDef {
         bytes: call.tensor(1).map_or(0, |t| t.bytes(dims)).saturating_mul(2),
         flops: 0,
     },
+    reads: Reads::All,
     cuda: Some("kv_write"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

@@ -1,13 +1,13 @@
 //! `layernorm`.
 
 use super::common::{like_first, rows_cols, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "layernorm",
-    doc: "Layer norm over the last dimension (Ba et al. 2016): \
+    doc: "Layer norm of x [.., K] over the last dimension (Ba et al. 2016), w [K], bias [K]: [.., K]: \
           `(x - mean(x)) / sqrt(var(x) + eps) * w + bias`.",
     operands: &[OperandDef::required("x"), OperandDef::optional("w"), OperandDef::optional("bias")],
     attrs: &[AttrDef {
@@ -26,8 +26,10 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 7),
+    reads: Reads::All,
     cuda: Some("layernorm"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Rowwise,
     fused: None,
 };
 

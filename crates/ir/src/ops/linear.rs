@@ -1,7 +1,7 @@
 //! `linear`.
 
 use super::common::{dense, rows_cols, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 
@@ -36,8 +36,10 @@ pub(super) static OP: OpDef = OpDef {
         let k = call.operands[1].and_then(|t| t.tensor().ok()?.last_const()).unwrap_or(0);
         streaming(call, results, dims, k.saturating_mul(2))
     },
+    reads: Reads::All,
     cuda: Some("linear"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

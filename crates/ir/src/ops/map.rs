@@ -1,12 +1,12 @@
 //! `map`.
 
 use super::common::streaming;
-use super::{Effect, OpDef, OperandDef, Pointwise, Tolerance, pointwise};
+use super::{Effect, OpDef, OperandDef, Pointwise, Reads, Tolerance, pointwise};
 use crate::attr::{AttrDef, AttrKind, Default};
 
 pub(super) static OP: OpDef = OpDef {
     name: "map",
-    doc: "Any elementwise function of up to three operands; `b` and `c` broadcast onto `a`.",
+    doc: "Any elementwise function of up to three operands: a [..], b and c, which broadcast onto `a`: [..].",
     operands: &[OperandDef::required("a"), OperandDef::optional("b"), OperandDef::optional("c")],
     attrs: &[AttrDef {
         name: "expr",
@@ -19,7 +19,9 @@ pub(super) static OP: OpDef = OpDef {
     reference: pointwise::reference,
     pointwise: Pointwise::Attr("expr"),
     work: |call, results, dims| streaming(call, results, dims, 4),
+    reads: Reads::All,
     cuda: Some("pointwise"),
     tolerance: Tolerance::POINTWISE,
+    memory: super::Memory::Computed,
     fused: None,
 };

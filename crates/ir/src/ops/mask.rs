@@ -1,7 +1,7 @@
 //! `mask`.
 
 use super::common::streaming;
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 
@@ -30,8 +30,10 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 0),
+    reads: Reads::Window("window"),
     cuda: Some("mask"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Rowwise,
     fused: None,
 };
 

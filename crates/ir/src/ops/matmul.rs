@@ -1,7 +1,7 @@
 //! `matmul`.
 
 use super::common::{dense, rows_cols, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
@@ -31,8 +31,10 @@ pub(super) static OP: OpDef = OpDef {
         let k = call.operands[0].and_then(|t| Some(t.tensor().ok()?.shape.last()?.eval(dims)));
         streaming(call, results, dims, k.unwrap_or(0).saturating_mul(2))
     },
+    reads: Reads::All,
     cuda: Some("matmul"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

@@ -1,6 +1,6 @@
 //! `mix`.
 
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance, Work};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 use crate::interp::Tensor;
 use crate::{Dim, Sym, TensorType};
 
@@ -36,8 +36,10 @@ pub(super) static OP: OpDef = OpDef {
             flops: p.saturating_mul(d).saturating_mul(2),
         }
     },
+    reads: Reads::All,
     cuda: Some("mix"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

@@ -1,6 +1,6 @@
 //! The table of primitive operations: one file an op, one list of them all.
 
-mod common;
+pub(crate) mod common;
 mod pointwise;
 
 mod add;
@@ -34,6 +34,8 @@ mod softcap;
 mod softmax;
 mod table;
 mod topk;
+
+pub use argmax::NO_TOKEN;
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -102,10 +104,14 @@ pub struct OpDef {
     pub pointwise: Pointwise,
     /// Bytes moved and operations done.
     pub work: fn(&Call<'_>, &[Type], &Dims) -> Work,
+    /// What it needs of its operands, by which the work of a fused op follows from its body.
+    pub reads: Reads,
     /// Stem of its CUDA template, if it has one.
     pub cuda: Option<&'static str>,
     /// How far a kernel may stray from the reference.
     pub tolerance: Tolerance,
+    /// How its result comes of its operands' memory.
+    pub memory: Memory,
     /// Its body, if it is a fused op; `None` for a primitive.
     pub fused: Option<Fused>,
 }
@@ -117,15 +123,22 @@ pub struct OperandDef {
     pub name: &'static str,
     /// Whether it may be left out.
     pub optional: bool,
+    /// For integers that pick rows: the operand whose first axis they count.
+    pub rows_of: Option<&'static str>,
 }
 
 impl OperandDef {
     const fn required(name: &'static str) -> OperandDef {
-        OperandDef { name, optional: false }
+        OperandDef { name, optional: false, rows_of: None }
     }
 
     const fn optional(name: &'static str) -> OperandDef {
-        OperandDef { name, optional: true }
+        OperandDef { name, optional: true, rows_of: None }
+    }
+
+    /// Integers that pick rows of the operand `of`.
+    const fn rows(name: &'static str, of: &'static str) -> OperandDef {
+        OperandDef { name, optional: false, rows_of: Some(of) }
     }
 }
 
@@ -153,6 +166,46 @@ pub enum Pointwise {
     Attr(&'static str),
     /// It is a fused op of elementwise ops: it applies what they compose to.
     Composed,
+}
+
+/// What an op needs of its operands.
+#[derive(Clone, Copy)]
+pub enum Reads {
+    /// All of every one.
+    All,
+    /// Of one operand so many bytes, of the others all.
+    Part {
+        /// The operand's position.
+        operand: usize,
+        /// The bytes, from the call and the types of its results.
+        bytes: fn(&Call<'_>, &[Type], &Dims) -> u64,
+    },
+    /// Of a token's context rows those within the window that this attribute holds; all where it is
+    /// absent.
+    Window(&'static str),
+}
+
+/// How result 0 of an op comes of the memory of its operands: what folding, layouts and the reuse of
+/// buffers ask for. ([`Effect::View`] leaves it as it is.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// It is computed of any of their elements.
+    Computed,
+    /// Each of its rows is computed of the same row of operand 0, over which it may be written.
+    Rowwise,
+    /// It is operand 0, each element in another type; nothing is done where that is the same.
+    Converted,
+    /// It is a part of operand 0: attributes `axis`, `start` and `len`.
+    Slice,
+    /// It is all operands, one after another: attribute `axis`.
+    Concat,
+    /// It is rows of operand `table`, by the numbers in operand `rows`.
+    Lookup {
+        /// The operand that has the rows.
+        table: usize,
+        /// The operand that says which.
+        rows: usize,
+    },
 }
 
 /// Work of one call.

@@ -1,14 +1,14 @@
 //! `reduce`.
 
 use super::common::{around, const_axis, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::Dim;
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "reduce",
-    doc: "Reduces a constant axis to one position, which stays as an axis of size 1.",
+    doc: "Reduces a constant axis of x [.., N, ..] to one position, which stays: [.., 1, ..].",
     operands: &[OperandDef::required("x")],
     attrs: &[
         AttrDef {
@@ -42,8 +42,10 @@ pub(super) static OP: OpDef = OpDef {
         work.flops = call.tensor(0).map_or(0, |t| t.elements(dims));
         work
     },
+    reads: Reads::All,
     cuda: Some("reduce"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

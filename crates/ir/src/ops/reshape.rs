@@ -1,14 +1,14 @@
 //! `reshape`.
 
 use super::common::free;
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 use crate::{Dim, TensorType};
 
 pub(super) static OP: OpDef = OpDef {
     name: "reshape",
-    doc: "The same elements in the same order under another shape.",
+    doc: "The same elements in the same order under another shape: x [..]: [shape].",
     operands: &[OperandDef::required("x")],
     attrs: &[AttrDef {
         name: "shape",
@@ -35,8 +35,10 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: free,
+    reads: Reads::All,
     cuda: None,
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

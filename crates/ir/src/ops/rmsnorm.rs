@@ -1,13 +1,13 @@
 //! `rmsnorm`.
 
 use super::common::{like_first, rows_cols, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "rmsnorm",
-    doc: "Root-mean-square norm over the last dimension (Zhang & Sennrich 2019): \
+    doc: "Root-mean-square norm of x [.., K] over the last dimension (Zhang & Sennrich 2019), w [K]: [.., K]: \
           `x / sqrt(mean(x²) + eps) * (w + offset)`. On [.., H, D] it is a head-wise norm.",
     operands: &[OperandDef::required("x"), OperandDef::optional("w")],
     attrs: &[
@@ -33,8 +33,10 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 4),
+    reads: Reads::All,
     cuda: Some("rmsnorm"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Rowwise,
     fused: None,
 };
 

@@ -1,7 +1,7 @@
 //! `rope`.
 
 use super::common::{like_first, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 
@@ -47,8 +47,10 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 6),
+    reads: Reads::All,
     cuda: Some("rope"),
     tolerance: Tolerance::POINTWISE,
+    memory: super::Memory::Rowwise,
     fused: None,
 };
 

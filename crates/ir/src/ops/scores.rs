@@ -1,6 +1,6 @@
 //! `scores`.
 
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance, Work};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 use crate::interp::Tensor;
 use crate::{DType, Dim, Sym, TensorType};
 
@@ -37,8 +37,10 @@ pub(super) static OP: OpDef = OpDef {
             flops: out.saturating_mul(d).saturating_mul(2),
         }
     },
+    reads: Reads::All,
     cuda: Some("scores"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

@@ -1,14 +1,14 @@
 //! `slice`.
 
-use super::common::{around, const_axis, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::common::{around, bytes_of, const_axis, streaming};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::Dim;
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "slice",
-    doc: "Takes `len` consecutive positions of a constant axis.",
+    doc: "Takes `len` consecutive positions of a constant axis of x [.., N, ..]: [.., len, ..].",
     operands: &[OperandDef::required("x")],
     attrs: &[
         AttrDef {
@@ -54,8 +54,10 @@ pub(super) static OP: OpDef = OpDef {
         work.bytes = taken.saturating_mul(2);
         work
     },
+    reads: Reads::Part { operand: 0, bytes: |_, results, dims| bytes_of(&results[0], dims) },
     cuda: Some("slice"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Slice,
     fused: None,
 };
 

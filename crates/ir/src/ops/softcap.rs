@@ -1,12 +1,12 @@
 //! `softcap`.
 
 use super::common::streaming;
-use super::{Effect, OpDef, OperandDef, Pointwise, Tolerance, pointwise};
+use super::{Effect, OpDef, OperandDef, Pointwise, Reads, Tolerance, pointwise};
 use crate::attr::{AttrDef, AttrKind, Default};
 
 pub(super) static OP: OpDef = OpDef {
     name: "softcap",
-    doc: "Soft capping (Gemma 2): `cap * tanh(x / cap)`.",
+    doc: "Soft capping (Gemma 2), `cap * tanh(x / cap)`: x [..]: [..].",
     operands: &[OperandDef::required("x")],
     attrs: &[AttrDef {
         name: "cap",
@@ -24,7 +24,9 @@ pub(super) static OP: OpDef = OpDef {
     reference: pointwise::reference,
     pointwise: Pointwise::Fixed("cap * tanh(x / cap)"),
     work: |call, results, dims| streaming(call, results, dims, 6),
+    reads: Reads::All,
     cuda: Some("pointwise"),
     tolerance: Tolerance::POINTWISE,
+    memory: super::Memory::Computed,
     fused: None,
 };

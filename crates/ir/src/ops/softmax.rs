@@ -1,7 +1,7 @@
 //! `softmax`.
 
 use super::common::{like_first, rows_cols, streaming};
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
@@ -24,8 +24,10 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 5),
+    reads: Reads::All,
     cuda: Some("softmax"),
     tolerance: Tolerance::REDUCTION,
+    memory: super::Memory::Rowwise,
     fused: None,
 };
 

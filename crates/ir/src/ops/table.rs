@@ -1,7 +1,7 @@
 //! `table`.
 
 use super::common::free;
-use super::{Call, Effect, Eval, OpDef, Pointwise, Tolerance};
+use super::{Call, Effect, Eval, OpDef, Pointwise, Reads, Tolerance};
 use crate::attr::{Attr, AttrDef, AttrKind, Default};
 use crate::expr::ScalarFn;
 use crate::interp::Tensor;
@@ -33,8 +33,10 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: free,
+    reads: Reads::All,
     cuda: None,
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

@@ -1,7 +1,7 @@
 //! `topk`.
 
 use super::common::streaming;
-use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Tolerance};
+use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 use crate::{DType, Dim, TensorType};
@@ -48,8 +48,10 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| streaming(call, results, dims, 8),
+    reads: Reads::All,
     cuda: Some("topk"),
     tolerance: Tolerance::EXACT,
+    memory: super::Memory::Computed,
     fused: None,
 };
 

@@ -327,3 +327,15 @@ fn long_lists_read_back() {
     let nested = "[".repeat(70);
     assert!(nested.parse::<Expr>().unwrap_err().message.contains("nested deeper"));
 }
+
+/// As processors round, and Python: so an expression means the same wherever it runs.
+#[test]
+fn round_takes_halves_to_even() {
+    let cases = [(0.5, 0.0), (1.5, 2.0), (2.5, 2.0), (-0.5, 0.0), (-1.5, -2.0), (2.4, 2.0)];
+    for (x, y) in cases {
+        let e: Expr = "round(a)".parse().expect("a function");
+        assert_eq!(e.eval(&|_| Some(Value::Num(x))), Ok(Value::Num(y)), "round({x})");
+        let compiled = ScalarFn::compile(&e, &["a"]).expect("numbers");
+        assert_eq!(compiled.eval(&[x]), y);
+    }
+}

@@ -103,12 +103,13 @@ fn write(path: &Path, entry: &Entry) -> Option<()> {
 /// All that a verdict depends on. What trials do not look at is left out: the doc, `when`, and
 /// where the rule is written.
 fn key(rule: &Rule, seed: u64, trials: usize) -> String {
-    let Rule { name, numerics, left, right, values, shapes, attrs, roots, requires, .. } = rule;
+    let Rule { name, numerics, left, right, values, shapes, attrs, .. } = rule;
+    let Rule { samples, roots, requires, .. } = rule;
     let mut key = engine();
     let _ = write!(
         key,
         "\nseed {seed}, {trials} trials\nrule {name} {numerics:?}\nvars {values:?} {shapes:?} \
-         {attrs:?}\nleft {left:?}\nright {right:?}\nroots {roots:?}\nrequires {requires:?}"
+         {attrs:?} {samples:?}\nleft {left:?}\nright {right:?}\nroots {roots:?}\nrequires {requires:?}"
     );
     let mut fused = BTreeMap::new();
     mentioned(left, &mut fused);

@@ -6,6 +6,7 @@
 //! it does not hold, the rule must fail somewhere.
 
 mod cache;
+mod call;
 mod sample;
 mod side;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use sample::{Rng, Trial};
 use side::Failure;
 
 pub use cache::Cache;
+pub use call::{CallModule, calls};
 
 /// Largest difference allowed, in units of the value's norm.
 pub const TOLERANCE: f64 = 1e-10;
@@ -60,13 +62,18 @@ pub enum Outcome {
     Unplanted(String),
 }
 
-/// The smallest trial in which a rule failed.
+/// The trial in which a rule failed that shows most: a difference that can be seen in the digits before
+/// one that cannot, then the fewest elements, then the largest difference.
 #[derive(Clone, Debug, Serialize)]
 pub struct Counterexample {
     /// What differed.
     pub message: String,
     /// The difference in units of the value's norm.
     pub error: Option<f64>,
+    /// The element that differs most.
+    pub at: Option<Element>,
+    /// What both sides were computed from, where they could be.
+    pub operands: Vec<Operand>,
     /// Type of each variable; `left out` for an operand that is not there.
     pub values: Vec<(String, String)>,
     /// Each attribute.
@@ -75,6 +82,46 @@ pub struct Counterexample {
     pub step: Vec<(usize, usize)>,
     /// Elements of all operands, by which it is the smallest.
     pub elements: usize,
+}
+
+/// An element of a value that the sides disagree on.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Element {
+    /// Its place in row-major order.
+    pub index: usize,
+    /// What the left side has there.
+    pub left: f64,
+    /// What the right side has there.
+    pub right: f64,
+}
+
+/// The values of a variable, as many as are shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct Operand {
+    /// The variable.
+    pub name: String,
+    /// How many elements it has.
+    pub elements: usize,
+    /// The first of them, in row-major order.
+    pub first: Vec<f64>,
+}
+
+impl Counterexample {
+    /// A difference from which on it is clear to who reads the numbers, in units of the norm.
+    const CLEAR: f64 = 0.01;
+
+    fn shows_more_than(&self, other: &Counterexample) -> bool {
+        // One that is no number is as clear as any.
+        let error = |c: &Counterexample| {
+            c.error.map_or(0.0, |e| if e.is_nan() { f64::INFINITY } else { e })
+        };
+        let (mine, others) = (error(self), error(other));
+        let clear = |e: f64| e >= Counterexample::CLEAR;
+        if clear(mine) != clear(others) {
+            return clear(mine);
+        }
+        (self.elements, others) < (other.elements, mine)
+    }
 }
 
 impl Verdict {
@@ -167,18 +214,18 @@ impl Tally {
                 self.planted += 1;
                 self.keep(false, trial.counterexample(rule, message, None));
             }
-            Err(Failure::Differs { message, error }) => {
+            Err(Failure::Differs(message, difference)) => {
                 self.planted += 1;
-                self.keep(true, trial.counterexample(rule, message, Some(error)));
+                self.keep(true, trial.counterexample(rule, message, Some(difference)));
             }
         }
     }
 
-    /// Keeps the smallest failure; a difference says more than a missing type.
+    /// Keeps the failure that shows most; a difference says more than a missing type.
     fn keep(&mut self, wrong: bool, found: Counterexample) {
         let better = match &self.failure {
             None => true,
-            Some((w, kept)) => (wrong && !w) || (wrong == *w && found.elements < kept.elements),
+            Some((w, kept)) => (wrong && !w) || (wrong == *w && found.shows_more_than(kept)),
         };
         if better {
             self.failure = Some((wrong, found));
@@ -249,10 +296,36 @@ impl fmt::Display for Counterexample {
         if let Some(error) = self.error {
             write!(f, " by {error:.1e} of its norm")?;
         }
+        if let Some(Element { index, left, right }) = self.at {
+            let (left, right) = (Short(left), Short(right));
+            write!(f, "\n  element {index} is {left} on the left, {right} on the right")?;
+        }
         for (name, value) in self.values.iter().chain(&self.attrs) {
             write!(f, "\n  {name} = {value}")?;
+            if let Some(operand) = self.operands.iter().find(|o| o.name == *name) {
+                let shown: Vec<String> =
+                    operand.first.iter().map(|v| Short(*v).to_string()).collect();
+                let more = if operand.elements > shown.len() { ", .." } else { "" };
+                write!(f, ": {}{more}", shown.join(", "))?;
+            }
         }
         let seqs = self.step.iter().map(|(new, context)| format!("{new} of {context}"));
         write!(f, "\n  step: {}", seqs.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// A number in a few digits.
+struct Short(f64);
+
+impl fmt::Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Short(v) = *self;
+        if v == 0.0 || !v.is_finite() || v.fract() == 0.0 && v.abs() < 1e6 {
+            write!(f, "{v}")
+        } else if (1e-2..1e4).contains(&v.abs()) {
+            write!(f, "{v:.4}")
+        } else {
+            write!(f, "{v:.3e}")
+        }
     }
 }

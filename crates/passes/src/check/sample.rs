@@ -6,8 +6,9 @@ use infernum_ir::{
     Attr, AttrDef, AttrDefault, AttrKind, DType, Dim, StateType, Sym, TensorType, Type,
 };
 
-use super::Counterexample;
-use crate::data::{DimPattern, Rule, Sizes, VarType};
+use super::side::Difference;
+use super::{Counterexample, Operand};
+use crate::data::{DimPattern, Rule, Samples, Sizes, VarType};
 
 /// Sizes that dimension variables take: 1, odd, unequal.
 const SIZES: [u64; 6] = [1, 2, 3, 4, 5, 6];
@@ -30,15 +31,15 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    fn pick<T: Copy>(&mut self, list: &[T]) -> T {
+    pub(super) fn pick<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())]
     }
 
-    fn coin(&mut self) -> bool {
+    pub(super) fn coin(&mut self) -> bool {
         self.next() & 1 == 1
     }
 
@@ -47,11 +48,22 @@ impl Rng {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
+    /// One of the values that a file gives for an attribute.
+    pub(super) fn sample(&mut self, given: &Samples) -> Attr {
+        // Two closures over one generator: each gets its own numbers, made beforehand.
+        let mut parts = [self.next(), self.next()].map(Rng::new);
+        let [below, unit] = &mut parts;
+        given.pick(&mut |n| below.below(n), &mut || unit.unit())
+    }
+
     /// In [low, high), uniform in the logarithm.
     fn log(&mut self, low: f64, high: f64) -> f64 {
         (low.ln() + self.unit() * (high / low).ln()).exp()
     }
 }
+
+/// Elements of an operand that a counterexample shows.
+const SHOWN: usize = 12;
 
 /// One choice of sizes, attributes and types.
 pub(super) struct Trial {
@@ -84,7 +96,10 @@ impl Trial {
                 Some(shape) => dims(shape, &sizes)
                     .map(Attr::Dims)
                     .ok_or_else(|| format!("`{name}` has no size")),
-                None => attr(name, def, rng),
+                None => match rule.samples.iter().find(|(n, _)| n == name) {
+                    Some((_, given)) => Ok(rng.sample(given)),
+                    None => attr(name, def, rng),
+                },
             }
         });
         let attrs = attrs.collect::<Result<_, String>>()?;
@@ -108,14 +123,26 @@ impl Trial {
         &self,
         rule: &Rule,
         message: String,
-        error: Option<f64>,
+        difference: Option<Difference>,
     ) -> Counterexample {
         let shown = |ty: &Option<Type>| ty.as_ref().map_or("left out".to_owned(), Type::to_string);
         let names = rule.values.iter().map(|(n, _)| n.clone());
         let size = |ty: &Type| shape(ty, &self.step).iter().product::<usize>();
+        let (error, operands, at) = match difference {
+            Some(Difference { error, operands, at }) => (Some(error), operands, Some(at)),
+            None => (None, Vec::new(), None),
+        };
+        let operand = |(name, t): (&(String, VarType), Option<Tensor>)| {
+            let mut data = t?.data;
+            let elements = data.len();
+            data.truncate(SHOWN);
+            Some(Operand { name: name.0.clone(), elements, first: data })
+        };
         Counterexample {
             message,
             error,
+            at,
+            operands: rule.values.iter().zip(operands).filter_map(operand).collect(),
             values: names.zip(self.types.iter().map(shown)).collect(),
             attrs: rule
                 .attrs
@@ -168,7 +195,7 @@ fn sizes(rule: &Rule, small: bool, rng: &mut Rng) -> Sizes {
     sizes
 }
 
-fn dims(ty: &VarType, sizes: &Sizes) -> Option<Vec<Dim>> {
+pub(super) fn dims(ty: &VarType, sizes: &Sizes) -> Option<Vec<Dim>> {
     let mut dims = Vec::new();
     for dim in &ty.dims {
         match dim {
@@ -191,7 +218,7 @@ fn type_of(ty: &VarType, dtype: DType, sizes: &Sizes) -> Option<Type> {
     Some(TensorType { dtype, shape, constant: ty.constant }.into())
 }
 
-fn attr(name: &str, def: &AttrDef, rng: &mut Rng) -> Result<Attr, String> {
+pub(super) fn attr(name: &str, def: &AttrDef, rng: &mut Rng) -> Result<Attr, String> {
     if matches!(def.default, AttrDefault::Absent) && rng.coin() {
         return Ok(Attr::None);
     }

@@ -7,8 +7,8 @@ use infernum_ir::expr::Expr;
 use infernum_ir::interp::{Step, Tensor};
 use infernum_ir::{Attr, Call, Eval, Graph, NodeKind, Op, OperandDef, Param, Type, ValueId};
 
-use super::TOLERANCE;
 use super::sample::{Rng, Trial};
+use super::{Element, TOLERANCE};
 use crate::data::Rule;
 
 /// How the sides of a rule fail to agree.
@@ -18,7 +18,17 @@ pub(super) enum Failure {
     /// The right side has no type or another.
     Untypable(String),
     /// Their values differ.
-    Differs { message: String, error: f64 },
+    Differs(String, Difference),
+}
+
+/// How the values of two sides differ, and on what.
+pub(super) struct Difference {
+    /// In units of the value's norm.
+    pub(super) error: f64,
+    /// What both sides were computed from.
+    pub(super) operands: Vec<Option<Tensor>>,
+    /// The element that differs most.
+    pub(super) at: Element,
 }
 
 /// How the sides of a rule agree.
@@ -140,7 +150,9 @@ impl Planted {
         for (root, a, b) in &pairs {
             let error = difference(values.get(*a), values.get(*b));
             if error.is_nan() || error > TOLERANCE {
-                return Err(Failure::Differs { message: format!("`{root}` differs"), error });
+                let at = furthest(values.get(*a), values.get(*b));
+                let difference = Difference { error, operands: operands.clone(), at };
+                return Err(Failure::Differs(format!("`{root}` differs"), difference));
             }
             largest = largest.max(error);
         }
@@ -230,6 +242,24 @@ fn difference(a: &[f64], b: &[f64]) -> f64 {
         }
     }
     if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
+}
+
+/// The element in which two values differ most; one that is a number in one of them only comes first.
+fn furthest(a: &[f64], b: &[f64]) -> Element {
+    let distance = |i: usize| {
+        let distance = (a[i] - b[i]).abs();
+        if a[i].to_bits() == b[i].to_bits() || (a[i].is_nan() && b[i].is_nan()) {
+            -1.0
+        } else if distance.is_nan() {
+            f64::INFINITY
+        } else {
+            distance
+        }
+    };
+    let all = 0..a.len().min(b.len());
+    let index = all.max_by(|i, j| distance(*i).total_cmp(&distance(*j))).unwrap_or(0);
+    let value = |of: &[f64]| of.get(index).copied().unwrap_or(f64::NAN);
+    Element { index, left: value(a), right: value(b) }
 }
 
 /// Plants a trial and computes the right side through each fused op's own reference.

@@ -201,3 +201,85 @@ fn trials_fit_the_types_of_their_variables() {
         }
     }
 }
+
+/// A difference in the last digits says nothing to who reads it: a clear one is shown, as small as
+/// there is, with what both sides were computed from.
+#[test]
+fn the_clearest_counterexample_is_shown() {
+    let verdict = one(r#"Rule(
+            name: "nearly", numerics: exact, vars: { "x": "[T, K]", "y": "[T, K]" },
+            left: { "z": add(a: "x", b: "y") },
+            right: { "z": map(a: "x", b: "y", expr: "a + b * 1.0001 + (abs(b) > 5 ? 1 : 0)") },
+        )"#);
+    let Outcome::Wrong(found) = &verdict.outcome else { panic!("{verdict}") };
+    assert!(found.error.is_some_and(|e| e >= 0.01), "{verdict}");
+    // One token of one column would do for a difference that cannot be seen: two sums of one.
+    assert_eq!(found.elements, 2, "{verdict}");
+    let operand = |name: &str| found.operands.iter().find(|o| o.name == name).map(|o| o.first[0]);
+    let (Some(x), Some(y), Some(at)) = (operand("x"), operand("y"), found.at) else {
+        panic!("{verdict}")
+    };
+    assert!(y.abs() > 5.0, "{verdict}");
+    assert_eq!(at.left, x + y);
+    assert_eq!(at.right, x + y * 1.0001 + 1.0);
+    let text = verdict.to_string();
+    assert!(text.contains("element 0 is ") && text.contains(" on the right"), "{text}");
+}
+
+#[test]
+fn attributes_are_tried_on_the_samples_that_are_given() {
+    let rule = |samples: &str| {
+        one(&format!(
+            r#"Rule(
+            name: "identity", numerics: exact, vars: {{ "x": "[T, K]" }}, samples: {{ {samples} }},
+            left: {{ "y": scale(x: "x", by: "by") }},
+            right: {{ "y": scale(x: "x", by: 1) }},
+        )"#
+        ))
+    };
+    assert!(rule(r#""by": "1""#).passed());
+    let Outcome::Wrong(found) = rule(r#""by": "2..3 | 7""#).outcome else { panic!("2 is not 1") };
+    let by: f64 = found.attrs[0].1.parse().expect("a number");
+    assert!((2.0..=3.0).contains(&by) || by == 7.0, "{by}");
+}
+
+#[test]
+fn mistakes_in_samples() {
+    let error = |samples: &str| {
+        let text = format!(
+            "[Rule(name: \"r\", numerics: exact, vars: {{ \"x\": \"[T, K]\" }}, samples: {{ {samples} }},
+                left: {{ \"y\": mask(x: \"x\", window: \"window\") }},
+                right: {{ \"y\": mask(x: \"x\", window: \"window\") }})]"
+        );
+        let mut kernels = shipped();
+        let found = kernels.add_rules(&Source::new("rule.ron", &text));
+        found.expect_err("a mistake").to_string().lines().next().unwrap_or_default().to_owned()
+    };
+    let shown: Vec<String> = [
+        r#""windo": "1..4""#,
+        r#""window": "4..1""#,
+        r#""window": "1..x""#,
+        r#""window": "0.5""#,
+        r#""window": "1..4 | neox""#,
+    ]
+    .map(error)
+    .to_vec();
+    insta::assert_snapshot!(shown.join("\n"));
+}
+
+/// Calls for checks of kernels follow from what files say, for every fused op that ships.
+#[test]
+fn every_fused_op_can_be_called() {
+    let kernels = shipped();
+    for op in kernels.ops.fused() {
+        for dtype in [infernum_ir::DType::F32, infernum_ir::DType::Bf16] {
+            let made =
+                calls(&kernels, op, dtype, 3, 4).unwrap_or_else(|e| panic!("{}: {e}", op.name));
+            assert!(made.len() >= 4);
+            for call in made {
+                let text = text::print(&call.module);
+                assert_eq!(text.matches(&format!("= {}(", op.name)).count(), 1, "{text}");
+            }
+        }
+    }
+}

@@ -7,6 +7,7 @@ use infernum_ir::{
 use serde::Deserialize;
 
 use super::notation::{at, attr_uses, body, free_names, use_of};
+use super::signature::{self, Signature};
 
 /// `Fused(..)`, as written.
 #[derive(Deserialize)]
@@ -26,10 +27,23 @@ pub(super) struct File<'a> {
     /// Stem of its CUDA template.
     #[serde(default)]
     template: Option<&'a str>,
+    /// What its operands are, in the notation of rules; needed only where no rule makes it of variables.
+    #[serde(default)]
+    vars: Entries<'a, &'a str>,
+    /// Of attributes, the values that its kernels are checked with.
+    #[serde(default)]
+    samples: Entries<'a, &'a str>,
+    /// Sizes of the dimensions in `vars` that its kernels are checked at, besides small ones.
+    #[serde(default)]
+    sizes: Vec<Entries<'a, u64>>,
 }
 
-/// Defines the op of a file.
-pub(super) fn define(source: &Source, file: &File<'_>, ops: &mut OpSet) -> Result<Op, SourceError> {
+/// Defines the op of a file, and says what it is called with where the file does.
+pub(super) fn define(
+    source: &Source,
+    file: &File<'_>,
+    ops: &mut OpSet,
+) -> Result<(Op, Option<Signature>), SourceError> {
     let body = body(source, ops, &file.body)?;
     let operands: Vec<(String, bool)> = file
         .operands
@@ -78,15 +92,17 @@ pub(super) fn define(source: &Source, file: &File<'_>, ops: &mut OpSet) -> Resul
         return Err(at(source, unknown, format!("the body does not define `{unknown}`")));
     }
     let results = file.results.iter().map(|r| (*r).to_owned()).collect();
-    ops.define(FusedDef {
+    let op = ops.define(FusedDef {
         name: file.name.to_owned(),
         doc: file.doc.split_whitespace().collect::<Vec<_>>().join(" "),
         operands,
         attrs,
         fused: Fused { body, results },
         template: file.template.map(str::to_owned),
-    })
-    .map_err(|e| at(source, file.name, e))
+    });
+    let op = op.map_err(|e| at(source, file.name, e))?;
+    let signature = signature::declared(source, op, &file.vars, &file.samples, &file.sizes)?;
+    Ok((op, signature))
 }
 
 fn attr_def(

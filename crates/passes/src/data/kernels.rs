@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 
 use include_dir::{Dir, include_dir};
 use infernum_frontend_hf::spec::{Source, read_ron};
-use infernum_ir::{OpSet, SourceError};
+use infernum_ir::{Op, OpSet, SourceError, is_there};
 
 use super::fused;
 use super::notation::at;
 use super::rules::{self, Rule};
+use super::signature::{self, Signature};
 
-static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels");
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/kernels");
 
 /// A file of fused ops or rules could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +36,8 @@ pub struct Kernels {
     pub ops: OpSet,
     /// In the order of their files' names.
     pub rules: Vec<Rule>,
+    /// What fused ops are called with, where their files say so.
+    signatures: Vec<(&'static str, Signature)>,
     /// Whether one of our ops is hidden by another: what our rules mean is then not what we tried.
     foreign_ops: bool,
 }
@@ -75,10 +78,15 @@ impl Kernels {
             let mut waiting = Vec::new();
             for source in sources {
                 let file: fused::File<'_> = read_ron(&source)?;
-                let result = fused::define(&source, &file, &mut self.ops);
-                if let Err(e) = result {
-                    failed.push((file.name.to_owned(), e));
-                    waiting.push(source);
+                match fused::define(&source, &file, &mut self.ops) {
+                    Ok((op, signature)) => {
+                        self.signatures.retain(|(name, _)| *name != op.name);
+                        self.signatures.extend(signature.map(|s| (op.name, s)));
+                    }
+                    Err(e) => {
+                        failed.push((file.name.to_owned(), e));
+                        waiting.push(source);
+                    }
                 }
             }
             if waiting.len() == before {
@@ -99,6 +107,14 @@ impl Kernels {
             sources = waiting;
         }
         Ok(())
+    }
+
+    /// What a fused op is called with: as its file says, or as a rule that makes it of the rule's
+    /// variables; `None` where neither does.
+    pub fn signature(&self, op: Op) -> Option<Signature> {
+        let declared = self.signatures.iter().find(|(name, _)| *name == op.name);
+        let declared = declared.map(|(_, signature)| signature.clone());
+        declared.or_else(|| signature::derived(op, &self.rules))
     }
 
     /// Adds the rules of a file; a rule of a name already there takes its place.
@@ -145,7 +161,7 @@ fn files(folder: &str, data: Option<&Path>) -> Result<Vec<Source>, DataError> {
             found.push((name.to_owned(), Source::new(&shown, text)));
         }
     }
-    if let Some(dir) = data.map(|d| d.join("kernels").join(folder)).filter(|d| d.is_dir()) {
+    if let Some(dir) = data.map(|d| d.join("kernels").join(folder)).filter(|d| is_there(d)) {
         let io = |source| DataError::Io { path: dir.display().to_string(), source };
         for entry in std::fs::read_dir(&dir).map_err(io)? {
             let path = entry.map_err(io)?.path();

@@ -7,6 +7,7 @@ use infernum_ir::{Attr, AttrDef, AttrKind, Loc, OpSet, SourceError, Type, neares
 use serde::{Deserialize, Serialize};
 
 use super::notation::{at, attr_uses, body, expression, free_names, use_of};
+use super::samples::{self, Samples};
 use super::var_type::{self, Sizes, VarType};
 
 /// What a rewrite does to the numbers.
@@ -41,6 +42,8 @@ pub struct Rule {
     pub shapes: Vec<(String, VarType)>,
     /// Attribute variables, with the op attribute each was matched from.
     pub attrs: Vec<(String, &'static AttrDef)>,
+    /// Of some of them, the values that the rule is tried on. They say nothing of where it applies.
+    pub samples: Vec<(String, Samples)>,
     /// The names that both sides define.
     pub roots: Vec<String>,
     /// Needed for the rule to hold.
@@ -63,6 +66,8 @@ pub(super) struct File<'a> {
     numerics: Numerics,
     #[serde(borrow)]
     vars: Entries<'a, &'a str>,
+    #[serde(default)]
+    samples: Entries<'a, &'a str>,
     left: Entries<'a, Call<'a>>,
     right: Entries<'a, Call<'a>>,
     #[serde(default)]
@@ -80,6 +85,7 @@ pub(super) fn read(source: &Source, file: &File<'_>, ops: &OpSet) -> Result<Rule
     let (values, attr_names) = free_names(&left);
     let attrs = attrs(source, file, &left, &attr_names)?;
     let (values, shapes) = vars(source, file, &values, &attrs)?;
+    let samples = samples(source, &file.samples, &attrs)?;
     let roots = roots(source, file, &left, &right)?;
     check_anchor(source, file, &left)?;
     check_right(source, file, &left, &right, &values, &attrs)?;
@@ -104,6 +110,7 @@ pub(super) fn read(source: &Source, file: &File<'_>, ops: &OpSet) -> Result<Rule
         values,
         shapes,
         attrs,
+        samples,
         roots,
     };
     Ok(rule)
@@ -152,6 +159,25 @@ fn vars(
     // In the order in which the left side meets them.
     typed.sort_by_key(|(n, _)| values.iter().position(|v| v == n));
     Ok((typed, shapes))
+}
+
+/// The values of `samples`, which are of attributes.
+pub(super) fn samples(
+    source: &Source,
+    entries: &Entries<'_, &str>,
+    attrs: &[(String, &'static AttrDef)],
+) -> Result<Vec<(String, Samples)>, SourceError> {
+    let one = |(name, text): (&str, &&str)| {
+        let Some((_, def)) = attrs.iter().find(|(n, _)| n == name) else {
+            let hint = nearest(name, attrs.iter().map(|(n, _)| n.as_str()));
+            return Err(at(source, name, format!("there is no attribute `{name}`{hint}")));
+        };
+        if def.kind == AttrKind::Dims {
+            return Err(at(source, name, "a shape is tried on what `vars` says of it"));
+        }
+        Ok((name.to_owned(), samples::parse(source, text, def)?))
+    };
+    entries.iter().map(one).collect()
 }
 
 impl Rule {

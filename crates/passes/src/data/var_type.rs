@@ -1,6 +1,7 @@
 //! The type of a rule's variable, as written in `vars`.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use infernum_frontend_hf::spec::Source;
 use infernum_ir::expr::{BinaryOp, Expr, Value};
@@ -211,5 +212,27 @@ impl VarType {
                     && self.fits_shape(&t.shape, sizes)
             }
         }
+    }
+}
+
+impl fmt::Display for DimPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DimPattern::Rest => f.write_str(".."),
+            DimPattern::Any(name) => f.write_str(name),
+            DimPattern::Size(e) => write!(f, "{e}"),
+        }
+    }
+}
+
+/// As it is written.
+impl fmt::Display for VarType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = [(self.constant, "const "), (self.state, "state ")];
+        words.iter().filter(|(is, _)| *is).try_for_each(|(_, word)| f.write_str(word))?;
+        self.dtype.map_or(Ok(()), |d| write!(f, "{d} "))?;
+        let dims: Vec<String> = self.dims.iter().map(ToString::to_string).collect();
+        write!(f, "[{}]{}", dims.join(", "), if self.optional { "?" } else { "" })?;
+        self.below.as_ref().map_or(Ok(()), |below| write!(f, " < {below}"))
     }
 }

@@ -5,14 +5,14 @@ use std::path::Path;
 
 use include_dir::{Dir, include_dir};
 use infernum_frontend_hf::spec::{Source, read_ron};
-use infernum_ir::{Op, nearest};
+use infernum_ir::{Op, is_there, nearest};
 use serde::Deserialize;
 
 use super::measured::Measurements;
 use crate::Bucket;
 use crate::data::DataError;
 
-static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../kernels/costs");
+static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/kernels/costs");
 
 /// A target's speeds (`kernels/costs/*.ron`). A call costs its launch, and the longer of moving its
 /// bytes and doing its operations.
@@ -91,7 +91,7 @@ impl CostTable {
     pub fn named(target: &str, data: Option<&Path>) -> Result<CostTable, DataError> {
         let file = format!("{target}.ron");
         if let Some(path) = data.map(|d| d.join("kernels/costs").join(&file))
-            && path.is_file()
+            && is_there(&path)
         {
             let shown = path.display().to_string();
             let text = std::fs::read_to_string(&path)

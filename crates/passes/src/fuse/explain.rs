@@ -44,6 +44,8 @@ pub struct Fired {
     pub replaced: Vec<SiteCall>,
     /// The ops that it put in their place.
     pub made: Vec<String>,
+    /// For each of those that the target does not run as one call, why: its body was priced.
+    pub no_kernel: Vec<String>,
     /// Whether what it made is in the result.
     pub outcome: Outcome,
 }
@@ -64,7 +66,8 @@ pub enum Outcome {
     /// It lost on cost: something cheaper was there.
     Dropped {
         /// How many microseconds dearer a call of the graph would be with it; looked for when
-        /// explaining.
+        /// explaining. 0 where it is as dear as what was there: of two such the graph keeps what it
+        /// had.
         by_us: Option<f64>,
         /// The op that computes the value instead, unless nothing does any more.
         instead: Option<String>,

@@ -95,6 +95,34 @@ impl Problem {
         forced
     }
 
+    /// Takes picks back to those of `start` wherever that costs no more, so that of what is as cheap
+    /// the graph keeps what it had. A call of several results is taken back as a whole.
+    pub(super) fn prefer(&self, start: &Picks, solution: &mut Solution) {
+        let differs = |picks: &Picks, class: usize| {
+            picks[class].is_some() && start[class].is_some() && picks[class] != start[class]
+        };
+        for class in 0..self.classes.len() {
+            let is_result_of = |other: usize| {
+                let node = solution.picks[other].map(|n| &self.nodes[n]);
+                node.is_some_and(|n| n.cost == 0.0 && n.children == [class])
+            };
+            let users = (0..self.classes.len()).filter(|&c| is_result_of(c));
+            let group = users.chain([class]).filter(|&c| differs(&solution.picks, c));
+            let group: Vec<usize> = group.collect();
+            if group.is_empty() {
+                continue;
+            }
+            let mut picks = solution.picks.clone();
+            group.into_iter().for_each(|c| picks[c] = start[c]);
+            for (pick, before) in picks.iter_mut().zip(start) {
+                *pick = pick.or(*before);
+            }
+            if self.cost(&picks).is_some_and(|cost| cost <= solution.cost + EPSILON) {
+                solution.picks = picks;
+            }
+        }
+    }
+
     /// Drops every node that another of its class makes needless: one no dearer, that takes and
     /// writes nothing more.
     fn prune(&mut self) {

@@ -208,8 +208,9 @@ fn fuse_graph(
     let start = imported.unchanged(&extraction);
     let cost_before = extraction.problem.cost(&start);
     let launches_before = launches(&extraction, &start);
-    let solution = solve(&extraction.problem, Some(start), options.limits.search)
+    let mut solution = solve(&extraction.problem, Some(start.clone()), options.limits.search)
         .ok_or("no way to compute its results was found")?;
+    extraction.problem.prefer(&start, &mut solution);
     let took = (saturated - started, saturated.elapsed());
     let pays = cost_before.is_none_or(|before| solution.cost < before - 1e-9);
     report.graphs.push(GraphReport {
@@ -225,7 +226,8 @@ fn fuse_graph(
         searched: solution.searched,
         took,
     });
-    let told = Told { imported: &imported, extraction: &extraction, solution: &solution, options };
+    let (solution, prices) = (&solution, &prices);
+    let told = Told { imported: &imported, extraction: &extraction, solution, options, prices };
     told.warn(&saturation, report);
     told.fired(patterns, &saturation.firings, report);
     told.refused(patterns, &saturation, report);
@@ -306,6 +308,7 @@ struct Told<'a, 'g> {
     extraction: &'a Extraction,
     solution: &'a Solution,
     options: &'a FuseOptions,
+    prices: &'a Prices<'a>,
 }
 
 impl Told<'_, '_> {
@@ -336,6 +339,13 @@ impl Told<'_, '_> {
         let outcomes = Outcomes::new(self.imported, self.extraction, &self.solution.picks);
         let rule = |firing: &Firing| patterns[firing.pattern].rule.name.clone();
         let outcomes = outcomes.of(firings, &rule, &|node| self.price(node));
+        let no_kernel = |firing: &Firing| -> Vec<String> {
+            let op = |node: &language::Node| match node.head {
+                Head::Op(op) => self.prices.without_kernel(op),
+                _ => None,
+            };
+            firing.made.iter().filter_map(|(_, node)| op(node)).collect()
+        };
         let call = |m: &run::Matched| SiteCall {
             op: m.op.name.to_owned(),
             value: m.origin.as_ref().map_or_else(String::new, |o| o.name.clone()),
@@ -350,6 +360,7 @@ impl Told<'_, '_> {
             bindings: firing.bindings.clone(),
             replaced: firing.matched.iter().map(call).collect(),
             made: firing.made.iter().filter_map(|(_, node)| head_name(node)).collect(),
+            no_kernel: no_kernel(firing),
             outcome,
         }));
     }

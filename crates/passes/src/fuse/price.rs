@@ -9,6 +9,7 @@ use crate::Bucket;
 /// What calls cost in the steps of one bucket on one target.
 pub struct Prices<'a> {
     table: &'a CostTable,
+    target: String,
     measured: Vec<&'a Measured>,
     bucket: Bucket,
     dims: Dims,
@@ -33,7 +34,8 @@ impl<'a> Prices<'a> {
     /// the number of context rows of a sequence.
     pub fn new(table: &'a CostTable, target: &str, bucket: Bucket, context: u64) -> Prices<'a> {
         let measured = table.measured.calls.iter().filter(|m| m.is_of(target, bucket)).collect();
-        Prices { table, measured, bucket, dims: bucket.dims(context) }
+        let target = target.to_owned();
+        Prices { table, target, measured, bucket, dims: bucket.dims(context) }
     }
 
     /// The price of one call. Views cost nothing, and neither does what is constant: it is computed
@@ -76,6 +78,20 @@ impl<'a> Prices<'a> {
         let launch = special.and_then(|s| s.launch_us).unwrap_or(table.launch_us);
         // 10⁹ a second is 10³ a microsecond.
         launch + special.map_or(1.0, |s| s.factor) * moving.max(computing) / 1e3
+    }
+
+    /// Why the target does not run `op` as one call, where it does not: its body was priced then.
+    pub(super) fn without_kernel(&self, op: Op) -> Option<String> {
+        if self.is_one_call(op) {
+            return None;
+        }
+        let most = self.table.ops.get(op.name).and_then(|o| o.most_tokens);
+        let has_some = self.table.has_kernel(op, Bucket { max: 1, ..self.bucket });
+        let steps = match most.filter(|_| has_some) {
+            Some(most) => format!(" for steps of more than {most} tokens"),
+            None => String::new(),
+        };
+        Some(format!("`{}` has no kernel on {}{steps}", op.name, self.target))
     }
 
     /// Whether the target runs `op` as one call: by a kernel of its own, or as a `map`.

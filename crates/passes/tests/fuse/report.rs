@@ -76,3 +76,58 @@ fn groups_pair_what_was_fused_with_what_it_replaced() {
     // What was not fused is in no group.
     assert!(infernum_passes::fuse::groups(before, before).is_empty());
 }
+
+/// An op that the target has no kernel for costs what its body costs: that is told, and a tie goes to
+/// what was there.
+#[test]
+fn an_op_without_a_kernel_is_told_and_ties_keep_what_was_there() {
+    let mut options = options();
+    options.costs.kernels = infernum_passes::fuse::Kernels::Only(Vec::new());
+    // No rule but this one, so that what it makes is no part of anything else.
+    options.rules = Some(vec!["t-add-rmsnorm".to_owned()]);
+    let before = fixture("llama/f32", DType::F32);
+    let out = fused(&before, &kernels(RULES), &options);
+    assert_eq!(out.module, before, "a tie changes nothing");
+    let fired = out.report.fired.iter().find(|f| f.rule == "t-add-rmsnorm").expect("it fires");
+    let Outcome::Dropped { by_us: Some(us), .. } = fired.outcome else { panic!("{fired:?}") };
+    assert!(us.abs() < 1e-9, "{us}");
+    assert_eq!(fired.no_kernel, ["`t_add_rmsnorm` has no kernel on sm_90a"]);
+    let text = out.report.to_string();
+    assert!(text.contains("would take as long; what was there stays"), "{text}");
+    assert!(
+        text.contains("`t_add_rmsnorm` has no kernel on sm_90a: its body was priced"),
+        "{text}"
+    );
+    assert!(!text.contains("fired "), "{text}");
+}
+
+/// Also where something else in the graph pays.
+#[test]
+fn ties_beside_what_pays_keep_what_was_there() {
+    let mut options = options();
+    // SwiGLU runs as one `map` without a kernel.
+    options.costs.kernels = infernum_passes::fuse::Kernels::Only(Vec::new());
+    let names = ["t-add-rmsnorm", "t-swiglu"].map(str::to_owned);
+    options.rules = Some(names.to_vec());
+    let report = fused(&fixture("llama/f32", DType::F32), &kernels(RULES), &options).report;
+    for fired in &report.fired {
+        let kept = fired.outcome == Outcome::Kept;
+        assert_eq!(kept, fired.rule == "t-swiglu", "{fired:?}");
+    }
+    assert!(report.fired.iter().any(|f| f.rule == "t-add-rmsnorm"));
+    assert!(report.fired.iter().any(|f| f.rule == "t-swiglu"));
+}
+
+#[test]
+fn a_kernel_for_small_steps_only_says_so() {
+    let mut options = crate::support::on(
+        "sm_90a",
+        infernum_passes::fuse::Bucket { min: 17, max: 64, decode: false },
+    );
+    let few = infernum_passes::fuse::OpCost { launch_us: None, factor: 1.0, most_tokens: Some(16) };
+    options.costs.ops.insert("t_attention".to_owned(), few);
+    let report = fused(&fixture("llama/f32", DType::F32), &kernels(RULES), &options).report;
+    let fired = report.fired.iter().find(|f| f.rule == "t-attention").expect("it fires");
+    let why = "`t_attention` has no kernel on sm_90a for steps of more than 16 tokens";
+    assert!(fired.no_kernel.iter().any(|w| w == why), "{:?}", fired.no_kernel);
+}

@@ -20,6 +20,8 @@ const PARAMS: &str = "  %t = step tokens : u32[T]
   %freqs = weight \"freqs\" : const f32[2]
   %sinks = weight \"sinks\" : const f32[2]
   %w = weight \"w\" : const f32[8, 8]
+  %packed = weight \"packed\" : const f32[12, 8]
+  %b12 = weight \"b12\" : const f32[12]
   %kw = weight \"kw\" : const f32[4, 8]
   %vw = weight \"vw\" : const f32[4, 8]
   %down = weight \"down\" : const f32[8, 6]
@@ -201,9 +203,17 @@ fn graph(parts: &[Part], head: u8) -> String {
                 text.experts(y, a, *variant);
                 continue;
             }
-            _ => {
+            11 | 12 => {
                 text.attention(y, a, *variant);
                 continue;
+            }
+            // Some columns of a packed product.
+            _ => {
+                let bias = ["%b12", "_"][b % 2];
+                text.line(&format!(
+                    "%p{y} = linear(%v{a}, %packed, {bias}) {{dtype: none}} : f32[T, 12]"
+                ));
+                format!("slice(%p{y}) {{axis: 1, start: {}, len: 8}}", b % 5)
             }
         };
         text.line(&format!("%v{y} = {call} : f32[T, 8]"));
@@ -228,7 +238,7 @@ fn shipped_rules_keep_what_random_graphs_mean() {
     let kernels = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"));
     let names: Vec<String> = kernels.rules.iter().map(|r| r.name.clone()).collect();
     let mut fired: BTreeMap<String, usize> = BTreeMap::new();
-    let part = (0..13u8, 0..9usize, 0..9usize, any::<u16>());
+    let part = (0..14u8, 0..9usize, 0..9usize, any::<u16>());
     let strategy = (
         prop::collection::vec(part, 1..9),
         0..3u8,

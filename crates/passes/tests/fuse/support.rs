@@ -164,7 +164,8 @@ pub(crate) fn nmse(found: &[Tensor], expected: &[Tensor]) -> f64 {
     let (found, expected) = (flat(found), flat(expected));
     assert_eq!(found.len(), expected.len());
     let error: f64 = found.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum();
-    error / expected.iter().map(|b| b * b).sum::<f64>()
+    let error = error / expected.iter().map(|b| b * b).sum::<f64>();
+    if error.is_nan() { f64::INFINITY } else { error }
 }
 
 /// How often each op is called, over all graphs.

@@ -2,9 +2,12 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 
 use infernum_codegen::Bucket;
-use infernum_ir::{DType, Dims, Module, OpSet, text};
+use infernum_ir::{DType, Dims, Module, Op, OpSet, text};
+use infernum_passes::check::{CallModule, calls};
+use infernum_passes::data::Kernels;
 
 use super::Batch;
 
@@ -212,6 +215,54 @@ impl fmt::Display for Sizes {
             write!(f, ", N, K = {:?}", self.channels)
         }
     }
+}
+
+/// A call to try a kernel on.
+#[derive(Clone)]
+pub(super) enum Tried {
+    /// One that is written here, at some sizes.
+    Written(&'static Case, Sizes),
+    /// One that was made as the op's file, or a rule that makes the op, says.
+    Made(Arc<CallModule>),
+}
+
+impl Tried {
+    /// A module that makes the call.
+    pub(super) fn module(&self, dtype: DType, ops: &OpSet) -> Result<Module, String> {
+        match self {
+            Tried::Written(case, sizes) => case.module(*sizes, dtype, ops),
+            Tried::Made(call) => Ok(call.module.clone()),
+        }
+    }
+}
+
+impl fmt::Display for Tried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Tried::Written(case, sizes) => write!(f, "{} {sizes}", case.attributes()),
+            Tried::Made(call) => f.write_str(&call.shown),
+        }
+    }
+}
+
+/// Calls that are made of an op, besides those at sizes that its file gives.
+const MADE: usize = 6;
+
+/// Calls of an op that none are written of: a fused op of a user's own, whose kernels are checked
+/// by what its file says.
+pub(super) fn made(
+    kernels: &Kernels,
+    op: Op,
+    dtype: DType,
+    seed: u64,
+) -> Result<Vec<Tried>, String> {
+    let calls = calls(kernels, op, dtype, seed, MADE)?;
+    Ok(calls.into_iter().map(|call| Tried::Made(Arc::new(call))).collect())
+}
+
+/// Whether calls of an op are written here.
+pub(super) fn is_written(op: Op) -> bool {
+    CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).any(|case| case.op() == op.name)
 }
 
 /// Calls of fused ops.

@@ -2,6 +2,7 @@
 //! weights, ragged batches on scattered blocks, and the comparison.
 
 mod cases;
+mod compare;
 pub mod cpu;
 pub mod cuda;
 
@@ -10,8 +11,9 @@ use std::fmt;
 
 use infernum_codegen::Bucket;
 use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqStep, States, Step, Tensor};
-use infernum_ir::{DType, Dims, Module, Param, Tolerance, Type, WeightRef};
+use infernum_ir::{DType, Dims, Module, Param, Type, WeightRef, random};
 
+pub use self::compare::{Comparison, Element, allowed};
 use crate::exec::{Observed, PlanExecutor, StepInputs, TensorBytes, WeightSource, elements};
 
 /// How one kernel did on one case.
@@ -25,18 +27,28 @@ pub struct KernelVerdict {
     pub dtype: DType,
     /// The call, and the sizes.
     pub case: String,
-    /// Normalised root-mean-square error, the worst of all results and steps.
-    pub error: f64,
     /// What the op's tolerance allows.
     pub allowed: f64,
-    /// Why it could not be compared, or what is not even finite.
-    pub problem: Option<String>,
+    /// How far its results are from what they should be, or why they could not be compared.
+    pub outcome: Result<Comparison, String>,
 }
 
 impl KernelVerdict {
+    /// That nothing could be tried.
+    fn problem(op: &str, problem: String) -> KernelVerdict {
+        KernelVerdict {
+            op: op.to_owned(),
+            variant: None,
+            dtype: DType::F32,
+            case: String::new(),
+            allowed: 0.0,
+            outcome: Err(problem),
+        }
+    }
+
     /// Whether the kernel is right.
     pub fn passed(&self) -> bool {
-        self.problem.is_none() && self.error <= self.allowed
+        self.outcome.as_ref().is_ok_and(|c| c.is_within(self.allowed))
     }
 }
 
@@ -48,19 +60,19 @@ impl fmt::Display for KernelVerdict {
             write!(f, ".{variant}")?;
         }
         write!(f, " {} ({}): ", self.dtype, self.case)?;
-        match &self.problem {
-            Some(problem) => f.write_str(problem),
-            None => write!(f, "error {:.2e} of {:.2e}", self.error, self.allowed),
+        let compared = match &self.outcome {
+            Err(problem) => return f.write_str(problem),
+            Ok(compared) => compared,
+        };
+        let Comparison { elements, error, of_bound, worst } = compared;
+        write!(f, "error {error:.2e} of {:.2e}, ", self.allowed)?;
+        write!(f, "of each of {elements} element(s) at most {of_bound:.2} of its bound")?;
+        match worst {
+            Some(Element { result, index, found, expected }) if *of_bound > 1.0 => {
+                write!(f, ": element {index} of {result} is {found}, expected {expected}")
+            }
+            _ => Ok(()),
         }
-    }
-}
-
-/// The error that a tolerance allows.
-fn allowed(tolerance: Tolerance, dtype: DType) -> f64 {
-    match dtype {
-        DType::Bf16 => tolerance.ulps16 / 256.0,
-        DType::F16 => tolerance.ulps16 / 2048.0,
-        _ => tolerance.f32,
     }
 }
 
@@ -112,7 +124,7 @@ struct Trial {
 impl Trial {
     /// With random weights, on blocks of so many tokens.
     fn new(module: &Module, seed: u64, batch: &Batch, block: usize) -> Result<Trial, String> {
-        let weights = Weights::of(module, seed)?;
+        let weights = Weights::random(module, seed)?;
         let (mut states, mut steps) = (States::default(), Vec::new());
         for (n, sizes) in batch.steps.iter().enumerate() {
             let seqs = sizes.iter().map(|&(new, context)| SeqStep { new, context }).collect();
@@ -134,47 +146,49 @@ impl Trial {
         Ok(Trial { weights, steps })
     }
 
-    /// The worst error of an executor's steps.
-    fn worst(&self, executor: &mut dyn PlanExecutor) -> Result<f64, String> {
-        let (mut worst, mut finite) = (0.0_f64, true);
+    /// What an executor's steps yield against what they should.
+    fn compare(&self, executor: &mut dyn PlanExecutor, allowed: f64) -> Result<Comparison, String> {
+        let mut all = Comparison::default();
         for (inputs, exact) in &self.steps {
+            let mut outcome = Err("no result was shown".to_owned());
             let mut observe = |_: usize, found: Vec<Observed>| {
-                for (found, exact) in found.iter().zip(exact) {
-                    let error = error(&found.data, &exact.data);
-                    finite &= !error.is_nan();
-                    worst = worst.max(error);
-                }
+                outcome = add(&mut all, &found, exact, allowed);
             };
             let ticket = executor.submit_observed(inputs, &mut observe);
             ticket.and_then(|t| executor.wait(t).map(|_| ())).map_err(|e| e.to_string())?;
+            outcome?;
         }
-        if finite { Ok(worst) } else { Err("a result is not finite".to_owned()) }
+        Ok(all)
     }
 }
 
-/// Normalised; NaN where an element is not finite that should be, or missing. What is masked is
-/// infinite in both.
-fn error(found: &[f64], exact: &[f64]) -> f64 {
-    let square = |(a, b): (&f64, &f64)| if a == b { 0.0 } else { (a - b).powi(2) };
-    let error: f64 = found.iter().zip(exact).map(square).sum();
-    let norm: f64 = exact.iter().filter(|b| b.is_finite()).map(|b| b * b).sum();
-    match (found.len() == exact.len(), error.is_finite()) {
-        (true, true) if error == 0.0 => 0.0,
-        (true, true) => (error / norm).sqrt(),
-        _ => f64::NAN,
+/// Adds the results of one step.
+fn add(
+    all: &mut Comparison,
+    found: &[Observed],
+    exact: &[Tensor],
+    allowed: f64,
+) -> Result<(), String> {
+    if found.len() != exact.len() {
+        return Err(format!("{} result(s), expected {}", found.len(), exact.len()));
     }
+    let mut pairs = found.iter().zip(exact);
+    pairs.try_for_each(|(found, exact)| {
+        let name = format!("%{}", found.name);
+        all.add(&name, &found.shape, (&found.data, &exact.data), allowed)
+    })
 }
 
 /// Random weights, as they are stored and as they are meant.
 struct Weights(HashMap<String, (TensorBytes, Vec<f64>)>);
 
 impl Weights {
-    fn of(module: &Module, seed: u64) -> Result<Weights, String> {
+    fn random(module: &Module, seed: u64) -> Result<Weights, String> {
         let mut all = HashMap::new();
         for (_, param, ty) in module.graphs.iter().flat_map(infernum_ir::Graph::params) {
             let (Param::Weight(w), Type::Tensor(ty)) = (param, ty) else { continue };
             let sizes = ty.sizes(&Dims::default());
-            let mut values = noise(&w.name, seed, sizes.iter().product());
+            let mut values = random::uniform(&w.name, seed, sizes.iter().product());
             if w.name.starts_with(EIGHTHS) {
                 for v in &mut values {
                     *v = (*v * 8.0).round() / 8.0;
@@ -219,15 +233,3 @@ impl WeightSource for Weights {
 /// Weights whose names begin so are eighths: sums of a few hundred of their products are exact in f32,
 /// so that what exact ops make of them can be compared bit by bit.
 const EIGHTHS: &str = "eighths";
-
-/// Numbers in -1..1 that depend on the name and the seed (SplitMix64).
-fn noise(name: &str, seed: u64, n: usize) -> Vec<f64> {
-    let start = name.bytes().fold(seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
-    let number = |i: u64| {
-        let z = start.wrapping_add((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    };
-    (0..n as u64).map(number).collect()
-}

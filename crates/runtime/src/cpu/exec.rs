@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use infernum_codegen::{Arg, Call, Launch, Plan, Program, TargetKind, Value};
+use infernum_codegen::{Arg, Launch, Plan, Program, ProgramCall, TargetKind, Value};
 use infernum_ir::{DType, Dims, TensorType, Type};
 use rayon::ThreadPool;
 
@@ -46,6 +46,9 @@ impl Default for CpuOptions {
         }
     }
 }
+
+/// Threads at most; more are a mistake, and take memory before they fail.
+const MAX_THREADS: usize = 1024;
 
 /// Puts something around a launch's kernel, as the checks of kernels do.
 pub(crate) type WrapKernel<'a> = dyn Fn(&Launch, Box<dyn Kernel>) -> Box<dyn Kernel> + 'a;
@@ -117,6 +120,10 @@ impl CpuExecutor {
             }
             arena.as_bytes_mut().fill(POISON);
         }
+        if options.threads > MAX_THREADS {
+            let message = format!("expected at most {MAX_THREADS}, found {}", options.threads);
+            return Err(LoadError::Threads(message));
+        }
         let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build();
         let pool = pool.map_err(|e| LoadError::Threads(e.to_string()))?;
         let times = kernels.iter().map(|k| vec![Duration::ZERO; k.len()]).collect();
@@ -146,7 +153,7 @@ impl CpuExecutor {
             .collect()
     }
 
-    fn run(
+    fn compute(
         &mut self,
         inputs: &StepInputs,
         observer: Option<&mut Observer<'_>>,
@@ -170,7 +177,7 @@ impl PlanExecutor for CpuExecutor {
         inputs: &StepInputs,
         observer: &mut Observer<'_>,
     ) -> Result<Ticket, ExecError> {
-        self.run(inputs, Some(observer))
+        self.compute(inputs, Some(observer))
     }
 
     fn profile(&self) -> Vec<(String, Duration)> {
@@ -196,7 +203,7 @@ impl PlanExecutor for CpuExecutor {
 
 impl Executor for CpuExecutor {
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
-        self.run(inputs, None)
+        self.compute(inputs, None)
     }
 
     fn yields_tokens(&self) -> bool {
@@ -337,7 +344,7 @@ impl Core {
 /// The cache planes that a launch works on, each with the first operand that is one of its versions.
 fn planes<'a>(
     launch: &Launch,
-    call: &Call,
+    call: &ProgramCall,
     plan: &Plan,
     states: &'a mut [HostMemory],
 ) -> [Option<Plane<'a>>; MAX_ARGS] {
@@ -365,7 +372,7 @@ fn row_bytes(ty: &infernum_ir::StateType) -> usize {
 /// What a launch's places are resolved against.
 struct Frame<'a> {
     program: &'a Program,
-    call: &'a Call,
+    call: &'a ProgramCall,
     dims: &'a Dims,
     step: &'a StepState,
     weights: &'a [Loaded],

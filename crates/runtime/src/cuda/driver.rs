@@ -51,13 +51,17 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// How many GPUs there are; an error without a driver.
+    /// How many GPUs there are; an error without a driver, and where the driver fails.
     pub fn count() -> Result<i32> {
         // SAFETY: asking whether a library can be loaded; NVIDIA's does nothing when it is.
         if !unsafe { sys::is_culib_present() } {
             return Err(GpuError::NoDriver);
         }
-        result::init().of("cuInit")?;
+        // A driver on a machine without a GPU does not start.
+        match result::init() {
+            Err(e) if e.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => return Ok(0),
+            started => started.of("cuInit")?,
+        }
         result::device::get_count().of("cuDeviceGetCount")
     }
 

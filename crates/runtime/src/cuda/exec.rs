@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{Call, KernelLaunch, Launch, Plan, Run};
+use infernum_codegen::{KernelLaunch, Launch, Plan, ProgramCall, Run};
 use infernum_ir::{DType, Dims, StepInput, TensorType};
 
 use super::blas::Blas;
@@ -262,14 +262,15 @@ impl CudaExecutor {
     /// Has the step's tokens brought to the host, and its logits if they are wanted.
     fn finish(&mut self, schedule: usize, dims: &Dims) -> Result<Ticket, ExecError> {
         let core = &mut self.core;
-        let (rows, columns, address) = core.output(schedule, dims);
+        let Output { rows, columns, dtype, address } = core.output(schedule, dims);
         let yields_tokens = core.plan.yields_tokens();
         core.picked = if yields_tokens { address } else { core.ids.address() };
         let columns = if yields_tokens || !self.want_logits { 0 } else { columns };
         self.ticket += 1;
         let turn = &mut core.turns[self.ticket as usize % 2];
         turn.ticket = self.ticket;
-        turn.bring(&core.gpu, &core.stream, (rows, columns), (core.picked, address))?;
+        let shape = (rows, columns, dtype);
+        turn.bring(&core.gpu, &core.stream, shape, (core.picked, address))?;
         Ok(Ticket(self.ticket))
     }
 }
@@ -478,7 +479,7 @@ impl Core {
     }
 
     /// Where a call's values lie.
-    pub(super) fn frame<'a>(&'a self, call: &'a Call) -> Frame<'a> {
+    pub(super) fn frame<'a>(&'a self, call: &'a ProgramCall) -> Frame<'a> {
         Frame {
             program: &self.plan.programs[call.program as usize],
             call,
@@ -497,24 +498,24 @@ impl Core {
 
     /// Picks a token of each row, the likeliest or (`sampled`) as the sequences ask.
     fn pick(&mut self, schedule: usize, dims: &Dims, sampled: bool) -> Result<(), ExecError> {
-        let (rows, columns, logits) = self.output(schedule, dims);
+        let Output { rows, columns, address: logits, .. } = self.output(schedule, dims);
         if rows == 0 || columns == 0 || self.plan.yields_tokens() {
             return Ok(());
         }
         let by = if sampled { self.plan.sample.as_ref() } else { None };
         let Some(launch) = by.or(self.plan.pick.as_ref()).cloned() else { return Ok(()) };
-        self.apart(&launch, dims, [logits, self.ids.address()], self.options.overlap)
+        self.launch_standalone(&launch, dims, [logits, self.ids.address()], self.options.overlap)
     }
 
     /// Puts the tokens of the step before where this step's inputs wait for them.
     fn feed(&mut self, dims: &Dims) -> Result<(), ExecError> {
         let Some(launch) = self.plan.feed.clone() else { return Ok(()) };
         let tokens = self.layout.input(StepInput::Tokens);
-        self.apart(&launch, dims, [self.picked, tokens], false)
+        self.launch_standalone(&launch, dims, [self.picked, tokens], false)
     }
 
     /// Runs a kernel that is no call's: of one operand and one result.
-    fn apart(
+    fn launch_standalone(
         &mut self,
         launch: &Launch,
         dims: &Dims,
@@ -539,23 +540,24 @@ impl Core {
         Ok(())
     }
 
-    /// Rows, columns and address of what the last call leaves first, if that is logits, f32, or
-    /// tokens: nothing else goes to the host.
-    fn output(&self, schedule: usize, dims: &Dims) -> (usize, usize, u64) {
+    /// What the last call leaves first, if that is logits or tokens: nothing else goes to the host.
+    fn output(&self, schedule: usize, dims: &Dims) -> Output {
         let last = self.plan.schedules[schedule].calls.last();
         let program = last.and_then(|c| self.plan.programs.get(c.program as usize));
         let carried = program.and_then(|p| Some((p, p.results.first()?)));
         let shown = |ty: &TensorType| match ty.dtype {
-            DType::F32 => ty.rank() == 2 && !ty.is_ragged(),
+            DType::F32 | DType::F16 | DType::Bf16 => ty.rank() == 2 && !ty.is_ragged(),
             DType::U32 => ty.rank() == 1,
             _ => false,
         };
-        let carried = carried.filter(|(_, carried)| shown(&carried.ty));
-        let Some((program, carried)) = carried else { return (0, 0, 0) };
+        let Some((program, carried)) = carried.filter(|(_, c)| shown(&c.ty)) else {
+            return Output::NONE;
+        };
+        let dtype = carried.ty.dtype;
         let columns = carried.ty.last_const().unwrap_or(1);
         let rows = carried.ty.elements(dims).checked_div(columns).unwrap_or(0);
         let at = self.arena_start() + program.buffers[carried.buffer as usize].offset;
-        (rows as usize, columns as usize, at)
+        Output { rows: rows as usize, columns: columns as usize, dtype, address: at }
     }
 
     fn observe(
@@ -581,6 +583,18 @@ impl Core {
         }
         Ok(all)
     }
+}
+
+/// Where a step's logits or tokens are.
+struct Output {
+    rows: usize,
+    columns: usize,
+    dtype: DType,
+    address: u64,
+}
+
+impl Output {
+    const NONE: Output = Output { rows: 0, columns: 0, dtype: DType::F32, address: 0 };
 }
 
 /// Time on the GPU.

@@ -1,7 +1,7 @@
 //! Where the operands and results of a launch lie.
 
 use infernum_codegen::cuda::launch_arguments;
-use infernum_codegen::{Arg, Argument, Call, Launch, Matmul, Program, Value};
+use infernum_codegen::{Arg, Argument, Launch, Matmul, Program, ProgramCall, Value};
 use infernum_ir::expr::Expr;
 use infernum_ir::{Dim, Dims};
 
@@ -13,7 +13,7 @@ use super::upload::Weights;
 /// What a launch's places are resolved against.
 pub(crate) struct Frame<'a> {
     pub(super) program: &'a Program,
-    pub(super) call: &'a Call,
+    pub(super) call: &'a ProgramCall,
     /// Where activations begin.
     pub(super) arena: u64,
     /// Bytes before each plane of the cache.

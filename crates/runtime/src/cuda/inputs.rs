@@ -1,5 +1,6 @@
-//! The inputs of a step, as kernels see them: `Step` in `kernels/templates/common/prelude.cuh`.
+//! The inputs of a step, as kernels see them: [`abi::Step`] and the arrays that it names.
 
+use infernum_codegen::cuda::abi::{self, Address};
 use infernum_ir::{Dims, StepInput, Sym};
 
 use crate::exec::{ExecError, StepInputs};
@@ -17,13 +18,10 @@ pub(super) struct Layout {
     end: usize,
 }
 
-const FIELDS: usize = 12;
-/// Bytes of a `Choice`.
-const CHOICE: usize = 48;
-/// Four ints, the pairs, and an address each.
-const HEADER: usize = 16 + 8 + 8 * FIELDS;
+/// Arrays behind the header.
+const FIELDS: usize = Field::Choices as usize + 1;
 
-/// The header's addresses, in order.
+/// One of them.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 enum Field {
@@ -59,9 +57,9 @@ impl Layout {
             4 * (b + 1),
             8 * t,
             4 * b * stride,
-            CHOICE * b,
+            size_of::<abi::Choice>() * b,
         ];
-        let (mut offsets, mut end) = ([0; FIELDS], HEADER.next_multiple_of(64));
+        let (mut offsets, mut end) = ([0; FIELDS], size_of::<abi::Step>().next_multiple_of(64));
         let blocks = Field::Blocks as usize;
         for field in (0..FIELDS).filter(|f| *f != blocks).chain([blocks]) {
             offsets[field] = end;
@@ -171,38 +169,51 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn header(&mut self, dims: &Dims) {
-        let sizes = [dims.t, dims.b, dims.s, self.layout.stride as u64];
-        let mut at = 0;
-        for size in sizes {
-            self.to[at..at + 4].copy_from_slice(&(size as u32).to_le_bytes());
-            at += 4;
-        }
-        let addresses = self.layout.offsets.map(|o| self.layout.base + o as u64);
-        for word in std::iter::once(dims.pairs).chain(addresses) {
-            self.to[at..at + 8].copy_from_slice(&word.to_le_bytes());
-            at += 8;
-        }
+        let at = |field| self.layout.address(field);
+        let step = abi::Step {
+            T: dims.t as i32,
+            B: dims.b as i32,
+            S: dims.s as i32,
+            block_stride: self.layout.stride as i32,
+            pairs: dims.pairs as i64,
+            tokens: Address::new(at(Field::Tokens)),
+            positions: Address::new(at(Field::Positions)),
+            output_rows: Address::new(at(Field::OutputRows)),
+            context_positions: Address::new(at(Field::ContextPositions)),
+            seq: Address::new(at(Field::Seq)),
+            slots: Address::new(at(Field::Slots)),
+            first: Address::new(at(Field::First)),
+            context: Address::new(at(Field::Context)),
+            context_start: Address::new(at(Field::ContextStart)),
+            pair_start: Address::new(at(Field::PairStart)),
+            blocks: Address::new(at(Field::Blocks)),
+            choices: Address::new(at(Field::Choices)),
+        };
+        self.to[..size_of::<abi::Step>()].copy_from_slice(bytemuck::bytes_of(&step));
     }
 
-    /// A `Choice` of every sequence.
+    /// How the token of every sequence is picked; `seen` is where kernels see the tokens with penalties.
     fn choices(&mut self, inputs: &StepInputs, mut seen: u64) {
+        const SIZE: usize = size_of::<abi::Choice>();
         let start = self.layout.offsets[Field::Choices as usize];
-        self.to[start..start + CHOICE * inputs.step().seqs.len()].fill(0);
+        let all = &mut self.to[start..start + SIZE * inputs.step().seqs.len()];
+        all.fill(0);
         for (seq, choice) in inputs.choices() {
-            self.at[Field::Choices as usize] = CHOICE * seq;
             let p = choice.params;
-            self.push(Field::Choices, p.scale().to_bits());
-            self.push(Field::Choices, p.top_k);
-            for x in
-                [p.top_p, p.min_p, p.repetition_penalty, p.frequency_penalty, p.presence_penalty]
-            {
-                self.push(Field::Choices, x.to_bits());
-            }
-            for word in Noise::new(p.seed, choice.position).key {
-                self.push(Field::Choices, word);
-            }
-            self.push(Field::Choices, choice.seen.len() as u32);
-            self.push_wide(Field::Choices, seen);
+            let choice_of_kernels = abi::Choice {
+                scale: p.scale(),
+                top_k: p.top_k,
+                top_p: p.top_p,
+                min_p: p.min_p,
+                repetition: p.repetition_penalty,
+                frequency: p.frequency_penalty,
+                presence: p.presence_penalty,
+                key: Noise::new(p.seed, choice.position).key,
+                seen_count: choice.seen.len() as u32,
+                seen: Address::new(seen),
+            };
+            all[SIZE * seq..SIZE * (seq + 1)]
+                .copy_from_slice(bytemuck::bytes_of(&choice_of_kernels));
             seen += size_of_val(choice.seen) as u64;
         }
     }

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use infernum_ir::DType;
+
 use super::driver::{Event, Gpu, Pinned, Stream};
-use crate::exec::{GpuError, StepOutput};
+use crate::exec::{GpuError, StepOutput, elements};
 
 /// One of them.
 #[derive(Debug)]
@@ -17,6 +19,8 @@ pub(super) struct Turn {
     rows: usize,
     /// 0 where the logits stay on the GPU.
     columns: usize,
+    /// The element type of the logits.
+    dtype: DType,
 }
 
 impl Turn {
@@ -30,6 +34,7 @@ impl Turn {
             ticket: 0,
             rows: 0,
             columns: 0,
+            dtype: DType::F32,
         })
     }
 
@@ -38,19 +43,20 @@ impl Turn {
         self.done.synchronize()
     }
 
-    /// Has the tokens of a step brought back, and `columns` logits of each of its rows; 0 for none.
+    /// Has the tokens of a step brought back, and `columns` logits of type `dtype` of each of its rows; 0
+    /// for none.
     pub(super) fn bring(
         &mut self,
         gpu: &Arc<Gpu>,
         stream: &Stream,
-        (rows, columns): (usize, usize),
+        (rows, columns, dtype): (usize, usize, DType),
         (tokens, logits): (u64, u64),
     ) -> Result<(), GpuError> {
-        (self.rows, self.columns) = (rows, columns);
+        (self.rows, self.columns, self.dtype) = (rows, columns, dtype);
         if rows > 0 {
             stream.to_host(&mut self.tokens.bytes_mut()[..4 * rows], tokens)?;
         }
-        let bytes = 4 * rows * columns;
+        let bytes = size(dtype) * rows * columns;
         if self.logits.bytes().len() < bytes {
             stream.synchronize()?;
             self.logits = Pinned::new(gpu, bytes)?;
@@ -67,9 +73,21 @@ impl Turn {
         output.tokens.clear();
         output.tokens.extend_from_slice(words(&self.tokens, self.rows));
         output.logits.clear();
-        let logits = &self.logits.bytes()[..4 * self.rows * self.columns];
-        output.logits.extend_from_slice(bytemuck::cast_slice(logits));
+        let logits = &self.logits.bytes()[..size(self.dtype) * self.rows * self.columns];
+        if self.dtype == DType::F32 {
+            output.logits.extend_from_slice(bytemuck::cast_slice(logits));
+        } else {
+            let mut values = Vec::with_capacity(self.rows * self.columns);
+            // `Core::output` lets no type through that cannot be read.
+            let _ = elements::decode(self.dtype, logits, &mut values);
+            output.logits.extend(values.into_iter().map(|v| v as f32));
+        }
     }
+}
+
+/// Bytes of an element.
+fn size(dtype: DType) -> usize {
+    elements::size(dtype).unwrap_or(0)
 }
 
 fn words(memory: &Pinned, n: usize) -> &[u32] {

@@ -5,6 +5,7 @@
 //! same. A step is: see that all have the memory they need ([`schedule`]), admit who waits, fill the
 //! inputs, submit, and settle what came of the step *before*, while the executor computes this one.
 
+mod drive;
 mod kv;
 mod options;
 mod request;
@@ -128,7 +129,8 @@ impl<E: Executor> Engine<E> {
         }
         request.sampling.check()?;
         let logits = request.logprobs.or(request.prompt_logprobs).is_some();
-        let sampled = !request.sampling.is_greedy() || !request.bias.is_empty() || logits;
+        let bans = request.sampling.min_tokens > 0 && !request.stop.is_empty();
+        let sampled = !request.sampling.is_greedy() || bans || !request.bias.is_empty() || logits;
         if self.executor.yields_tokens() && sampled {
             return Err(EngineError::GreedyOnly);
         }

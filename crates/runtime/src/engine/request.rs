@@ -12,6 +12,8 @@ pub struct Request {
     pub max_tokens: usize,
     /// Tokens that end the text; they are not part of it.
     pub stop: Vec<u32>,
+    /// Tell the token of `stop` that ended the text, too.
+    pub tell_stop: bool,
     /// How tokens are picked.
     pub sampling: SamplingParams,
     /// Added to the logits of these tokens before anything else.
@@ -58,7 +60,8 @@ pub enum FinishReason {
     Stop,
     /// It reached its own limit, or the engine's longest sequence.
     Length,
-    /// The step that it was in failed.
+    /// The step that it was in failed, or its own logits were no distribution: a NaN among them, or none
+    /// above -inf.
     Failed,
 }
 
@@ -74,6 +77,18 @@ pub enum Event {
     Token(RequestId, u32, Option<Box<Logprobs>>),
     /// The request ended; its memory is free again.
     Finished(RequestId, FinishReason),
+}
+
+impl Event {
+    /// The request that it is of.
+    pub fn request(&self) -> RequestId {
+        match self {
+            Event::Started(id, _)
+            | Event::Prompt(id, _)
+            | Event::Token(id, ..)
+            | Event::Finished(id, _) => *id,
+        }
+    }
 }
 
 /// A request could not be taken, or a step failed.

@@ -185,6 +185,8 @@ impl<E: Executor> Engine<E> {
     /// Plans up to `most` of a sequence's rows: how many.
     fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> Result<usize, EngineError> {
         let samples = self.executor.samples();
+        let s = &mut self.sequences[slot];
+        s.sampler.reach(s.length() as u64);
         let s = &self.sequences[slot];
         let (id, wanted) = (s.id, s.wanted(&self.limits).min(most));
         // Each row's logits are wanted: each is a sequence of its own, over the same blocks.

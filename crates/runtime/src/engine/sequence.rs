@@ -38,7 +38,8 @@ impl Sequence {
     pub(super) fn new(id: RequestId, request: Request, now: u64) -> Sequence {
         Sequence {
             id,
-            sampler: Sampler::new(request.sampling, &request.tokens),
+            sampler: Sampler::new(request.sampling, &request.tokens)
+                .with_ends(&request.stop, request.tokens.len()),
             tokens: request.tokens.clone(),
             blocks: Vec::new(),
             computed: 0,
@@ -96,7 +97,7 @@ impl Sequence {
         request.logprobs.is_some()
             || !request.bias.is_empty()
             || self.tells_prompt()
-            || (!samples && !request.sampling.is_greedy())
+            || (!samples && !self.sampler.is_greedy())
     }
 
     /// Forgets what is in the cache; its blocks are with others already.

@@ -1,10 +1,12 @@
 //! What came of a step: tokens, ends, and blocks that others may share.
 
+use infernum_ir::NO_TOKEN;
+
 use super::kv::Prefix;
 use super::sequence::Sequence;
 use super::{Engine, EngineError, Event, FinishReason, Flight, KvMode, Planned};
 use crate::exec::{Executor, StepOutput};
-use crate::sampling::Logprobs;
+use crate::sampling::{Logprobs, argmax};
 
 impl<E: Executor> Engine<E> {
     /// Settles the step under way, if there is one.
@@ -29,7 +31,11 @@ impl<E: Executor> Engine<E> {
                 return Err(error.into());
             }
         };
+        let mut broken: Vec<Planned> = Vec::new();
         for (row, planned) in flight.planned.iter().enumerate() {
+            if broken.iter().any(|b| b.id == planned.id) {
+                continue; // its first broken row ends it
+            }
             let Some(s) = self.sequences.get_mut(planned.slot).filter(|s| s.id == planned.id)
             else {
                 continue; // cancelled, or ended by the step before
@@ -37,6 +43,10 @@ impl<E: Executor> Engine<E> {
             s.computed = planned.context;
             if s.tells_prompt() && (s.told..s.request.tokens.len()).contains(&planned.context) {
                 // A row of the prompt says how likely the prompt's next token was.
+                if argmax(output.row(row)).is_none() {
+                    broken.push(*planned);
+                    continue;
+                }
                 let (next, top) = (s.request.tokens[planned.context], s.request.prompt_logprobs);
                 let logprobs = Logprobs::new(output.row(row), next, top.unwrap_or(0));
                 s.told = planned.context + 1;
@@ -45,13 +55,22 @@ impl<E: Executor> Engine<E> {
             if planned.yields {
                 s.coming = s.coming.filter(|(step, _)| *step != flight.step);
                 if s.request.max_tokens > 0 {
-                    let (token, logprobs) = pick(s, output, row, planned.by_host, &mut self.row);
+                    let picked = pick(s, output, row, planned.by_host, &mut self.row);
+                    let Some((token, logprobs)) = picked else {
+                        broken.push(*planned);
+                        continue;
+                    };
                     s.tokens.push(token);
-                    if !s.request.stop.contains(&token) {
+                    if s.request.tell_stop || !s.request.stop.contains(&token) {
                         events.push(Event::Token(s.id, token, logprobs));
                     }
                 }
             }
+        }
+        // Before anything that they computed is kept for others.
+        for planned in broken {
+            self.stats.broken_rows += 1;
+            self.fail_one(planned, events);
         }
         for planned in &flight.planned {
             self.after_row(*planned, events);
@@ -95,26 +114,32 @@ impl<E: Executor> Engine<E> {
 
     /// Ends all that had a part in a step.
     pub(super) fn fail(&mut self, flight: &Flight, events: &mut Vec<Event>) {
-        for planned in &flight.planned {
-            if self.sequences.get(planned.slot).is_some_and(|s| s.id == planned.id) {
-                events.push(Event::Finished(planned.id, FinishReason::Failed));
-                self.remove(planned.slot);
-            }
+        flight.planned.iter().for_each(|planned| self.fail_one(*planned, events));
+    }
+
+    fn fail_one(&mut self, planned: Planned, events: &mut Vec<Event>) {
+        if self.sequences.get(planned.slot).is_some_and(|s| s.id == planned.id) {
+            events.push(Event::Finished(planned.id, FinishReason::Failed));
+            self.remove(planned.slot);
         }
     }
 }
 
-/// The token of a row: the executor's, if it picked one as asked, or else the host's.
+/// The token of a row: the executor's, if it picked one as asked, or else the host's. `None` if the row
+/// has none.
 fn pick(
     s: &mut Sequence,
     output: &StepOutput,
     row: usize,
     by_host: bool,
     scratch: &mut Vec<f32>,
-) -> (u32, Option<Box<Logprobs>>) {
+) -> Option<(u32, Option<Box<Logprobs>>)> {
     if let Some(&token) = output.tokens.get(row).filter(|_| !by_host) {
+        if token == NO_TOKEN {
+            return None;
+        }
         s.sampler.note(token);
-        return (token, None);
+        return Some((token, None));
     }
     scratch.clear();
     scratch.extend_from_slice(output.row(row));
@@ -123,7 +148,7 @@ fn pick(
             *logit += bias;
         }
     }
-    let token = s.sampler.sample(scratch, s.tokens.len() as u64);
+    let token = s.sampler.sample(scratch, s.tokens.len() as u64)?;
     let logprobs = s.request.logprobs.map(|top| Box::new(Logprobs::new(scratch, token, top)));
-    (token, logprobs)
+    Some((token, logprobs))
 }

@@ -2,8 +2,9 @@
 //! wrong row, a row too early or another's row yields another text.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
-use infernum_ir::Dims;
+use infernum_ir::{Dims, NO_TOKEN, random};
 use proptest::prelude::*;
 
 use super::schedule::fitting_chunk;
@@ -34,8 +35,15 @@ fn hash(tokens: impl Iterator<Item = u32>) -> u32 {
     tokens.fold(17u32, |h, t| h.wrapping_mul(31).wrapping_add(t)) % VOCAB as u32
 }
 
+/// What begins with it has logits that are no numbers.
+const CURSED: u32 = VOCAB as u32 - 1;
+
 /// The logits after these tokens: the hash is the likeliest, the one after it comes next.
 fn logits(tokens: impl Iterator<Item = u32>) -> Vec<f32> {
+    let mut tokens = tokens.peekable();
+    if tokens.peek() == Some(&CURSED) {
+        return vec![f32::NAN; VOCAB];
+    }
     let next = hash(tokens) as usize;
     let value = |t: usize| match (t + VOCAB - next) % VOCAB {
         0 => 2.0,
@@ -83,7 +91,7 @@ impl Executor for Fake {
             let row = logits(context);
             if self.samples {
                 let token = choices.remove(&i).map_or(crate::argmax(&row), |c| c.pick(&row));
-                output.tokens.push(token);
+                output.tokens.push(token.unwrap_or(NO_TOKEN));
             }
             if self.logits || !self.samples {
                 output.logits.extend(row);
@@ -167,8 +175,12 @@ impl Engine<Fake> {
 
 /// What a request yields when it is alone, one step after another.
 fn solo(request: &Request) -> (Vec<u32>, FinishReason) {
-    let mut sampler = crate::Sampler::new(request.sampling, &request.tokens);
+    let mut sampler = crate::Sampler::new(request.sampling, &request.tokens)
+        .with_ends(&request.stop, request.tokens.len());
     let mut tokens = request.tokens.clone();
+    if request.prompt_logprobs.is_some() && tokens.len() > 1 && tokens[0] == CURSED {
+        return (Vec::new(), FinishReason::Failed);
+    }
     loop {
         let output = tokens.len() - request.tokens.len();
         if output >= request.max_tokens || (output > 0 && tokens.len() >= MAX_LENGTH) {
@@ -176,22 +188,27 @@ fn solo(request: &Request) -> (Vec<u32>, FinishReason) {
         }
         let mut row = logits(tokens.iter().copied());
         request.bias.iter().for_each(|(t, b)| row[*t as usize] += b);
-        let token = sampler.sample(&mut row, tokens.len() as u64);
+        let Some(token) = sampler.sample(&mut row, tokens.len() as u64) else {
+            return (tokens.split_off(request.tokens.len()), FinishReason::Failed);
+        };
         if request.stop.contains(&token) {
+            tokens.extend(request.tell_stop.then_some(token));
             return (tokens.split_off(request.tokens.len()), FinishReason::Stop);
         }
         tokens.push(token);
     }
 }
 
-/// A small generator: the tests need many numbers, not good ones.
-struct Random(u64);
+/// Random requests.
+struct Random(random::Rng);
 
 impl Random {
+    fn new(seed: u64) -> Random {
+        Random(random::named("engine", seed))
+    }
+
     fn below(&mut self, n: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n
+        self.0.usize(..n)
     }
 
     fn request(&mut self) -> Request {
@@ -201,6 +218,9 @@ impl Random {
         let mut tokens: Vec<u32> = (0..length).map(|i| (i % alphabet) as u32).collect();
         if self.below(3) == 0 {
             tokens.push(self.below(VOCAB) as u32);
+        }
+        if self.below(20) == 0 {
+            tokens[0] = CURSED;
         }
         let sampling = match self.below(4) {
             0 => SamplingParams {
@@ -216,9 +236,12 @@ impl Random {
             },
             _ => SamplingParams::default(),
         };
+        let min_tokens = if self.below(4) == 0 { self.below(9) as u32 } else { 0 };
+        let sampling = SamplingParams { min_tokens, ..sampling };
         Request {
             max_tokens: self.below(18),
-            stop: vec![self.below(VOCAB) as u32; self.below(2)],
+            stop: (0..self.below(3)).map(|_| self.below(VOCAB) as u32).collect(),
+            tell_stop: self.below(4) == 0,
             bias: vec![(self.below(VOCAB) as u32, 3.0); usize::from(self.below(8) == 0)],
             logprobs: (self.below(10) == 0).then_some(2),
             prompt_logprobs: (self.below(20) == 0).then_some(1),
@@ -250,9 +273,9 @@ fn bound(options: &EngineOptions) -> u64 {
 
 /// Random arrivals and cancellations, so many steps; panics at anything that must not be.
 fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
-    let (mut random, bound) = (Random(seed), bound(engine.options()));
+    let (mut random, bound) = (Random::new(seed), bound(engine.options()));
     let mut live: BTreeMap<RequestId, Live> = BTreeMap::new();
-    let mut events = Vec::new();
+    let (mut events, mut failed) = (Vec::new(), 0);
     for now in 0..steps {
         // In waves, so that it is full at times and empty at others.
         let arrivals = if now / 300 % 3 == 2 { 12 } else { 3 };
@@ -301,7 +324,8 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
                     } else {
                         1
                     };
-                    assert_eq!(l.prompt, told);
+                    assert!(l.prompt == told || reason == FinishReason::Failed);
+                    failed += u64::from(reason == FinishReason::Failed);
                 }
             }
         }
@@ -311,6 +335,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
             assert!(starved.is_none(), "waits since long: {:?}", starved.map(|l| &l.request));
         }
     }
+    assert_eq!(engine.stats().broken_rows, failed, "rows that are no distribution are counted");
     for _ in 0..bound {
         engine.step(&mut events).expect("a step");
         events.drain(..).for_each(|e| {
@@ -361,7 +386,7 @@ fn whatever_comes_every_request_ends_once_with_its_own_text() {
     let mut totals = Stats::default();
     for (i, options) in all.iter().enumerate() {
         for gpu in [false, true] {
-            let mut random = Random(i as u64);
+            let mut random = Random::new(i as u64);
             let b = 1 + random.below(6) as u64;
             let t = b.max(1 + random.below(16) as u64);
             let step = Dims { t, b, s: 40 * b, pairs: 40 * b + random.below(200) as u64 };
@@ -398,11 +423,7 @@ proptest! {
 
 /// Runs until nothing is left to do.
 fn finish(engine: &mut Engine<Fake>) -> Vec<Event> {
-    let mut events = Vec::new();
-    while !engine.is_idle() {
-        engine.step(&mut events).expect("a step");
-    }
-    events
+    engine.run_until_idle().expect("steps")
 }
 
 #[test]
@@ -423,17 +444,14 @@ fn an_executor_that_samples_picks_what_the_host_would() {
             engine.submit(Request { sampling, ..Request::new(tokens, 20) }).expect("a request");
         }
         let mut events = Vec::new();
-        while !engine.is_idle() {
-            engine.step(&mut events).expect("a step");
+        let driven = engine.drive(|engine, new| {
+            events.extend(new);
             assert!(!gpu || !engine.executor.logits, "logits nobody needs");
-        }
-        events.retain(|e| !matches!(e, Event::Started(..)));
-        events.sort_by_key(|e| match e {
-            Event::Started(id, _)
-            | Event::Prompt(id, _)
-            | Event::Token(id, ..)
-            | Event::Finished(id, _) => *id,
+            ControlFlow::Continue(())
         });
+        driven.expect("steps");
+        events.retain(|e| !matches!(e, Event::Started(..)));
+        events.sort_by_key(Event::request);
         events
     };
     assert_eq!(outputs(true), outputs(false));
@@ -462,6 +480,32 @@ fn stop_tokens_end_a_request_and_are_not_part_of_it() {
     let id = engine.submit(request).expect("a request");
     let events = finish(&mut engine);
     assert_eq!(events, [Event::Started(id, 0), Event::Finished(id, FinishReason::Stop)]);
+}
+
+#[test]
+fn no_end_comes_before_the_least_tokens() {
+    let stop = vec![hash([1, 2, 3].into_iter())];
+    for gpu in [false, true] {
+        let mut engine = engine_with(STEP, 8, 64, gpu, EngineOptions::default());
+        for min_tokens in [0, 1, 4] {
+            let sampling = SamplingParams { min_tokens, ..SamplingParams::default() };
+            let request =
+                Request { stop: stop.clone(), sampling, ..Request::new(vec![1, 2, 3], 9) };
+            engine.submit(Request { tell_stop: true, ..request }).expect("a request");
+            let events = finish(&mut engine);
+            let tokens = events.iter().filter_map(|e| match e {
+                Event::Token(_, token, _) => Some(*token),
+                _ => None,
+            });
+            let tokens: Vec<u32> = tokens.collect();
+            let least = tokens.iter().take(min_tokens as usize);
+            assert!(tokens.len() > min_tokens as usize || tokens.len() == 9, "{tokens:?}");
+            assert!(least.clone().all(|t| !stop.contains(t)), "{tokens:?}");
+            assert_eq!(min_tokens == 0, tokens == stop, "{tokens:?}");
+            // The host has to see no logits for it where the executor samples.
+            assert!(!gpu || !engine.executor.logits);
+        }
+    }
 }
 
 #[test]

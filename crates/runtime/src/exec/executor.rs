@@ -46,6 +46,12 @@ pub trait Executor {
 
     /// Waits for a step: that of the last ticket, or the one before where two are under way.
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError>;
+
+    /// A step from beginning to end.
+    fn run(&mut self, inputs: &StepInputs) -> Result<&StepOutput, ExecError> {
+        let ticket = self.submit(inputs)?;
+        self.wait(ticket)
+    }
 }
 
 /// Runs the steps of one plan, and lets one look inside.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use infernum_codegen::Plan;
 use infernum_frontend_hf::Checkpoint;
-use infernum_ir::{DType, Dims, TensorType};
+use infernum_ir::{DType, Dims, TensorType, random};
 
 use super::{Bytes, TensorBytes, WeightSource};
 
@@ -46,20 +46,20 @@ pub struct RandomWeights {
 
 impl RandomWeights {
     /// Weights for `plan`. The same seed gives the same weights.
-    pub fn of(plan: &Plan, seed: u64) -> RandomWeights {
+    pub fn for_plan(plan: &Plan, seed: u64) -> RandomWeights {
         let tensors = plan.tensors().into_iter().map(|(name, ty)| (name.to_owned(), ty)).collect();
         RandomWeights { tensors, seed, pool: None }
     }
 
-    /// As [`RandomWeights::of`], all tensors being parts of one pool of numbers, as large as the
+    /// As [`RandomWeights::for_plan`], all tensors being parts of one pool of numbers, as large as the
     /// largest: quickly made, for devices that copy them. The element types must be alike.
     pub fn pooled(plan: &Plan, seed: u64) -> RandomWeights {
-        let mut weights = RandomWeights::of(plan, seed);
+        let mut weights = RandomWeights::for_plan(plan, seed);
         let sizes = weights.tensors.values().map(|ty| (ty.bytes(&Dims::default()), ty.dtype));
         let largest = sizes.max_by_key(|(bytes, _)| *bytes);
         weights.pool = largest.and_then(|(bytes, dtype)| {
             let elements = bytes as usize / (dtype.bytes(1)? as usize).max(1);
-            random(dtype, elements, seed | 1).map(Bytes::from)
+            values(dtype, elements, random::named("", seed)).map(Bytes::from)
         });
         weights
     }
@@ -74,21 +74,15 @@ impl WeightSource for RandomWeights {
         if let Some(bytes) = self.pool.as_ref().and_then(|p| p.slice(0..ty.bytes(&dims) as usize)) {
             return Some(TensorBytes { dtype: ty.dtype, shape, bytes });
         }
-        // Each tensor its own stream, so that the order of loading does not matter.
-        let stream = name
-            .bytes()
-            .fold(self.seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
-        Some(TensorBytes {
-            dtype: ty.dtype,
-            shape,
-            bytes: random(ty.dtype, elements, stream)?.into(),
-        })
+        // Each tensor its own numbers, so that the order of loading does not matter.
+        let bytes = values(ty.dtype, elements, random::named(name, self.seed))?;
+        Some(TensorBytes { dtype: ty.dtype, shape, bytes: bytes.into() })
     }
 }
 
 /// Values of magnitude 2^-6 to 2^-5 and either sign: large enough to matter, small enough that a
 /// deep model stays finite. Other element types than 16- and 32-bit floats are not made.
-fn random(dtype: DType, elements: usize, seed: u64) -> Option<Vec<u8>> {
+fn values(dtype: DType, elements: usize, mut rng: random::Rng) -> Option<Vec<u8>> {
     // The bits to keep random, and the exponent, in each 16 bits of the word.
     let (size, keep, exponent) = match dtype {
         DType::Bf16 => (2, 0x807f_u64 * 0x0001_0001_0001_0001, 0x3c80 * 0x0001_0001_0001_0001),
@@ -96,16 +90,11 @@ fn random(dtype: DType, elements: usize, seed: u64) -> Option<Vec<u8>> {
         DType::F32 => (4, 0x807f_ffff * 0x0000_0001_0000_0001, 0x3c80_0000 * 0x0000_0001_0000_0001),
         _ => return None,
     };
-    let bytes = elements * size;
-    let mut out = Vec::with_capacity(bytes.next_multiple_of(8));
-    let mut state = seed | 1;
+    let bytes = elements.checked_mul(size)?;
+    let mut out = Vec::new();
+    out.try_reserve_exact(bytes.checked_next_multiple_of(8)?).ok()?;
     while out.len() < bytes {
-        // xorshift64* (Vigna 2014).
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        let word = state.wrapping_mul(0x2545_f491_4f6c_dd1d);
-        out.extend_from_slice(&(word & keep | exponent).to_le_bytes());
+        out.extend_from_slice(&(rng.u64(..) & keep | exponent).to_le_bytes());
     }
     out.truncate(bytes);
     Some(out)
@@ -120,7 +109,7 @@ mod tests {
     #[test]
     fn random_values_have_the_promised_magnitude() {
         let ok = |v: f32| (0.015..0.0313).contains(&v.abs());
-        let halves = |d| random(d, 1001, 5).expect("a float type");
+        let halves = |d| values(d, 1001, random::named("w", 5)).expect("a float type");
         let pairs = halves(DType::Bf16);
         assert_eq!(pairs.len(), 2002);
         assert!(pairs.chunks(2).all(|b| ok(bf16::from_le_bytes([b[0], b[1]]).to_f32())));

@@ -1,12 +1,10 @@
 //! What goes into a step and what comes out.
 
+use infernum_codegen::cuda::abi::{self, FED};
 use infernum_ir::interp::{SeqStep, Step};
 
 use super::ExecError;
 use crate::sampling::{Choice, SamplingParams, Seen};
-
-/// Marks a token that is still to come; kernels/templates/feed_tokens.cu.j2 knows it, too.
-const FED: u32 = 1 << 31;
 
 /// The inputs of one step: tokens of several sequences, flattened, and where each sequence's
 /// rows lie in the paged KV cache. Filled again for every step, without allocating once it has
@@ -46,7 +44,8 @@ pub struct StepOutput {
     pub columns: usize,
     /// A token of each row, from executors that pick it (those of GPUs) and from plans that yield it
     /// (pass `greedy`): the likeliest, or what [`StepInputs::choose`] says where the executor
-    /// [samples](super::Executor::samples). Empty from others.
+    /// [samples](super::Executor::samples). Empty from others. [`NO_TOKEN`](infernum_ir::NO_TOKEN) for a
+    /// row that has a NaN, or no number above -inf.
     pub tokens: Vec<u32>,
 }
 
@@ -59,7 +58,7 @@ impl StepOutput {
 
 impl StepInputs {
     /// Tokens that one block of the KV cache holds, unless one chooses otherwise.
-    pub const BLOCK_SIZE: usize = 16;
+    pub const BLOCK_SIZE: usize = abi::PAGE;
 
     /// No sequences yet. `block_size` is that of the executor's cache, in tokens.
     pub fn new(block_size: usize) -> StepInputs {
@@ -90,7 +89,7 @@ impl StepInputs {
     /// Executors that do not [sample](super::Executor::samples) pay no heed to it.
     pub fn choose(&mut self, choice: &Choice<'_>) {
         let Some(seq) = self.step.seqs.len().checked_sub(1) else { return };
-        if choice.params.is_greedy() {
+        if choice.params.is_greedy() && choice.seen.is_empty() {
             return;
         }
         let start = self.seen.len();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use infernum_codegen::{Plan, Recipe, Weight};
 use infernum_ir::interp::{Step, Tensor};
-use infernum_ir::{Attr, Call, DType, Dims, Eval, Op, TensorType, Type};
+use infernum_ir::{Attr, Call, DType, Dims, Effect, Eval, Memory, Op, TensorType, Type};
 
 use super::{LoadError, TensorProblem, elements};
 
@@ -273,9 +273,10 @@ fn resolve(
 /// The result of an op that only selects contiguous parts of its operand.
 fn view(op: &str, attrs: &[Attr], operands: &[Option<Loaded>]) -> Option<Vec<Bytes>> {
     let x = operands.first()?.as_ref()?;
-    match (op, attrs, &x.segments[..]) {
-        ("reshape", _, _) => Some(x.segments.clone()),
-        ("slice", [Attr::Int(axis), Attr::Int(start), Attr::Int(len)], [whole]) => {
+    let op = Op::find(op).ok()?;
+    match (op.memory, attrs, &x.segments[..]) {
+        _ if op.effect == Effect::View => Some(x.segments.clone()),
+        (Memory::Slice, [Attr::Int(axis), Attr::Int(start), Attr::Int(len)], [whole]) => {
             let (outer, rest) = x.shape.split_at_checked(*axis as usize)?;
             let (axis, inner) = rest.split_first()?;
             let position = inner.iter().product::<usize>() * elements::size(x.dtype)?;

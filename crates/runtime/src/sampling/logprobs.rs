@@ -7,6 +7,8 @@ pub struct Logprobs {
     pub token: u32,
     /// Its natural log-probability.
     pub logprob: f32,
+    /// How many tokens are likelier, and 1.
+    pub rank: u32,
     /// The likeliest tokens, the likeliest first; of equals, the lower first.
     pub top: Vec<(u32, f32)>,
 }
@@ -37,7 +39,8 @@ impl Logprobs {
         }
         best.iter_mut().for_each(|(_, l)| *l = logprob(*l));
         let own = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
-        Logprobs { token, logprob: logprob(own), top: best }
+        let rank = 1 + logits.iter().filter(|l| **l > own).count() as u32;
+        Logprobs { token, logprob: logprob(own), rank, top: best }
     }
 }
 
@@ -53,6 +56,7 @@ mod tests {
         let expected = |l: f64| (l - sum.ln()) as f32;
         assert_eq!(found.logprob, expected(1.0));
         assert_eq!(found.top, [(2, expected(3.0)), (3, expected(3.0)), (0, expected(1.0))]);
+        assert_eq!(found.rank, 3);
         assert_eq!(Logprobs::new(&logits, 1, 0).logprob, f32::NEG_INFINITY);
         assert_eq!(Logprobs::new(&logits, 99, 0).logprob, f32::NEG_INFINITY);
         assert_eq!(Logprobs::new(&logits, 0, 9).top.len(), 4);

@@ -2,114 +2,13 @@
 
 mod logprobs;
 mod noise;
+mod params;
 
+pub use infernum_codegen::cuda::abi::Seen;
+use infernum_ir::NO_TOKEN;
 pub use logprobs::Logprobs;
 pub(crate) use noise::Noise;
-use serde::{Deserialize, Serialize};
-
-/// How a request's tokens are picked. The default is greedy.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SamplingParams {
-    /// Logits are divided by it; 0 picks the largest.
-    pub temperature: f32,
-    /// Only the `k` largest compete; 0 for all.
-    pub top_k: u32,
-    /// Only the smallest set of most likely tokens with at least this probability competes
-    /// (Holtzman et al. 2019).
-    pub top_p: f32,
-    /// Only tokens at least this likely, relative to the likeliest, compete (Nguyen et al. 2024).
-    pub min_p: f32,
-    /// Logits of tokens seen in prompt or output are divided by it when positive, multiplied when
-    /// negative (Keskar et al. 2019).
-    pub repetition_penalty: f32,
-    /// Subtracted from a token's logit for each time it was generated.
-    pub frequency_penalty: f32,
-    /// Subtracted from a token's logit if it was generated at all.
-    pub presence_penalty: f32,
-    /// Fixes the random choices.
-    pub seed: u64,
-}
-
-impl Default for SamplingParams {
-    fn default() -> Self {
-        SamplingParams {
-            temperature: 0.0,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            frequency_penalty: 0.0,
-            presence_penalty: 0.0,
-            seed: 0,
-        }
-    }
-}
-
-/// A parameter is outside its range.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("`{name}`: expected {expected}, found {found}")]
-pub struct SamplingError {
-    /// The parameter.
-    pub name: &'static str,
-    /// Its range.
-    pub expected: &'static str,
-    /// What was given.
-    pub found: f32,
-}
-
-impl SamplingParams {
-    /// Whether the largest logit wins, as it is: no chance and no penalty.
-    pub fn is_greedy(&self) -> bool {
-        self.takes_largest() && !self.has_penalties()
-    }
-
-    /// Whether there is no chance in it.
-    fn takes_largest(&self) -> bool {
-        self.temperature == 0.0 || self.top_k == 1
-    }
-
-    pub(crate) fn has_penalties(&self) -> bool {
-        let penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty);
-        penalties != (1.0, 0.0, 0.0)
-    }
-
-    /// What takes a logit to log2 of a weight: log2(e) over the temperature; 0 if the largest wins.
-    pub(crate) fn scale(&self) -> f32 {
-        if self.takes_largest() {
-            return 0.0;
-        }
-        // Bounded, so that it times a difference of 0 is 0.
-        (std::f32::consts::LOG2_E / self.temperature).min(1e30)
-    }
-
-    /// Refuses parameters that mean nothing.
-    pub fn check(&self) -> Result<(), SamplingError> {
-        let within = |name, found: f32, low: f32, high: f32, expected| {
-            if (low..=high).contains(&found) {
-                Ok(())
-            } else {
-                Err(SamplingError { name, expected, found })
-            }
-        };
-        within("temperature", self.temperature, 0.0, 100.0, "0 to 100")?;
-        within("top_p", self.top_p, f32::MIN_POSITIVE, 1.0, "above 0 and at most 1")?;
-        within("min_p", self.min_p, 0.0, 1.0, "0 to 1")?;
-        within("repetition_penalty", self.repetition_penalty, 0.01, 100.0, "0.01 to 100")?;
-        within("frequency_penalty", self.frequency_penalty, -100.0, 100.0, "-100 to 100")?;
-        within("presence_penalty", self.presence_penalty, -100.0, 100.0, "-100 to 100")
-    }
-}
-
-/// A token that penalties change, as kernels see it too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C)]
-pub struct Seen {
-    /// Seen in the prompt or generated.
-    pub token: u32,
-    /// How often it was generated.
-    pub generated: u32,
-}
+pub use params::{Number, Range, SamplingError, SamplingOption, SamplingParams};
 
 /// How one token is to be picked: all that it depends on but the logits.
 #[derive(Clone, Copy, Debug)]
@@ -123,10 +22,10 @@ pub struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// The token of a row of logits.
-    pub fn pick(&self, logits: &[f32]) -> u32 {
+    /// The token of a row of logits; see [`Sampler::sample`].
+    pub fn pick(&self, logits: &[f32]) -> Option<u32> {
         let (params, seen) = (self.params, self.seen.to_vec());
-        let mut sampler = Sampler { params, seen, candidates: Vec::new() };
+        let mut sampler = Sampler { seen, ..Sampler::new(params, &[]) };
         sampler.sample(&mut logits.to_vec(), self.position)
     }
 }
@@ -135,8 +34,11 @@ impl Choice<'_> {
 #[derive(Clone, Debug)]
 pub struct Sampler {
     params: SamplingParams,
-    // Kept only where a penalty asks for it; sorted by token.
+    // Kept only where a penalty or a ban asks for it; sorted by token.
     seen: Vec<Seen>,
+    // Tokens that are banned before a position, and whether the prompt has them, too.
+    banned: Vec<(u32, bool)>,
+    free_from: u64,
     candidates: Vec<Candidate>,
 }
 
@@ -155,11 +57,47 @@ impl Sampler {
             seen.sort_unstable_by_key(|s| s.token);
             seen.dedup();
         }
-        Sampler { params, seen, candidates: Vec::new() }
+        Sampler { params, seen, banned: Vec::new(), free_from: 0, candidates: Vec::new() }
     }
 
-    /// How the token for `position` is picked, for an executor that does it. It must be told of by
-    /// [`Sampler::note`].
+    /// Keeps `ends` out of the first `min_tokens` tokens after a prompt of `prompt` tokens.
+    #[must_use]
+    pub fn with_ends(mut self, ends: &[u32], prompt: usize) -> Sampler {
+        self.free_from = (prompt as u64).saturating_add(self.params.min_tokens.into());
+        for &token in ends.iter().filter(|_| self.params.min_tokens > 0) {
+            let found = self.seen.binary_search_by_key(&token, |s| s.token);
+            match found {
+                Ok(at) if self.seen[at].generated == Seen::BANNED => continue, // named twice
+                Ok(at) => self.seen[at].generated = Seen::BANNED,
+                Err(at) => self.seen.insert(at, Seen { token, generated: Seen::BANNED }),
+            }
+            self.banned.push((token, found.is_ok()));
+        }
+        self
+    }
+
+    /// Lets end tokens in again, from the position on where they may come.
+    pub fn reach(&mut self, position: u64) {
+        if position < self.free_from {
+            return;
+        }
+        for (token, in_prompt) in self.banned.drain(..) {
+            let Ok(at) = self.seen.binary_search_by_key(&token, |s| s.token) else { continue };
+            if in_prompt {
+                self.seen[at].generated = 0;
+            } else {
+                self.seen.remove(at);
+            }
+        }
+    }
+
+    /// Whether the largest logit wins, as it is.
+    pub fn is_greedy(&self) -> bool {
+        self.params.is_greedy() && self.seen.is_empty()
+    }
+
+    /// How the token for `position`, which was [reached](Sampler::reach), is picked, for an executor
+    /// that does it. It must be told of by [`Sampler::note`].
     pub fn choice(&self, position: u64) -> Choice<'_> {
         Choice { params: self.params, position, seen: &self.seen }
     }
@@ -178,22 +116,29 @@ impl Sampler {
     /// Picks the token for `position` (its index in the sequence) and remembers it.
     ///
     /// The choice depends on the parameters, the logits, what was seen, and `position` alone: not
-    /// on what else is in the batch. `logits` is left with the penalties applied. NaN never wins.
-    pub fn sample(&mut self, logits: &mut [f32], position: u64) -> u32 {
+    /// on what else is in the batch. `logits` is left with the penalties applied. `None` where they
+    /// are no distribution: any is NaN, or none is above -inf.
+    pub fn sample(&mut self, logits: &mut [f32], position: u64) -> Option<u32> {
+        self.reach(position);
         self.penalise(logits);
+        let likeliest = argmax(logits)?;
         let token = if self.params.takes_largest() {
-            argmax(logits)
+            likeliest
         } else {
-            self.draw(logits, Noise::new(self.params.seed, position))
+            self.draw(logits, Noise::new(self.params.seed, position)).unwrap_or(likeliest)
         };
         self.note(token);
-        token
+        Some(token)
     }
 
     fn penalise(&self, logits: &mut [f32]) {
         let p = &self.params;
         for seen in &self.seen {
             let Some(logit) = logits.get_mut(seen.token as usize) else { continue };
+            if seen.generated == Seen::BANNED {
+                *logit = f32::NEG_INFINITY;
+                continue;
+            }
             let factor = p.repetition_penalty;
             *logit = if *logit > 0.0 { *logit / factor } else { *logit * factor };
             if seen.generated > 0 {
@@ -203,7 +148,7 @@ impl Sampler {
     }
 
     /// Temperature, then top-k, top-p and min-p on what is left, then a draw.
-    fn draw(&mut self, logits: &[f32], noise: Noise) -> u32 {
+    fn draw(&mut self, logits: &[f32], noise: Noise) -> Option<u32> {
         let params = self.params;
         let all = &mut self.candidates;
         all.clear();
@@ -239,20 +184,21 @@ impl Sampler {
         }
         let best =
             all.iter().fold(None, |best, c| Some(noise.challenge(best, log2_weight(c), c.token)));
-        // No candidate at all means no finite logit.
-        best.map_or_else(|| argmax(logits), |(_, token)| token)
+        best.map(|(_, token)| token)
     }
 }
 
-/// Index of the largest value, the first of equals; NaN counts as smallest.
-pub fn argmax(logits: &[f32]) -> u32 {
-    let mut best = (f32::NEG_INFINITY, 0);
+/// Index of the largest value, the first of equals. `None` if any is NaN, or none is above -inf: such
+/// rows come of weights or sums that overflowed, and any token would be made up.
+pub fn argmax(logits: &[f32]) -> Option<u32> {
+    let (mut best, mut has_nan) = ((f32::NEG_INFINITY, NO_TOKEN), false);
     for (i, &l) in logits.iter().enumerate() {
         if l > best.0 {
             best = (l, i as u32);
         }
+        has_nan |= l.is_nan();
     }
-    best.1
+    (best.1 != NO_TOKEN && !has_nan).then_some(best.1)
 }
 
 #[cfg(test)]
@@ -265,7 +211,8 @@ mod tests {
         let mut counts = [0.0; 5];
         let mut sampler = Sampler::new(params, &[]);
         for position in 0..draws {
-            counts[sampler.sample(&mut LOGITS.clone(), position) as usize] += 1.0 / draws as f64;
+            let token = sampler.sample(&mut LOGITS.clone(), position).expect("a token");
+            counts[token as usize] += 1.0 / draws as f64;
         }
         counts
     }
@@ -277,10 +224,24 @@ mod tests {
     }
 
     #[test]
-    fn greedy_takes_the_first_of_the_largest_and_never_nan() {
+    fn greedy_takes_the_first_of_the_largest() {
         let mut sampler = Sampler::new(SamplingParams::default(), &[]);
-        assert_eq!(sampler.sample(&mut [1.0, 3.0, 3.0], 0), 1);
-        assert_eq!(sampler.sample(&mut [f32::NAN, -1.0, f32::NEG_INFINITY], 0), 1);
+        assert_eq!(sampler.sample(&mut [1.0, 3.0, 3.0], 0), Some(1));
+        assert_eq!(sampler.sample(&mut [f32::NEG_INFINITY, -1.0], 0), Some(1));
+        assert_eq!(sampler.sample(&mut [1.0, f32::INFINITY], 0), Some(1));
+    }
+
+    #[test]
+    fn what_is_no_distribution_gives_no_token() {
+        let warm = SamplingParams { temperature: 1.0, top_p: 0.5, ..Default::default() };
+        for params in [SamplingParams::default(), warm] {
+            let mut sampler = Sampler::new(params, &[]);
+            for mut row in
+                [vec![], vec![f32::NAN; 3], vec![1.0, 2.0, f32::NAN], vec![f32::NEG_INFINITY; 3]]
+            {
+                assert_eq!(sampler.sample(&mut row, 0), None, "{row:?}");
+            }
+        }
     }
 
     #[test]
@@ -326,10 +287,10 @@ mod tests {
         };
         let mut sampler = Sampler::new(params, &[0, 3]);
         let mut logits = [4.0, 3.0, 1.0, -1.0];
-        assert_eq!(sampler.sample(&mut logits, 0), 1, "the prompt's 4.0 is halved");
+        assert_eq!(sampler.sample(&mut logits, 0), Some(1), "the prompt's 4.0 is halved");
         assert_eq!(logits, [2.0, 3.0, 1.0, -2.0]);
         let mut logits = [4.0, 3.0, 1.0, -1.0];
-        assert_eq!(sampler.sample(&mut logits, 1), 0);
+        assert_eq!(sampler.sample(&mut logits, 1), Some(0));
         assert_eq!(logits, [2.0, 0.75, 1.0, -2.0], "3 / 2 - 0.5 - 0.25 after one appearance");
     }
 
@@ -344,16 +305,28 @@ mod tests {
         assert_eq!(line(7), line(7));
         assert_ne!(line(7), line(8));
         let mut kept = Sampler::new(params, &[]);
-        let one: Vec<u32> = (0..64).map(|p| kept.sample(&mut LOGITS.clone(), p)).collect();
+        let one: Vec<_> = (0..64).map(|p| kept.sample(&mut LOGITS.clone(), p)).collect();
         assert_eq!(one, line(7), "a sampler's history does not change its draws");
     }
 
     #[test]
-    fn parameters_out_of_range_are_named() {
-        let bad = SamplingParams { top_p: 0.0, ..Default::default() };
-        assert_eq!(bad.check().map_err(|e| e.name), Err("top_p"));
-        let bad = SamplingParams { temperature: f32::NAN, ..Default::default() };
-        assert_eq!(bad.check().map_err(|e| e.name), Err("temperature"));
-        assert_eq!(SamplingParams::default().check(), Ok(()));
+    fn ends_come_after_the_tokens_that_must_be_there() {
+        let ends = [1, 4, 1, 99];
+        let of = |params: SamplingParams, prompt: &[u32]| {
+            let mut sampler = Sampler::new(params, prompt).with_ends(&ends, 3);
+            (3..9).filter_map(|p| sampler.sample(&mut LOGITS.clone(), p)).collect::<Vec<u32>>()
+        };
+        let greedy = SamplingParams { min_tokens: 2, ..Default::default() };
+        assert_eq!(of(greedy, &[1]), [2, 2, 1, 1, 1, 1]);
+        assert_eq!(of(SamplingParams::default(), &[1]), [1; 6]);
+        // Bans are lifted without a trace: the penalties are those of a request without them.
+        let penalised = SamplingParams { repetition_penalty: 3.0, ..greedy };
+        let mut sampler = Sampler::new(penalised, &[1, 2]).with_ends(&ends, 3);
+        assert!(!sampler.is_greedy());
+        sampler.reach(4);
+        assert_eq!(sampler.choice(4).seen.len(), 4);
+        sampler.reach(5);
+        let token = |token| Seen { token, generated: 0 };
+        assert_eq!(sampler.choice(5).seen, [token(1), token(2)]);
     }
 }

@@ -143,7 +143,11 @@ pub(crate) fn nmse(found: &[f64], exact: &[f64]) -> f64 {
     assert_eq!(found.len(), exact.len());
     let error: f64 = found.iter().zip(exact).map(|(a, b)| (a - b).powi(2)).sum();
     let norm: f64 = exact.iter().map(|b| b * b).sum();
-    if error == 0.0 { 0.0 } else { error / norm }
+    match error / norm {
+        _ if error == 0.0 => 0.0,
+        nan if nan.is_nan() => f64::INFINITY, // comparisons and maxima would pass over it
+        error => error,
+    }
 }
 
 /// Ops launched or folded, by name.

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use infernum_ir::interp::{Rounding, SeqStep, States, Step};
 use infernum_ir::{DType, Dims, OPS, Op};
-use infernum_runtime::Observed;
-use infernum_runtime::{PlanExecutor, StepInputs};
+use infernum_runtime::check::{Comparison, allowed};
+use infernum_runtime::{Observed, PlanExecutor, StepInputs};
 
 use crate::common::{Checkpoint, executor, module, ops};
 
@@ -107,6 +107,7 @@ const CASES: &[(&str, &str)] = &[
         "%r",
     ),
     (r#"%r = map(%x, _, _) {expr: "erf(a) + sin(a) * cos(a) + floor(3 * a)"} : DT[T, 42]"#, "%r"),
+    (r#"%r = map(%x, _, _) {expr: "round(8 * a) / 8"} : DT[T, 42]"#, "%r"),
     ("%r = layernorm(%x, %ch, %chd) {eps: 0.1} : DT[T, 42]", "%r"),
     ("%r = layernorm(%q, _, _) {eps: 0.00001} : DT[T, 6, 7]", "%r"),
     ("%r = rmsnorm(%x, %ch) {eps: 0.1, offset: 1} : DT[T, 42]", "%r, %x"),
@@ -189,44 +190,23 @@ fn check(index: usize, dtype: DType) {
             at += seq.new;
         }
         let mut observe = |_: usize, found: Vec<Observed>| {
+            assert_eq!(found.len(), exact[0].len());
             for (found, exact) in found.iter().zip(&exact[0]) {
                 assert_eq!(found.shape, exact.shape);
-                let allowed: f64 = own.iter().map(|op| tolerance(op, found.ty.dtype)).sum();
+                let tolerance =
+                    |op| allowed(Op::find(op).expect("an op").tolerance, found.ty.dtype);
                 // The scores that a case starts from are sums too.
-                let allowed = allowed + tolerance("scores", found.ty.dtype);
-                let error = rms_error(&found.data, &exact.data);
-                assert!(
-                    error <= allowed,
-                    "{dtype} {own:?} {}: {error:e} > {allowed:e}",
-                    found.name
-                );
+                let allowed = own.iter().map(|op| tolerance(op)).sum::<f64>() + tolerance("scores");
+                let mut compared = Comparison::default();
+                let data = (&found.data[..], &exact.data[..]);
+                compared
+                    .add(&found.name, &found.shape, data, allowed)
+                    .unwrap_or_else(|e| panic!("{dtype} {own:?}: {e}"));
+                assert!(compared.is_within(allowed), "{dtype} {own:?} {allowed:e}: {compared:?}");
             }
         };
         executor.submit_observed(&inputs, &mut observe).unwrap_or_else(|e| panic!("{e}"));
     }
-}
-
-fn tolerance(op: &str, result: DType) -> f64 {
-    let tolerance = Op::find(op).expect("an op").tolerance;
-    match result {
-        DType::Bf16 => tolerance.ulps16 / 256.0,
-        DType::F16 => tolerance.ulps16 / 2048.0,
-        _ => tolerance.f32,
-    }
-}
-
-/// Normalised; infinities must agree exactly.
-fn rms_error(found: &[f64], exact: &[f64]) -> f64 {
-    let (mut error, mut norm) = (0.0, 0.0);
-    for (a, b) in found.iter().zip(exact) {
-        if b.is_finite() {
-            error += (a - b).powi(2);
-            norm += b * b;
-        } else {
-            assert_eq!(a, b);
-        }
-    }
-    if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
 }
 
 #[test]

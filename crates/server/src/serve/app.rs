@@ -1,12 +1,12 @@
 //! Routes, and what every request passes through on its way to them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::Request;
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -17,13 +17,21 @@ use tower_http::request_id::{
     MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer,
 };
 
-use super::error::ApiError;
+use super::budget::{Budget, Held};
+use super::connections::next_data;
+use super::error::{ApiError, Refusal};
+use super::lanes::{Client, Lanes};
 use super::metrics::Metrics;
 use super::model::{Entry, Served};
-use super::{Args, api, auth};
+use super::{Args, api, auth, guard};
 
-/// How long a client may take for the body of a request.
+/// How long a client may take for the body of a request: at first, for each byte that comes, and in
+/// all.
+const BODY_START: Duration = Duration::from_secs(10);
+const BODY_BYTE: Duration = Duration::from_micros(100);
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Of the largest bodies, how many there may be at once.
+const BODIES: usize = 128;
 /// Seconds after which to ask again for a model that is loading.
 const LOADING: u64 = 5;
 
@@ -32,7 +40,13 @@ pub(crate) struct App {
     pub(crate) models: Vec<Entry>,
     pub(crate) metrics: Metrics,
     pub(crate) keys: auth::Keys,
+    pub(crate) guard: guard::Guard,
+    pub(crate) lanes: Lanes,
+    pub(crate) failure: Failure,
     pub(crate) max_body: usize,
+    /// The API's description, made when it is asked for first.
+    pub(crate) description: OnceLock<Bytes>,
+    bodies: Arc<Budget>,
     pub(crate) request_timeout: Option<Duration>,
     cors: Option<CorsLayer>,
     draining: AtomicBool,
@@ -41,12 +55,20 @@ pub(crate) struct App {
 impl App {
     pub(crate) fn new(args: &Args, models: Vec<Entry>, metrics: Metrics) -> Result<App, String> {
         let keys = auth::Keys::read(&args.listen.api_key, args.listen.api_key_file.as_deref())?;
+        let listen = &args.listen;
+        let open = keys.is_empty();
+        let guard = guard::Guard::new(listen.host, open, &listen.allowed_host, &listen.cors_origin);
         let seconds = args.limits.request_timeout;
         Ok(App {
             models,
             metrics,
             keys,
+            guard,
+            lanes: Lanes::start().map_err(|e| format!("cannot start a thread: {e}"))?,
+            failure: Failure::default(),
             max_body: args.limits.max_body_bytes,
+            description: OnceLock::new(),
+            bodies: Budget::new(args.limits.max_body_bytes.saturating_mul(BODIES)),
             request_timeout: (seconds > 0).then(|| Duration::from_secs(seconds)),
             cors: cors(&args.listen.cors_origin)?,
             draining: AtomicBool::new(false),
@@ -63,16 +85,23 @@ impl App {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// A model by name; the first where no name is given.
+    /// A model by name, which may be left out where there is but one.
     pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Served>, ApiError> {
-        let entry = match name {
-            Some(name) => self.models.iter().find(|m| m.name == name),
-            None => self.models.first(),
+        let known = || {
+            let names: Vec<String> = self.models.iter().map(|m| format!("`{}`", m.name)).collect();
+            names.join(", ")
         };
-        let entry = entry.ok_or_else(|| {
-            let known: Vec<String> = self.models.iter().map(|m| format!("`{}`", m.name)).collect();
-            ApiError::unknown_model(name.unwrap_or_default(), &known.join(", "))
-        })?;
+        let entry = match (name, &self.models[..]) {
+            (Some(name), all) => {
+                let found = all.iter().find(|m| m.name == name);
+                found.ok_or_else(|| ApiError::unknown_model(name, &known()))?
+            }
+            (None, [one]) => one,
+            (None, _) => {
+                let message = format!("model: expected one of {}", known());
+                return Err(ApiError::malformed(message).param("model"));
+            }
+        };
         entry.served().ok_or_else(|| {
             let message = format!("the model `{}` is loading", entry.name);
             ApiError::unavailable("model_loading", message, LOADING)
@@ -88,30 +117,58 @@ impl App {
         self.model(name)
     }
 
-    /// A request's body.
-    pub(crate) async fn body(&self, body: Body) -> Result<Bytes, ApiError> {
-        let read = axum::body::to_bytes(body, self.max_body);
-        match tokio::time::timeout(BODY_TIMEOUT, read).await {
-            Ok(Ok(bytes)) => Ok(bytes),
-            Ok(Err(error)) if is_limit(&error) => Err(ApiError::too_large(self.max_body)),
-            Ok(Err(error)) => {
-                Err(ApiError::malformed(format!("the body could not be read: {error}")))
+    /// A request's body, and its share of the memory for bodies.
+    pub(crate) async fn body(
+        &self,
+        client: Client,
+        mut body: Body,
+    ) -> Result<(Bytes, Held), ApiError> {
+        let (mut bytes, mut held) = (Vec::new(), self.bodies.open(client));
+        let start = tokio::time::Instant::now();
+        loop {
+            let received = BODY_BYTE.saturating_mul(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+            let limit = BODY_TIMEOUT.min(BODY_START + received);
+            let next = tokio::time::timeout_at(start + limit, next_data(&mut body)).await;
+            let next = next.map_err(|_| ApiError::timeout("the body took too long to arrive"))?;
+            let Some(data) = next else { return Ok((bytes.into(), held)) };
+            let data = data.map_err(|error| {
+                ApiError::malformed(format!("the body could not be read: {error}"))
+            })?;
+            if bytes.len() + data.len() > self.max_body {
+                return Err(ApiError::too_large(self.max_body));
             }
-            Err(_) => Err(ApiError::timeout("the body took too long to arrive")),
+            if !held.grow_to(bytes.len() + data.len()) {
+                let message = "the server holds as many large bodies as it can";
+                return Err(ApiError::unavailable("too_many_bodies", message, 1));
+            }
+            bytes.extend_from_slice(&data);
         }
     }
 }
 
-/// Whether reading ended at the limit.
-fn is_limit(error: &axum::Error) -> bool {
-    let mut source: Option<&dyn std::error::Error> = Some(error);
-    while let Some(e) = source {
-        if e.is::<http_body_util::LengthLimitError>() {
-            return true;
-        }
-        source = e.source();
+/// Tells that an engine is gone for good.
+#[derive(Default)]
+pub(crate) struct Failure {
+    model: OnceLock<String>,
+    told: tokio::sync::Notify,
+}
+
+impl Failure {
+    /// The engine of a model has failed.
+    pub(crate) fn tell(&self, model: &str) {
+        let _ = self.model.set(model.to_owned()); // the first one says enough
+        self.told.notify_one();
     }
-    false
+
+    /// Waits for the first engine to fail; gives the name of its model.
+    pub(crate) async fn wait(&self) -> &str {
+        loop {
+            if let Some(model) = self.model.get() {
+                return model;
+            }
+            self.told.notified().await;
+        }
+    }
 }
 
 /// All routes.
@@ -129,10 +186,12 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/v1/completions", post(api::completions::create))
         .route("/tokenize", post(api::tokens::tokenize))
         .route("/detokenize", post(api::tokens::detokenize))
+        .route_layer(from_fn(guard::json_only))
         .fallback(nothing)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app.clone())
-        .layer(from_fn_with_state(app.clone(), auth::check));
+        .layer(from_fn_with_state(app.clone(), auth::check))
+        .layer(from_fn_with_state(app.clone(), guard::check));
     // Before keys are asked for: browsers ask what is allowed without them.
     let routes = match &app.cors {
         Some(cors) => routes.layer(cors.clone()),
@@ -140,7 +199,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     };
     routes
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn(trace))
+        .layer(from_fn_with_state(app.clone(), trace))
         .layer(PropagateRequestIdLayer::new(REQUEST_ID))
         .layer(SetRequestIdLayer::new(REQUEST_ID, NewId))
 }
@@ -181,13 +240,22 @@ pub(crate) fn request_id(extensions: &axum::http::Extensions) -> String {
     id.unwrap_or_default().chars().take(128).collect()
 }
 
-/// Notes what was answered.
-async fn trace(request: Request, next: axum::middleware::Next) -> Response {
+/// Notes and counts what was answered.
+async fn trace(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: axum::middleware::Next,
+) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let route = request.extensions().get::<MatchedPath>().cloned();
     let id = request_id(request.extensions());
     let start = std::time::Instant::now();
     let response = next.run(request).await;
     let (status, ms) = (response.status().as_u16(), start.elapsed().as_micros() as f64 / 1e3);
+    app.metrics.answered(&method, route.as_ref().map(MatchedPath::as_str), status);
+    if let Some(Refusal(kind)) = response.extensions().get() {
+        app.metrics.refused(kind);
+    }
     if status >= 500 {
         tracing::warn!(request_id = id, %method, path, status, ms, "answered");
     } else {
@@ -235,6 +303,7 @@ mod tests {
     async fn ask(app: &Arc<App>, path: &str, body: &'static str) -> Response {
         let method = if body.is_empty() { "GET" } else { "POST" };
         let request = axum::http::Request::builder().method(method).uri(path);
+        let request = request.header(header::CONTENT_TYPE, "application/json");
         let request = request.body(Body::from(body)).expect("a request");
         router(app).oneshot(request).await.expect("an answer")
     }

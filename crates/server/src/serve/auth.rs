@@ -13,6 +13,7 @@ use subtle::ConstantTimeEq;
 
 use super::app::App;
 use super::error::ApiError;
+use super::lanes::Client;
 
 /// The keys that requests may bring; without any, all may pass.
 ///
@@ -26,6 +27,11 @@ pub(crate) struct Keys(Vec<[u8; 32]>);
 pub(crate) struct Tenant(Option<[u8; 32]>);
 
 impl Tenant {
+    /// Whose share of the machine its requests use, where it has a key.
+    pub(crate) fn client(self) -> Option<Client> {
+        self.0.map(Client::Key)
+    }
+
     /// The salt of its prefix cache. Requests with different `cache_salt` share nothing either.
     pub(crate) fn salt(self, cache_salt: Option<&str>) -> u64 {
         if self.0.is_none() && cache_salt.is_none() {
@@ -58,6 +64,11 @@ impl Keys {
             return Err("--api-key: expected a key, found nothing".to_owned());
         }
         Ok(Keys(all.iter().map(|k| Sha256::digest(k).into()).collect()))
+    }
+
+    /// Whether all may pass.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Who brings these headers, if they may pass.

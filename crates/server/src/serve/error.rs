@@ -1,6 +1,6 @@
 //! Errors, as OpenAI's clients expect them.
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use infernum_runtime::{EngineError, SamplingError};
@@ -35,11 +35,50 @@ pub(crate) struct ErrorResponse<'a> {
     error: &'a ErrorBody,
 }
 
+/// The kind of refusal that an answer is, for whoever counts them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refusal(pub(crate) &'static str);
+
+/// Bytes of what a client sent that are told back to it.
+const LONGEST_QUOTE: usize = 200;
+/// Bytes of a message. None of ours is that long; what others write of a template may be.
+const LONGEST_MESSAGE: usize = 1000;
+
+/// What a client sent, as it may stand in a message: no longer than it is useful, on one line.
+pub(crate) fn quoted(text: &str) -> String {
+    shortened(text, LONGEST_QUOTE, |c| c.is_control() || c == '\u{2028}' || c == '\u{2029}')
+}
+
+/// The beginning of a text, with an ellipsis where something is left out, in at most `most` bytes;
+/// characters that `escape` wants are escaped.
+fn shortened(text: &str, most: usize, escape: impl Fn(char) -> bool) -> String {
+    const ELLIPSIS: char = '…';
+    let mut out = String::new();
+    let mut whole = 0; // bytes of `out` that may be kept where there is no room for the rest
+    for c in text.chars() {
+        if escape(c) {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+        if out.len() > most {
+            out.truncate(whole);
+            out.push(ELLIPSIS);
+            return out;
+        }
+        if out.len() + ELLIPSIS.len_utf8() <= most {
+            whole = out.len();
+        }
+    }
+    out
+}
+
 const INVALID: &str = "invalid_request_error";
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
-        let body = ErrorBody { message: message.into(), r#type: kind, param: None, code: None };
+        let message = shortened(&message.into(), LONGEST_MESSAGE, char::is_control);
+        let body = ErrorBody { message, r#type: kind, param: None, code: None };
         ApiError { status, body, retry_after: None }
     }
 
@@ -69,7 +108,34 @@ impl ApiError {
         ApiError::new(StatusCode::UNAUTHORIZED, INVALID, message).code("invalid_api_key")
     }
 
+    /// Called by a name that it does not go by.
+    pub(crate) fn host(name: &str) -> ApiError {
+        let message = format!(
+            "this server is not called `{}`: it takes requests of this machine alone, by the names \
+             localhost, its address, and those of --allowed-host",
+            quoted(name)
+        );
+        ApiError::new(StatusCode::FORBIDDEN, INVALID, message).code("host_not_allowed")
+    }
+
+    /// Sent by a web page that is not its own.
+    pub(crate) fn origin(origin: &str) -> ApiError {
+        let message = format!(
+            "pages of `{}` may not call this server; --cors-origin names those that may",
+            quoted(origin)
+        );
+        ApiError::new(StatusCode::FORBIDDEN, INVALID, message).code("origin_not_allowed")
+    }
+
+    /// A body of another kind; `found` may be shown.
+    pub(crate) fn media_type(found: &str) -> ApiError {
+        let message = format!("content-type: expected `application/json`, found {found}");
+        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID, message)
+            .code("unsupported_media_type")
+    }
+
     pub(crate) fn unknown_model(name: &str, known: &str) -> ApiError {
+        let name = quoted(name);
         let message = format!("the model `{name}` does not exist; this server has {known}");
         ApiError::new(StatusCode::NOT_FOUND, INVALID, message)
             .param("model")
@@ -77,12 +143,12 @@ impl ApiError {
     }
 
     pub(crate) fn not_found(path: &str) -> ApiError {
-        ApiError::new(StatusCode::NOT_FOUND, INVALID, format!("there is nothing at {path}"))
-            .code("not_found")
+        let message = format!("there is nothing at {}", quoted(path));
+        ApiError::new(StatusCode::NOT_FOUND, INVALID, message).code("not_found")
     }
 
     pub(crate) fn method(method: &str, path: &str) -> ApiError {
-        let message = format!("{path} does not take {method}");
+        let message = format!("{} does not take {}", quoted(path), quoted(method));
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, INVALID, message).code("method_not_allowed")
     }
 
@@ -125,13 +191,18 @@ impl ApiError {
 
     /// Names the field at fault.
     pub(crate) fn param(mut self, param: impl Into<String>) -> ApiError {
-        self.body.param = Some(param.into());
+        self.body.param = Some(quoted(&param.into()));
         self
     }
 
     fn code(mut self, code: &'static str) -> ApiError {
         self.body.code = Some(code);
         self
+    }
+
+    /// What kind of refusal it is, for metrics: a code, of which there are few.
+    pub(crate) fn kind(&self) -> &'static str {
+        self.body.code.unwrap_or("malformed")
     }
 
     /// As JSON.
@@ -161,6 +232,7 @@ impl From<&EngineError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = json(self.status, &self.response());
+        response.extensions_mut().insert(Refusal(self.kind()));
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -178,10 +250,37 @@ impl IntoResponse for ApiError {
 /// An answer of JSON.
 pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response {
     // Our own types: no maps with keys that are not strings.
-    let body = serde_json::to_vec(value).unwrap_or_default();
-    let mut response = Response::new(Body::from(body));
+    json_text(status, serde_json::to_vec(value).unwrap_or_default().into())
+}
+
+/// An answer of JSON that is text already.
+pub(crate) fn json_text(status: StatusCode, text: Bytes) -> Response {
+    let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;
     let kind = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_back_is_short_and_on_one_line() {
+        assert_eq!(quoted("a\n\u{1b}[2J\u{2028}é"), "a\\n\\u{1b}[2J\\u{2028}é");
+        assert_eq!(quoted(&"x".repeat(200)), "x".repeat(200));
+        for long in ["x".repeat(201), "é".repeat(4000), "\u{0}".repeat(50), "😀".repeat(51)] {
+            let short = quoted(&long);
+            assert!(short.len() <= 200 && short.len() > 190 && short.ends_with('…'), "{short}");
+        }
+        let error = ApiError::value(&"p".repeat(5000), "m\0".repeat(5000));
+        assert!(error.body.message.len() <= 1000 && !error.body.message.contains('\0'));
+        assert!(error.body.param.is_some_and(|p| p.len() <= 200));
+        let names = [
+            ApiError::unknown_model(&"x".repeat(5000), "`a`"),
+            ApiError::not_found(&"x".repeat(5000)),
+        ];
+        assert!(names.iter().all(|e| e.body.message.len() < 300));
+    }
 }

@@ -9,9 +9,10 @@ use infernum_runtime::{FinishReason, Logprobs, Request};
 
 use super::app::App;
 use super::error::ApiError;
+use super::lanes::aside;
 use super::model::Served;
 use super::outbox::Output;
-use super::text::TextOut;
+use super::text::{TextOut, TextRules};
 use super::worker::{End, Running};
 
 /// Choices of one HTTP request at most.
@@ -23,10 +24,12 @@ pub(crate) struct Job {
     pub(crate) requests: Vec<Request>,
     /// Choices of each prompt.
     pub(crate) per_prompt: usize,
-    /// Strings that end a text.
-    pub(crate) stops: Vec<String>,
+    /// How tokens become text.
+    pub(crate) text: TextRules,
     /// The prompts' texts, where they are to stand before the choices.
     pub(crate) echo: Option<Vec<String>>,
+    /// Whether the prompts' log-probabilities are told apart from the tokens'.
+    pub(crate) tell_prompts: bool,
     /// The request's name, for the log.
     pub(crate) request_id: String,
 }
@@ -54,6 +57,8 @@ pub(crate) struct TokenLogprob {
     pub(crate) token: u32,
     /// `None` for the first of a prompt.
     pub(crate) logprob: Option<f32>,
+    /// How many tokens are likelier, and 1.
+    pub(crate) rank: u32,
     /// The likeliest tokens.
     pub(crate) top: Vec<(u32, f32)>,
     /// Characters of the text before it.
@@ -64,19 +69,38 @@ pub(crate) struct TokenLogprob {
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) choice: usize,
+    /// With the first piece of a choice, where they are told apart: those of its prompt.
+    pub(crate) prompt: Option<Vec<TokenLogprob>>,
     pub(crate) text: String,
     pub(crate) logprobs: Vec<TokenLogprob>,
     pub(crate) finish: Option<Finish>,
 }
 
+impl Piece {
+    /// Tokens that it tells of, the likeliest included.
+    pub(crate) fn told(&self) -> usize {
+        let all = self.logprobs.iter().chain(self.prompt.iter().flatten());
+        all.map(|l| 1 + l.top.len()).sum()
+    }
+}
+
 /// A whole choice.
 #[derive(Debug)]
 pub(crate) struct Whole {
+    pub(crate) prompt: Option<Vec<TokenLogprob>>,
     pub(crate) text: String,
     pub(crate) logprobs: Vec<TokenLogprob>,
     pub(crate) finish: Finish,
     /// Mean log-probability of its tokens.
     pub(crate) mean: f64,
+}
+
+impl Whole {
+    /// Bytes of its JSON, roughly.
+    pub(crate) fn size(&self) -> usize {
+        let all = self.logprobs.iter().chain(self.prompt.iter().flatten());
+        self.text.len() + 64 * all.map(|l| 1 + l.top.len()).sum::<usize>()
+    }
 }
 
 /// Tokens that were used.
@@ -87,6 +111,12 @@ pub(crate) struct Used {
     pub(crate) completion: usize,
 }
 
+struct Prompt {
+    tokens: Vec<u32>,
+    echo: Option<String>,
+    apart: bool,
+}
+
 struct Choice {
     text: TextOut,
     /// Characters of the prompt, where it is echoed.
@@ -95,8 +125,9 @@ struct Choice {
     shown: usize,
     /// Waits for the text it belongs to.
     pending: Vec<TokenLogprob>,
-    /// What the echo still needs: the prompt and its text.
-    echo: Option<(Vec<u32>, String)>,
+    /// What the first piece still needs of the prompt: its tokens, where anything is told of them,
+    /// its text, where it is echoed, and whether log-probabilities are told apart.
+    prompt: Option<Prompt>,
     prompt_logprobs: Vec<Logprobs>,
     tokens: usize,
     sum: f64,
@@ -115,6 +146,7 @@ pub(crate) struct Generation {
     left: usize,
     arrival: Instant,
     first: Option<Instant>,
+    /// From hand-over to the engine until the first step of the choice that came first.
     queued: Option<Duration>,
     deadline: Option<Instant>,
     request_id: String,
@@ -137,8 +169,10 @@ impl Generation {
         }
         let rooms = worker.admit(n).map_err(|_| ApiError::busy(worker.status.retry_after()))?;
         let choice = |(i, request): (usize, &Request)| {
-            let text = job.echo.as_ref().and_then(|echo| echo.get(i / job.per_prompt));
-            Choice::new(served, &job.stops, text.map(|t| (request.tokens.clone(), t.clone())))
+            let echo = job.echo.as_ref().and_then(|echo| echo.get(i / job.per_prompt)).cloned();
+            let prompt = Prompt { tokens: request.tokens.clone(), echo, apart: job.tell_prompts };
+            let told = prompt.echo.is_some() || prompt.apart;
+            Choice::new(served, &job.text, told.then_some(prompt))
         };
         let choices = job.requests.iter().enumerate().map(choice).collect();
         let prompts = job.requests.iter().step_by(job.per_prompt);
@@ -182,7 +216,7 @@ impl Generation {
 
     /// The next output. Nothing is lost when this is dropped before it is ready.
     async fn receive(&mut self) -> Result<(u32, Output), ApiError> {
-        let received = self.running.outputs.recv();
+        let received = self.running.next();
         let output = match self.deadline {
             None => Ok(received.await),
             Some(deadline) => tokio::time::timeout_at(deadline.into(), received).await,
@@ -212,7 +246,7 @@ impl Generation {
     /// The next piece, if there is one already.
     pub(crate) fn ready(&mut self) -> Result<Option<Piece>, ApiError> {
         while self.left > 0 {
-            let next = self.backlog.pop_front().or_else(|| self.running.outputs.try_recv().ok());
+            let next = self.backlog.pop_front().or_else(|| self.running.ready());
             let Some((choice, output)) = next else { return Ok(None) };
             if let Some(piece) = self.take(choice, output)? {
                 return Ok(Some(piece));
@@ -228,16 +262,18 @@ impl Generation {
 
     /// All that comes, by choice.
     pub(crate) async fn collect(&mut self) -> Result<Vec<Whole>, ApiError> {
-        let mut wholes: Vec<(String, Vec<TokenLogprob>)> = vec![Default::default(); self.left];
-        while let Some(piece) = self.next().await? {
-            let (text, logprobs) = &mut wholes[piece.choice];
-            text.push_str(&piece.text);
-            logprobs.extend(piece.logprobs);
+        let mut wholes: Vec<Piece> = (0..self.left).map(Piece::of).collect();
+        while let Some(mut piece) = self.next().await? {
+            let whole = &mut wholes[piece.choice];
+            whole.text.push_str(&piece.text);
+            whole.logprobs.append(&mut piece.logprobs);
+            whole.prompt = whole.prompt.take().or(piece.prompt);
         }
         let choices = wholes.into_iter().zip(&self.choices);
-        let whole = choices.map(|((text, logprobs), choice)| Whole {
-            text,
-            logprobs,
+        let whole = choices.map(|(piece, choice)| Whole {
+            prompt: piece.prompt,
+            text: piece.text,
+            logprobs: piece.logprobs,
             finish: choice.finish.unwrap_or(Finish::Length),
             mean: choice.sum / choice.tokens.max(1) as f64,
         });
@@ -267,9 +303,14 @@ impl Generation {
                 self.running.ended(index);
                 return Err(self.fail(ApiError::internal(format!("the engine failed: {message}"))));
             }
-            Output::Started(cached) => {
+            Output::Unread => {
+                self.running.ended(index);
+                let message = "so much of the answer was not read that it was ended";
+                return Err(self.fail(ApiError::timeout(message)));
+            }
+            Output::Started(cached, waited) => {
                 choice.cached = cached;
-                self.queued.get_or_insert_with(|| self.arrival.elapsed());
+                self.queued = Some(self.queued.map_or(waited, |least| least.min(waited)));
                 None
             }
             Output::Prompt(logprobs) => {
@@ -278,11 +319,15 @@ impl Generation {
             }
             Output::Token(token, logprobs) => {
                 self.first.get_or_insert_with(Instant::now);
-                choice.token(&self.served, token, logprobs).map_err(|e| decode_error(&e))?
+                let served = &self.served;
+                let piece = aside(choice.backlog(), || choice.token(served, token, logprobs));
+                piece.map_err(|e| decode_error(&e))?
             }
             Output::Finished(reason) => {
                 self.running.ended(index);
-                Some(choice.end(&self.served, reason).map_err(|e| decode_error(&e))?)
+                let served = &self.served;
+                let piece = aside(choice.backlog(), || choice.end(served, reason));
+                Some(piece.map_err(|e| decode_error(&e))?)
             }
         };
         let Some(mut piece) = piece else { return Ok(None) };
@@ -301,21 +346,34 @@ impl Generation {
     }
 }
 
+impl Piece {
+    /// Nothing yet of a choice.
+    fn of(choice: usize) -> Piece {
+        Piece { choice, prompt: None, text: String::new(), logprobs: Vec::new(), finish: None }
+    }
+}
+
 impl Choice {
-    fn new(served: &Served, stops: &[String], echo: Option<(Vec<u32>, String)>) -> Choice {
-        let base = echo.as_ref().map_or(0, |(_, text)| text.chars().count());
+    fn new(served: &Served, rules: &TextRules, prompt: Option<Prompt>) -> Choice {
+        let echo = prompt.as_ref().and_then(|p| p.echo.as_ref());
+        let base = echo.map_or(0, |text| text.chars().count());
         Choice {
-            text: TextOut::new(&served.tokenizer, stops),
+            text: TextOut::new(&served.tokenizer, rules),
             base,
             shown: base,
             pending: Vec::new(),
-            echo,
+            prompt,
             prompt_logprobs: Vec::new(),
             tokens: 0,
             sum: 0.0,
             cached: 0,
             finish: None,
         }
+    }
+
+    /// Tokens of an echo that is told with the next piece.
+    fn backlog(&self) -> usize {
+        if self.prompt.is_some() { self.prompt_logprobs.len() } else { 0 }
     }
 
     fn token(
@@ -328,9 +386,9 @@ impl Choice {
         self.tokens += 1;
         if let Some(logprobs) = logprobs {
             self.sum += f64::from(logprobs.logprob);
-            let Logprobs { logprob, top, .. } = *logprobs;
+            let Logprobs { logprob, rank, top, .. } = *logprobs;
             let offset = self.base + self.text.offset();
-            self.pending.push(TokenLogprob { token, logprob: Some(logprob), top, offset });
+            self.pending.push(TokenLogprob { token, logprob: Some(logprob), rank, top, offset });
         }
         let (text, stopped) = self.text.push(token)?;
         if stopped {
@@ -342,7 +400,7 @@ impl Choice {
             // What has no text waits for what has.
             self.pending = std::mem::take(&mut piece.logprobs);
         }
-        Ok(shows.then_some(piece))
+        Ok((shows || piece.prompt.is_some()).then_some(piece))
     }
 
     fn end(&mut self, served: &Served, reason: FinishReason) -> Result<Piece, TokenizerError> {
@@ -354,24 +412,28 @@ impl Choice {
         Ok(piece)
     }
 
-    /// A piece that holds the prompt, if it is to be echoed and was not yet.
+    /// A piece that holds what is told of the prompt, if it is and was not yet.
     fn begin(&mut self, served: &Served) -> Result<Piece, TokenizerError> {
-        let mut piece =
-            Piece { choice: 0, text: String::new(), logprobs: Vec::new(), finish: None };
-        let Some((tokens, text)) = self.echo.take() else { return Ok(piece) };
+        let mut piece = Piece::of(0);
+        let Some(prompt) = self.prompt.take() else { return Ok(piece) };
         let found = std::mem::take(&mut self.prompt_logprobs);
-        if !found.is_empty() {
-            let mut decoded = TextOut::new(&served.tokenizer, &[]);
+        let mut all = Vec::new();
+        // A prompt of one token has none.
+        if !found.is_empty() || prompt.apart {
+            let mut decoded = TextOut::new(&served.tokenizer, &TextRules::PLAIN);
             let known = std::iter::once(None).chain(found.into_iter().map(Some));
-            for (&token, logprobs) in tokens.iter().zip(known) {
+            for (&token, logprobs) in prompt.tokens.iter().zip(known) {
                 let offset = decoded.offset().min(self.base);
                 decoded.push(token)?;
-                let (logprob, top) =
-                    logprobs.map_or((None, Vec::new()), |l| (Some(l.logprob), l.top));
-                piece.logprobs.push(TokenLogprob { token, logprob, top, offset });
+                let (logprob, rank, top) =
+                    logprobs.map_or((None, 0, Vec::new()), |l| (Some(l.logprob), l.rank, l.top));
+                all.push(TokenLogprob { token, logprob, rank, top, offset });
             }
         }
-        piece.text = text;
+        piece.prompt = prompt.apart.then(|| all.clone());
+        if let Some(text) = prompt.echo {
+            (piece.text, piece.logprobs) = (text, all);
+        }
         Ok(piece)
     }
 

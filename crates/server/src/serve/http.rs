@@ -6,21 +6,33 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use axum::extract::Request;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
+use tower::ServiceExt;
 
 use super::Args;
 use super::app::{self, App};
+use super::connections::{Answer, Connection, Connections, RESERVE, Watched};
+use super::error::ApiError;
+use super::lanes::Client;
 use super::model::{Entry, NamedModel, load_all};
 use crate::Outcome;
 
-/// How long a client may take for the head of a request, and stay idle between requests.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// Open files besides connections: models, libraries, pipes.
+const OTHER_FILES: usize = 256;
+/// Bytes of answers that wait in the kernel for each connection beyond what is on its way.
+const UNSENT: u32 = 64 << 10;
+/// How often connections that take too long are looked for.
+const SWEEP: Duration = Duration::from_secs(1);
 
 /// How long engines may take for the step under way, and to give their memory back.
 const END_TIMEOUT: Duration = Duration::from_secs(20);
@@ -44,19 +56,20 @@ pub(crate) async fn serve(
     tracing::info!("listening on http://{address}");
     let mut signals = Signals::new()?;
     let mut loading = load(args, app, models);
-    let graceful = GracefulShutdown::new();
-    let permits =
-        Arc::new(Semaphore::new(args.limits.max_connections.get().min(Semaphore::MAX_PERMITS)));
-    let connections = Connections {
+    let server = Server {
+        app: app.clone(),
         service: app::router(app),
         max_header: usize::try_from(args.limits.max_header_bytes).unwrap_or(usize::MAX),
-        graceful,
+        graceful: GracefulShutdown::new(),
+        connections: Connections::new(most_connections(args.limits.max_connections.get())),
     };
+    tokio::spawn(sweep(app.clone(), server.connections.clone()));
     let mut upkeep = tokio::time::interval(Duration::from_secs(5));
     let mut threads: Option<Vec<JoinHandle<()>>> = None;
+    let mut failed = None;
     loop {
         tokio::select! {
-            accepted = accept(&listener, &permits) => connections.serve(accepted),
+            (stream, address) = accept(&listener) => server.serve(stream, address),
             loaded = &mut loading, if threads.is_none() => {
                 threads = Some(loaded.unwrap_or_else(|_| Err("loading panicked".to_owned()))?);
             }
@@ -65,14 +78,20 @@ pub(crate) async fn serve(
                 tracing::info!(signal = name, "draining: no new requests are taken");
                 break;
             }
+            model = app.failure.wait() => {
+                tracing::error!(model, "its engine panicked: draining, to be started anew");
+                failed = Some(model.to_owned());
+                break;
+            }
         }
     }
     drop(listener);
     app.drain();
+    server.connections.end_unheard();
     let start = Instant::now();
     let limit = Duration::from_secs(args.limits.drain_timeout);
     tokio::select! {
-        () = connections.graceful.shutdown() => {
+        () = server.graceful.shutdown() => {
             tracing::info!(ms = start.elapsed().as_millis() as u64, "drained");
         }
         () = tokio::time::sleep(limit) => {
@@ -96,7 +115,65 @@ pub(crate) async fn serve(
     if tokio::time::timeout(END_TIMEOUT, ended).await.is_err() {
         tracing::warn!("an engine does not end");
     }
-    Ok(())
+    match failed {
+        None => Ok(()),
+        // A panic leaves a device and its memory in a state that nobody knows, so another process
+        // takes over instead of another engine in this one.
+        Some(model) => Err(format!(
+            "the engine of `{model}` panicked, which is a bug; the log says where. The server has \
+             ended so that whatever supervises it can start it anew"
+        )
+        .into()),
+    }
+}
+
+/// The most connections, as far as files may be open.
+fn most_connections(asked: usize) -> usize {
+    let needed = asked.saturating_add(RESERVE + OTHER_FILES);
+    let files = raise_file_limit(needed as u64);
+    if files >= needed as u64 {
+        return asked;
+    }
+    let most = (files as usize).saturating_sub(RESERVE + OTHER_FILES).max(1);
+    tracing::warn!(
+        open_files = files,
+        connections = most,
+        "fewer connections than --max-connections are taken: raise the limit of open files \
+         (ulimit -n, LimitNOFILE=)"
+    );
+    most
+}
+
+/// Lets this process open so many files, or as many as it may; gives how many that are.
+#[cfg(unix)]
+fn raise_file_limit(needed: u64) -> u64 {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let (now, most) = (current.unwrap_or(u64::MAX), maximum.unwrap_or(u64::MAX));
+    let wanted = needed.min(most);
+    if now >= wanted
+        || setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).is_err()
+    {
+        return now;
+    }
+    wanted
+}
+
+#[cfg(not(unix))]
+fn raise_file_limit(_: u64) -> u64 {
+    u64::MAX
+}
+
+/// Ends connections that take too long, again and again.
+async fn sweep(app: Arc<App>, connections: Arc<Connections>) {
+    let mut tick = tokio::time::interval(SWEEP);
+    loop {
+        tick.tick().await;
+        for (phase, count) in connections.sweep(Instant::now()) {
+            app.metrics.connections_ended(phase.name(), count);
+        }
+        app.metrics.connections(connections.count());
+    }
 }
 
 /// Loads the models on a thread of their own.
@@ -108,22 +185,16 @@ fn load(args: &Arc<Args>, app: &Arc<App>, models: Vec<NamedModel>) -> oneshot::R
         let deliver = |outbox: super::outbox::Outbox, metrics| {
             tasks.spawn(outbox.deliver(metrics));
         };
-        let _ = sender.send(load_all(&models, &app.models, &args, &app.metrics, &deliver));
+        let _ = sender.send(load_all(&models, &app, &args, &deliver));
     });
     receiver
 }
 
-/// The next connection, when there is room for one.
-async fn accept(
-    listener: &TcpListener,
-    permits: &Arc<Semaphore>,
-) -> (TcpStream, OwnedSemaphorePermit) {
+/// The next connection.
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
-        let Ok(permit) = permits.clone().acquire_owned().await else {
-            std::future::pending().await // never closed
-        };
         match listener.accept().await {
-            Ok((stream, _)) => return (stream, permit),
+            Ok(accepted) => return accepted,
             Err(error) => {
                 // Most often too many open files: wait for some to close.
                 tracing::warn!(%error, "a connection could not be accepted");
@@ -133,29 +204,71 @@ async fn accept(
     }
 }
 
-struct Connections {
+struct Server {
+    app: Arc<App>,
     service: axum::Router,
     max_header: usize,
     graceful: GracefulShutdown,
+    connections: Arc<Connections>,
 }
 
-impl Connections {
-    fn serve(&self, (stream, permit): (TcpStream, OwnedSemaphorePermit)) {
+impl Server {
+    fn serve(&self, stream: TcpStream, address: SocketAddr) {
+        let (connection, room) = self.connections.open();
+        if let Some(phase) = room {
+            self.app.metrics.connections_ended("room", 1);
+            tracing::debug!(was = phase.name(), "a connection made room for another");
+        }
+        let socket = socket2::SockRef::from(&stream);
         // Tokens are small and must not wait for each other.
-        let _ = stream.set_nodelay(true);
-        let connection = http1::Builder::new()
+        let _ = socket.set_tcp_nodelay(true);
+        // What a client does not read waits where it is counted, not in the kernel.
+        #[cfg(target_os = "linux")]
+        let _ = socket.set_tcp_notsent_lowat(UNSENT);
+        let client = Client::at(address.ip());
+        let (service, of) = (self.service.clone(), connection.clone());
+        let answered = service_fn(move |request: hyper::Request<Incoming>| {
+            answer(service.clone(), of.clone(), client, request)
+        });
+        let served = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
+            .header_read_timeout(None) // connections have a time for each phase
+            .keep_alive(!connection.reserved)
             .max_buf_size(self.max_header)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.service.clone()));
-        let connection = self.graceful.watch(connection);
+            .serve_connection(TokioIo::new(Watched::new(stream, connection.clone())), answered);
+        let served = self.graceful.watch(served);
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection ended");
+            tokio::select! {
+                ended = served => if let Err(error) = ended {
+                    tracing::debug!(%error, "a connection ended");
+                },
+                () = connection.ended() => {}
             }
-            drop(permit);
         });
     }
+}
+
+/// Answers a request of a connection; one beyond the limit is only told how the server is.
+async fn answer(
+    service: axum::Router,
+    connection: Arc<Connection>,
+    client: Client,
+    request: hyper::Request<Incoming>,
+) -> Result<Response, std::convert::Infallible> {
+    connection.asked(!request.body().is_end_stream());
+    let response = if connection.reserved && request.uri().path() != "/health" {
+        let message = "the server has as many connections as it takes";
+        let mut response =
+            ApiError::unavailable("too_many_connections", message, 1).into_response();
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        response
+    } else {
+        let mut request: Request = request.map(axum::body::Body::new);
+        request.extensions_mut().insert(client);
+        request.extensions_mut().insert(connection.clone());
+        service.oneshot(request).await?
+    };
+    Ok(response.map(|body| Answer::body(body, connection)))
 }
 
 /// The port, in a file that is there whole or not at all.
@@ -185,5 +298,32 @@ impl Signals {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::serve::metrics::Metrics;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[tokio::test]
+    async fn a_panicked_engine_ends_the_server_with_an_error() {
+        let args = Arc::new(Line::parse_from(["serve"]).args);
+        let metrics = Metrics::new("infernum").expect("buckets");
+        let app = Arc::new(App::new(&args, Vec::new(), metrics).expect("an app"));
+        app.failure.tell("ember");
+        let served = serve(&args, &app, Vec::new(), ([127, 0, 0, 1], 0).into());
+        let ended = tokio::time::timeout(Duration::from_secs(60), served).await.expect("it ends");
+        let message = ended.expect_err("not as if all were well").to_string();
+        assert!(message.contains("`ember` panicked"), "{message}");
+        assert!(app.draining());
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use axum::http::Method;
 use infernum_runtime::{FinishReason, Stats};
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::{
@@ -39,19 +40,25 @@ const HISTOGRAMS: [(&str, &str, &[f64]); 8] = [
     ("step_seconds", "A step of the engine", STEP),
     ("step_host_seconds", "What of a step was neither computing nor waiting for it", STEP),
 ];
-const GAUGES: [(&str, &str); 4] = [
+const GAUGES: [(&str, &str); 5] = [
+    ("connections", "Connections that are open"),
     ("num_requests_running", "Requests with memory"),
     ("num_requests_waiting", "Requests that wait for memory"),
     ("kv_cache_usage_perc", "Part of the KV cache that requests hold, 0 to 1"),
     ("cache_config_info", "The KV cache: tokens in a block, and blocks"),
 ];
-const COUNTERS: [(&str, &str); 6] = [
+const COUNTERS: [(&str, &str); 11] = [
+    ("http_requests_total", "Answers, by route, method and status"),
+    ("http_refusals_total", "Answers that were errors, by kind: the `code` of the error"),
+    ("connections_ended_total", "Connections that the server ended, by what they had not done"),
+    ("unread_requests_total", "Requests that ended because their output was not read"),
     ("prompt_tokens_total", "Tokens of prompts"),
     ("generation_tokens_total", "Tokens generated"),
     ("request_success_total", "Requests that ended, by reason"),
     ("prefix_cache_hits_total", "Tokens of prompts found in the prefix cache"),
     ("prefix_cache_queries_total", "Tokens of prompts looked for in the prefix cache"),
     ("num_preemptions_total", "How often a request gave its memory up"),
+    ("corrupted_requests_total", "Requests that ended because their logits were not numbers"),
 ];
 
 const METADATA: Metadata<'static> = Metadata::new("infernum", Level::INFO, None);
@@ -89,9 +96,46 @@ impl Metrics {
         self.handle.render()
     }
 
+    /// Counts an answer. `route` is the pattern that a path fitted; methods are those that HTTP
+    /// defines: what a client makes up gets no label of its own.
+    pub(crate) fn answered(&self, method: &Method, route: Option<&str>, status: u16) {
+        const KNOWN: [Method; 5] =
+            [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::PUT];
+        let method = if KNOWN.contains(method) { method.as_str() } else { "other" };
+        let labels = vec![
+            Label::new("handler", route.unwrap_or("none").to_owned()),
+            Label::new("method", method.to_owned()),
+            Label::new("status", status.to_string()),
+        ];
+        self.count("http_requests_total", labels);
+    }
+
+    /// Counts an answer that is an error.
+    pub(crate) fn refused(&self, kind: &'static str) {
+        self.count("http_refusals_total", vec![Label::from_static_parts("code", kind)]);
+    }
+
+    fn count(&self, name: &str, labels: Vec<Label>) {
+        let key = Key::from_parts(format!("{}:{name}", self.prefix), labels);
+        self.recorder.register_counter(&key, &METADATA).increment(1);
+    }
+
     /// Moves what was measured to its buckets; needed now and then where nobody reads.
     pub(crate) fn upkeep(&self) {
         self.handle.run_upkeep();
+    }
+
+    /// Shows how many connections there are.
+    pub(crate) fn connections(&self, count: usize) {
+        let key = Key::from_name(format!("{}:connections", self.prefix));
+        self.recorder.register_gauge(&key, &METADATA).set(count as f64);
+    }
+
+    /// Counts connections that were ended.
+    pub(crate) fn connections_ended(&self, reason: &'static str, count: usize) {
+        let name = format!("{}:connections_ended_total", self.prefix);
+        let key = Key::from_parts(name, vec![Label::new("reason", reason)]);
+        self.recorder.register_counter(&key, &METADATA).increment(count as u64);
     }
 
     fn key(&self, model: &str, name: &str, more: &[(&'static str, String)]) -> Key {
@@ -134,6 +178,8 @@ impl Metrics {
             prefix_hits: counter("prefix_cache_hits_total"),
             prefix_queries: counter("prefix_cache_queries_total"),
             preemptions: counter("num_preemptions_total"),
+            unread: counter("unread_requests_total"),
+            corrupted: counter("corrupted_requests_total"),
             stop: finished("stop"),
             length: finished("length"),
             abort: finished("abort"),
@@ -142,6 +188,7 @@ impl Metrics {
         metrics.set(&Stats::default(), 0);
         metrics.prompt_tokens.absolute(0);
         metrics.generation_tokens.absolute(0);
+        metrics.unread.absolute(0);
         metrics
     }
 }
@@ -164,6 +211,8 @@ pub(crate) struct ModelMetrics {
     prefix_hits: Counter,
     prefix_queries: Counter,
     preemptions: Counter,
+    pub(crate) unread: Counter,
+    corrupted: Counter,
     stop: Counter,
     length: Counter,
     pub(crate) abort: Counter,
@@ -179,6 +228,7 @@ impl ModelMetrics {
         self.prefix_hits.absolute(stats.prefix_hits);
         self.prefix_queries.absolute(stats.prefix_queries);
         self.preemptions.absolute(stats.preemptions);
+        self.corrupted.absolute(stats.broken_rows);
     }
 
     /// Counts a request that ended by itself.
@@ -234,7 +284,13 @@ mod tests {
             let metrics = Metrics::new(prefix).expect("buckets");
             let model = metrics.model("m", 16, 8);
             record(&model.ttft, Duration::from_millis(3));
-            let used = Stats { used_blocks: 2, total_blocks: 8, running: 1, ..Stats::default() };
+            let used = Stats {
+                used_blocks: 2,
+                total_blocks: 8,
+                running: 1,
+                broken_rows: 5,
+                ..Stats::default()
+            };
             model.set(&used, 3);
             model.finished(FinishReason::Length);
             let text = metrics.render();
@@ -248,6 +304,7 @@ mod tests {
                 "request_success_total{model_name=\"m\",finished_reason=\"stop\"} 0",
                 "cache_config_info{model_name=\"m\",block_size=\"16\",num_gpu_blocks=\"8\"} 1",
                 "prompt_tokens_total{model_name=\"m\"} 0",
+                "corrupted_requests_total{model_name=\"m\"} 5",
                 "prefix_cache_queries_total{model_name=\"m\"} 0",
             ] {
                 let line = format!("{prefix}:{expected}");

@@ -1,15 +1,19 @@
 //! `infernum serve`: an OpenAI-compatible server.
 //!
-//! A request's way: [`app`] (limits, keys) → [`api`] (JSON, checks, tokens) → [`worker`] (the
+//! A request's way: [`app`] (limits, keys) → [`api`] (JSON, checks, tokens, on threads of [`lanes`]) → [`worker`] (the
 //! engine's thread) → [`generation`] (tokens to text) → JSON, or [`sse`] where it streams.
 
 mod api;
 mod app;
 mod auth;
+mod budget;
 mod config;
+mod connections;
 mod error;
 mod generation;
+mod guard;
 mod http;
+mod lanes;
 mod log;
 mod metrics;
 mod model;
@@ -91,6 +95,10 @@ struct ListenArgs {
     /// File with one key a line; lines that begin with # are comments.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Name that the server may be called by, beside localhost and its address, where it listens to
+    /// this machine alone and asks for no key. Repeat for several.
+    #[arg(long, value_name = "NAME")]
+    allowed_host: Vec<String>,
     /// Origin whose pages may call the server from a browser, or * for all. Repeat for several.
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
@@ -110,9 +118,13 @@ struct LimitArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 10,
           value_parser = clap::value_parser!(u64).range(8192..))]
     max_header_bytes: u64,
-    /// Connections open at once; more wait.
+    /// Connections open at once. For one more, the one that has been idle longest makes room.
     #[arg(long, value_name = "N", default_value_t = NonZeroUsize::new(8192).unwrap_or(NonZeroUsize::MIN))]
     max_connections: NonZeroUsize,
+    /// Bytes of a request's output that may wait to be read; a request with more is ended.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20,
+          value_parser = clap::value_parser!(u64).range(4096..))]
+    max_unread_bytes: u64,
     /// Seconds that a request may take; 0 for no limit.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     request_timeout: u64,
@@ -192,7 +204,7 @@ pub fn run(args: Args) -> Outcome {
     let app = Arc::new(App::new(&args, entries, metrics::Metrics::new(prefix)?)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
-        // Blocking tasks encode text: more of them than cores only fight.
+        // Threads that take tasks over while one is busy: more of them than cores only fight.
         .max_blocking_threads(std::thread::available_parallelism().map_or(4, NonZeroUsize::get))
         .build()?;
     let address = SocketAddr::new(args.listen.host, args.listen.port);

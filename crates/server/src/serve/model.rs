@@ -5,16 +5,16 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
-use infernum::{Capacity, Loader, Machine, ModelOptions, Progress, tune};
-use infernum_frontend_hf::Config;
+use infernum::{Capacity, GenerationDefaults, Loader, Machine, ModelOptions, Progress, tune};
 use infernum_frontend_hf::chat::ChatTemplate;
 use infernum_frontend_hf::tokenizer::Tokenizer;
 use infernum_ir::Sym;
-use infernum_runtime::{Engine, KvMode, PlanExecutor, SamplingParams, StepInputs};
+use infernum_runtime::{Engine, KvMode, PlanExecutor, StepInputs};
 
 use super::Args;
+use super::app::App;
 use super::error::ApiError;
-use super::metrics::{Metrics, ModelMetrics};
+use super::metrics::ModelMetrics;
 use super::outbox::Outbox;
 use super::text::Spelling;
 use super::worker::{Inbox, Worker, connect};
@@ -53,27 +53,6 @@ impl NamedModel {
     }
 }
 
-/// What a request that says nothing else is sampled with: generation_config.json's values, then
-/// OpenAI's.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Defaults(pub(crate) SamplingParams);
-
-impl Defaults {
-    fn of(config: &Config) -> Defaults {
-        let given = |key: &str| config.generation(key).and_then(serde_json::Value::as_f64);
-        let or = |key, default: f32| given(key).map_or(default, |x| x as f32);
-        let none = SamplingParams::default();
-        Defaults(SamplingParams {
-            temperature: or("temperature", 1.0),
-            top_k: given("top_k").map_or(none.top_k, |k| k as u32),
-            top_p: or("top_p", none.top_p),
-            min_p: or("min_p", none.min_p),
-            repetition_penalty: or("repetition_penalty", none.repetition_penalty),
-            ..none
-        })
-    }
-}
-
 /// A model that is ready.
 pub(crate) struct Served {
     pub(crate) name: String,
@@ -81,9 +60,7 @@ pub(crate) struct Served {
     pub(crate) spelling: Spelling,
     /// Or why there is none.
     pub(crate) template: Result<ChatTemplate, String>,
-    pub(crate) defaults: Defaults,
-    /// Tokens that end a text.
-    pub(crate) stop: Vec<u32>,
+    pub(crate) defaults: GenerationDefaults,
     pub(crate) max_length: usize,
     pub(crate) vocab: usize,
     pub(crate) worker: Arc<Worker>,
@@ -128,22 +105,21 @@ impl Entry {
 /// thread.
 pub(crate) fn load_all(
     models: &[NamedModel],
-    entries: &[Entry],
+    app: &Arc<App>,
     args: &Arc<Args>,
-    metrics: &Metrics,
     deliver: &dyn Fn(Outbox, Arc<ModelMetrics>),
 ) -> Result<Vec<JoinHandle<()>>, String> {
     let mut threads = Vec::new();
-    for (model, entry) in models.iter().zip(entries) {
+    for (model, entry) in models.iter().zip(&app.models) {
         let (sender, loaded) = std::sync::mpsc::channel();
-        let (model, args) = (model.clone(), args.clone());
+        let (model, args, shared) = (model.clone(), args.clone(), app.clone());
         let start = Instant::now();
         let thread = std::thread::Builder::new()
             .name(format!("engine {}", model.name))
             .spawn(move || match load(&model, &args) {
                 Ok((parts, engine, inbox)) => {
-                    if sender.send(Ok(parts)).is_ok() {
-                        inbox.serve(engine);
+                    if sender.send(Ok(parts)).is_ok() && inbox.serve(engine).is_err() {
+                        shared.failure.tell(&model.name);
                     }
                 }
                 Err(error) => drop(sender.send(Err(chain(&*error)))),
@@ -152,6 +128,7 @@ pub(crate) fn load_all(
         threads.push(thread);
         let parts = loaded.recv().unwrap_or_else(|_| Err("it panicked".to_owned()));
         let parts = parts.map_err(|e| format!("model `{}`: {e}", entry.name))?;
+        let metrics = &app.metrics;
         let metrics = Arc::new(metrics.model(&entry.name, StepInputs::BLOCK_SIZE, parts.blocks));
         tracing::info!(
             model = entry.name,
@@ -171,8 +148,7 @@ pub(crate) fn load_all(
 struct Parts {
     tokenizer: Tokenizer,
     template: Result<ChatTemplate, String>,
-    defaults: Defaults,
-    stop: Vec<u32>,
+    defaults: GenerationDefaults,
     max_length: usize,
     vocab: usize,
     blocks: usize,
@@ -195,7 +171,6 @@ impl Parts {
             tokenizer: self.tokenizer,
             template: self.template,
             defaults: self.defaults,
-            stop: self.stop,
             max_length: self.max_length,
             vocab: self.vocab,
             worker: Arc::new(self.worker),
@@ -211,9 +186,13 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let model = if args.random_weights { options.open_bare()? } else { options.open()? };
     let tokenizer = Tokenizer::open(&model.files)?;
     let template = ChatTemplate::open(&model.files).map_err(|e| e.to_string());
-    let stop = model.config.eos_ids(tokenizer.eos_id())?;
-    let defaults = Defaults::of(&model.config);
-    defaults.0.check()?;
+    if let Err(error) = &template {
+        tracing::warn!(model = named.name, error, "no chats: the chat template cannot be used");
+    }
+    let defaults = GenerationDefaults::read(&model.config, tokenizer.eos_id())?;
+    for key in &defaults.unsupported {
+        tracing::warn!(model = named.name, key, "generation_config.json: not supported, left out");
+    }
     let machine = Machine::open(args.run.device)?;
     let loader =
         Loader::new(&model, &options, &args.run, &machine).with_progress(&|p| log_progress(p));
@@ -232,7 +211,8 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let (blocks, on) = (executor.kv_blocks(), executor.describe());
     let options = args.engine.options(sequences);
     let engine = loader.engine(executor, capacity, options)?;
-    let (worker, inbox, outbox) = connect(sequences, args.limits.queue);
+    let unread = usize::try_from(args.limits.max_unread_bytes).unwrap_or(usize::MAX);
+    let (worker, inbox, outbox) = connect(sequences, args.limits.queue, unread);
     // A sequence can be no longer than the cache.
     let max_length = (capacity.max_length as usize).min(blocks * StepInputs::BLOCK_SIZE);
     if options.kv == KvMode::Contiguous && blocks < Capacity::one(capacity.max_length).blocks() {
@@ -240,25 +220,17 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
                        a shorter --max-length or a larger cache";
         return Err(message.into());
     }
-    let parts = Parts {
-        tokenizer,
-        template,
-        defaults,
-        stop,
-        max_length,
-        vocab,
-        blocks,
-        on,
-        worker,
-        outbox,
-    };
+    let parts =
+        Parts { tokenizer, template, defaults, max_length, vocab, blocks, on, worker, outbox };
     Ok((parts, engine, inbox))
 }
 
-/// A line for each part of loading that takes a while.
-fn log_progress(progress: Progress) {
-    if let Progress::Begin { stage, .. } = progress {
-        tracing::info!("{stage}");
+/// A line for each part of loading that takes a while, and for each doubt about the spec.
+fn log_progress(progress: Progress<'_>) {
+    match progress {
+        Progress::Begin { stage, .. } => tracing::info!("{stage}"),
+        Progress::Warning(warning) => tracing::warn!("{warning}"),
+        Progress::Advance(_) | Progress::End => {}
     }
 }
 

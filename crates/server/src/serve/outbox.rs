@@ -2,35 +2,77 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use infernum_runtime::{EngineError, Event, FinishReason, Logprobs, RequestId};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use super::metrics::{Counted, ModelMetrics, record};
-use super::worker::{End, Status};
+use super::worker::{Command, End, Status};
 
 /// Where a request's outputs go.
 pub(super) struct Sink {
     pub(super) choice: u32,
     pub(super) outputs: UnboundedSender<(u32, Output)>,
+    pub(super) unread: Arc<Unread>,
     pub(super) arrival: Instant,
     pub(super) waiting: Option<Counted>,
     pub(super) _inflight: Counted,
+    /// The request's name to the engine's thread.
+    pub(super) key: u64,
+    pub(super) commands: Sender<Command>,
+    /// Whether its output ran over.
+    pub(super) full: AtomicBool,
+}
+
+/// Bytes of output that all choices of a request have waiting.
+pub(super) struct Unread {
+    bytes: AtomicUsize,
+    most: usize,
+}
+
+impl Unread {
+    pub(super) fn new(most: usize) -> Arc<Unread> {
+        Arc::new(Unread { bytes: AtomicUsize::new(0), most })
+    }
+
+    /// An output was taken.
+    pub(super) fn took(&self, output: &Output) {
+        self.bytes.fetch_sub(output.size(), Ordering::AcqRel);
+    }
 }
 
 /// What becomes of a request; the first is `Accepted` or `Rejected`, the last `Finished`,
-/// `Rejected` or `Failed`.
+/// `Rejected`, `Failed` or `Unread`.
 #[derive(Debug)]
 pub(crate) enum Output {
     Accepted,
     Rejected(EngineError),
-    /// Tokens of its prompt that were in the cache.
-    Started(usize),
+    /// Tokens of its prompt that were in the cache, and how long it waited for its first step.
+    Started(usize, Duration),
     Prompt(Box<Logprobs>),
     Token(u32, Option<Box<Logprobs>>),
     Finished(FinishReason),
     Failed(Arc<str>),
+    /// So much was not read that no more is made.
+    Unread,
+}
+
+impl Output {
+    /// Bytes that it takes while it waits. Those of a prompt all come at once, however fast they
+    /// are read, and are no more than the prompt is long: they do not count.
+    fn size(&self) -> usize {
+        let logprobs = match self {
+            Output::Prompt(_) => return 0,
+            Output::Token(_, Some(logprobs)) => {
+                size_of::<Logprobs>() + size_of_val(logprobs.top.as_slice())
+            }
+            _ => 0,
+        };
+        size_of::<(u32, Output)>() + logprobs
+    }
 }
 
 /// What one step, and the commands before it, did.
@@ -108,6 +150,10 @@ impl Outbox {
                 if self.slots.remove(&id).is_some() {
                     match end {
                         End::Stopped => metrics.stopped(),
+                        End::Unread => {
+                            metrics.abort.increment(1);
+                            metrics.unread.increment(1);
+                        }
                         End::Aborted => metrics.abort.increment(1),
                     }
                 }
@@ -127,9 +173,11 @@ impl Outbox {
         | Event::Token(id, ..)
         | Event::Finished(id, _)) = event;
         let Some(slot) = self.slots.get_mut(&id) else { return };
-        slot.start(metrics, began.max(slot.sink.arrival));
+        let waited = slot.start(metrics, began.max(slot.sink.arrival));
         match event {
-            Event::Started(_, cached) => slot.sink.send(Output::Started(cached.min(slot.prompt))),
+            Event::Started(_, cached) => {
+                slot.sink.send(Output::Started(cached.min(slot.prompt), waited));
+            }
             Event::Prompt(_, logprobs) => slot.sink.send(Output::Prompt(logprobs)),
             Event::Token(_, token, logprobs) => {
                 slot.token(metrics, now);
@@ -146,9 +194,11 @@ impl Outbox {
                     self.status.note_service(now.saturating_duration_since(started));
                 }
                 slot.sink.send(match reason {
-                    FinishReason::Failed => {
-                        Output::Failed(error.cloned().unwrap_or_else(|| "the engine failed".into()))
-                    }
+                    FinishReason::Failed => Output::Failed(
+                        error
+                            .cloned()
+                            .unwrap_or_else(|| "the logits of this request are not numbers".into()),
+                    ),
                     reason => Output::Finished(reason),
                 });
             }
@@ -157,12 +207,16 @@ impl Outbox {
 }
 
 impl Slot {
-    fn start(&mut self, metrics: &ModelMetrics, now: Instant) {
-        if self.started.is_none() {
-            self.started = Some(now);
-            self.sink.waiting = None;
-            record(&metrics.queue, now.saturating_duration_since(self.sink.arrival));
+    /// Notes when its first step began; gives how long it waited for that.
+    fn start(&mut self, metrics: &ModelMetrics, now: Instant) -> Duration {
+        let waited = |started: Instant| started.saturating_duration_since(self.sink.arrival);
+        if let Some(started) = self.started {
+            return waited(started);
         }
+        record(&metrics.queue, waited(now));
+        self.started = Some(now);
+        self.sink.waiting = None;
+        now.saturating_duration_since(self.sink.arrival)
     }
 
     fn token(&mut self, metrics: &ModelMetrics, now: Instant) {
@@ -182,7 +236,71 @@ impl Slot {
 
 impl Sink {
     fn send(&self, output: Output) {
+        if self.full.load(Ordering::Acquire) {
+            return;
+        }
+        let size = output.size();
+        let before = self.unread.bytes.fetch_add(size, Ordering::AcqRel);
+        // The last output may go beyond the limit: nothing follows it.
+        let last = matches!(output, Output::Finished(_) | Output::Failed(_) | Output::Rejected(_));
+        let output = if before.saturating_add(size) <= self.unread.most || last {
+            output
+        } else {
+            self.full.store(true, Ordering::Release);
+            self.unread.bytes.fetch_add(Output::Unread.size(), Ordering::AcqRel);
+            self.unread.bytes.fetch_sub(size, Ordering::AcqRel);
+            let _ = self.commands.send(Command::Cancel(self.key, End::Unread)); // it may have ended
+            Output::Unread
+        };
         // Whoever went away has cancelled, or is about to.
         let _ = self.outputs.send((self.choice, output));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::*;
+
+    /// A sink of a request that may have `most` bytes waiting.
+    fn sink(most: usize) -> (Sink, UnboundedReceiver<(u32, Output)>, Receiver<Command>) {
+        let (outputs, received) = unbounded_channel();
+        let (commands, told) = channel();
+        let sink = Sink {
+            choice: 0,
+            outputs,
+            unread: Unread::new(most),
+            arrival: Instant::now(),
+            waiting: None,
+            _inflight: Counted::one(&Arc::default()),
+            key: 7,
+            commands,
+            full: AtomicBool::new(false),
+        };
+        (sink, received, told)
+    }
+
+    #[test]
+    fn output_that_nobody_reads_ends_the_request() {
+        let token = || Output::Token(1, None);
+        let (sink, mut received, told) = sink(10 * token().size());
+        let unread = sink.unread.clone();
+        for _ in 0..1000 {
+            sink.send(token());
+            unread.took(&received.try_recv().expect("it is there").1);
+        }
+        assert!(told.try_recv().is_err(), "what is read can go on for ever");
+        (0..1000).for_each(|_| sink.send(token()));
+        assert!(matches!(told.try_recv(), Ok(Command::Cancel(7, End::Unread))));
+        assert!(told.try_recv().is_err(), "told once");
+        let waiting: Vec<Output> =
+            std::iter::from_fn(|| received.try_recv().ok()).map(|o| o.1).collect();
+        assert_eq!(waiting.len(), 11);
+        assert!(matches!(waiting[10], Output::Unread));
+        waiting.iter().for_each(|output| unread.took(output));
+        assert_eq!(unread.bytes.load(Ordering::Acquire), 0);
     }
 }

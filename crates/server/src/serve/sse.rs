@@ -9,6 +9,7 @@ use axum::response::Response;
 use serde::Serialize;
 
 use super::generation::{Generation, Piece, Used};
+use super::lanes::aside;
 
 /// Silence after which a comment says that the connection lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -79,7 +80,9 @@ impl<D: Dialect> Stream<D> {
         };
         loop {
             match next {
-                Ok(Some(piece)) => self.dialect.piece(&mut frames, piece),
+                Ok(Some(piece)) => {
+                    aside(piece.told(), || self.dialect.piece(&mut frames, piece));
+                }
                 Ok(None) => break,
                 Err(error) => {
                     frames.push(&error.response());

@@ -1,18 +1,50 @@
 //! Tokens to text: whole characters, stop strings, and how single tokens are shown.
 
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use aho_corasick::automaton::{Automaton, StateID};
+use aho_corasick::nfa::noncontiguous::NFA;
+use aho_corasick::{Anchored, BuildError};
 use infernum_frontend_hf::tokenizer::{TextStream, Tokenizer, TokenizerError};
+
+/// How the tokens of a choice become its text.
+#[derive(Clone, Debug)]
+pub(crate) struct TextRules {
+    /// Strings that end it.
+    pub(crate) stops: Stops,
+    /// Whether the one that did is part of it.
+    pub(crate) include_stop: bool,
+    /// Tokens whose text is not searched for them.
+    pub(crate) min_tokens: usize,
+    /// Whether tokens such as `<|im_end|>` have no text.
+    pub(crate) skip_special: bool,
+}
+
+impl TextRules {
+    /// All of it, without special tokens.
+    pub(crate) const PLAIN: TextRules =
+        TextRules { stops: Stops(None), include_stop: false, min_tokens: 0, skip_special: true };
+}
 
 /// Text of one choice, token by token.
 pub(crate) struct TextOut {
     stream: TextStream,
     stops: StopStrings,
+    /// Tokens that are still to pass unsearched.
+    unsearched: usize,
     /// Characters decoded so far, those held back included.
     chars: usize,
 }
 
 impl TextOut {
-    pub(crate) fn new(tokenizer: &Tokenizer, stops: &[String]) -> TextOut {
-        TextOut { stream: tokenizer.stream(true), stops: StopStrings::new(stops), chars: 0 }
+    pub(crate) fn new(tokenizer: &Tokenizer, rules: &TextRules) -> TextOut {
+        TextOut {
+            stream: tokenizer.stream(rules.skip_special),
+            stops: StopStrings::new(&rules.stops, rules.include_stop),
+            unsearched: rules.min_tokens,
+            chars: 0,
+        }
     }
 
     /// Characters before the next token.
@@ -23,6 +55,11 @@ impl TextOut {
     /// Takes a token; gives the text that is now certain, and whether it ends here.
     pub(crate) fn push(&mut self, token: u32) -> Result<(String, bool), TokenizerError> {
         let text = self.stream.push(token)?;
+        if self.unsearched > 0 {
+            self.unsearched -= 1;
+            self.chars += text.chars().count();
+            return Ok((text, false));
+        }
         Ok(self.take(&text))
     }
 
@@ -42,76 +79,112 @@ impl TextOut {
     }
 }
 
-/// Cuts a text that arrives in pieces before the first of some strings. What may be the beginning
-/// of one is held back, so that no part of it is ever shown.
+/// Strings that end a text, ready to be looked for. Cloning shares them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stops(Option<Arc<Matcher>>);
+
+/// The automaton of Aho and Corasick (1975): a step for each byte, however many strings there are
+/// and however long they are.
+#[derive(Debug)]
+struct Matcher {
+    nfa: NFA,
+    start: StateID,
+    /// How many bytes of a string have been seen in each state.
+    depths: HashMap<StateID, usize>,
+}
+
+impl Stops {
+    /// Empty strings stop nothing.
+    pub(crate) fn new(stops: &[String]) -> Result<Stops, BuildError> {
+        let stops: Vec<&String> = stops.iter().filter(|s| !s.is_empty()).collect();
+        if stops.is_empty() {
+            return Ok(Stops(None));
+        }
+        let nfa = NFA::builder().prefilter(false).build(&stops)?;
+        // All searches begin anywhere, which every automaton is built for.
+        let Ok(start) = nfa.start_state(Anchored::No) else { return Ok(Stops(None)) };
+        let mut depths = HashMap::from([(start, 0)]);
+        for stop in stops {
+            let mut state = start;
+            for (seen, byte) in (1..).zip(stop.bytes()) {
+                state = nfa.next_state(Anchored::No, state, byte);
+                depths.insert(state, seen);
+            }
+        }
+        Ok(Stops(Some(Arc::new(Matcher { nfa, start, depths }))))
+    }
+}
+
+impl Matcher {
+    /// Bytes of the longest string that ends in a state.
+    fn matched(&self, state: StateID) -> Option<usize> {
+        if !self.nfa.is_match(state) {
+            return None;
+        }
+        let all = 0..self.nfa.match_len(state);
+        all.map(|i| self.nfa.pattern_len(self.nfa.match_pattern(state, i))).max()
+    }
+}
+
+/// Cuts a text that arrives in pieces before the first of some strings: the one that is complete
+/// first; of several, the longest. What may be the beginning of one is held back, so that no part
+/// of it is ever shown.
 #[derive(Debug)]
 pub(crate) struct StopStrings {
-    stops: Vec<String>,
-    held: String,
+    /// With the state it is in.
+    matcher: Option<(Arc<Matcher>, StateID)>,
+    /// Whether the cut is behind the string that was found.
+    include: bool,
+    held: VecDeque<u8>,
 }
 
 impl StopStrings {
-    /// Empty strings stop nothing.
-    pub(crate) fn new(stops: &[String]) -> StopStrings {
-        let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
-        StopStrings { stops, held: String::new() }
+    pub(crate) fn new(stops: &Stops, include: bool) -> StopStrings {
+        let matcher = stops.0.clone().map(|m| (m.start, m)).map(|(start, m)| (m, start));
+        StopStrings { matcher, include, held: VecDeque::new() }
     }
 
     /// Takes a piece; gives what can be shown, and whether a stop string followed it.
     pub(crate) fn push(&mut self, piece: &str) -> (String, bool) {
-        if self.stops.is_empty() {
-            return (piece.to_owned(), false);
+        let Some((matcher, state)) = &mut self.matcher else { return (piece.to_owned(), false) };
+        for byte in piece.bytes() {
+            self.held.push_back(byte);
+            *state = matcher.nfa.next_state(Anchored::No, *state, byte);
+            if let Some(length) = matcher.matched(*state) {
+                let cut = if self.include { 0 } else { length };
+                self.held.truncate(self.held.len() - cut);
+                return (self.finish(), true);
+            }
         }
-        self.held.push_str(piece);
-        if let Some(at) = self.stops.iter().filter_map(|s| self.held.find(s)).min() {
-            let mut text = std::mem::take(&mut self.held);
-            text.truncate(at);
-            return (text, true);
-        }
-        let keep = self.held.len() - self.unfinished();
-        let rest = self.held.split_off(keep);
-        (std::mem::replace(&mut self.held, rest), false)
+        let unfinished = matcher.depths.get(state).copied().unwrap_or(0);
+        let certain = self.held.len() - unfinished;
+        (shown(self.held.drain(..certain)), false)
     }
 
     /// What was held back, when nothing more comes.
     pub(crate) fn finish(&mut self) -> String {
-        std::mem::take(&mut self.held)
+        shown(self.held.drain(..))
     }
+}
 
-    /// Bytes of the longest end of the text that a stop string begins with.
-    fn unfinished(&self) -> usize {
-        let begins = |stop: &String| {
-            let most = self.held.len().min(stop.len() - 1);
-            let fits = |n: &usize| stop.is_char_boundary(*n) && self.held.ends_with(&stop[..*n]);
-            (1..=most).rev().find(fits).unwrap_or(0)
-        };
-        self.stops.iter().map(begins).max().unwrap_or(0)
-    }
+/// Stop strings begin and end where characters do, so the bytes before and between them are text.
+fn shown(bytes: impl Iterator<Item = u8>) -> String {
+    let bytes: Vec<u8> = bytes.collect();
+    String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
 }
 
 /// Tokens one by one, as bytes, whatever stands around them.
 #[derive(Clone, Debug)]
-pub(crate) struct Spelling {
-    tokenizer: Tokenizer,
-    /// The vocabulary writes bytes as GPT-2 does: `Ġ` is a space.
-    byte_level: bool,
-}
+pub(crate) struct Spelling(Tokenizer);
 
 impl Spelling {
     pub(crate) fn new(tokenizer: &Tokenizer) -> Spelling {
-        let has = |token| tokenizer.id_of(token).is_some();
-        // Such a vocabulary has a token for every byte.
-        Spelling { tokenizer: tokenizer.clone(), byte_level: has("Ġ") && has("Ċ") }
+        Spelling(tokenizer.clone())
     }
 
     /// A token's bytes; none for ids outside the vocabulary.
     pub(crate) fn bytes(&self, token: u32) -> Vec<u8> {
-        let Some(spelt) = self.tokenizer.token_of(token) else { return Vec::new() };
-        if let Some(byte) = byte_token(&spelt) {
-            return vec![byte];
-        }
-        let bytes = self.byte_level.then(|| spelt.chars().map(gpt2_byte).collect());
-        bytes.flatten().unwrap_or_else(|| spelt.replace('▁', " ").into_bytes())
+        self.0.bytes_of(token).unwrap_or_default()
     }
 
     /// A token for people: its text, or its bytes as `bytes:\xe2\x80` where they are none.
@@ -129,22 +202,6 @@ impl Spelling {
     }
 }
 
-/// The byte of a SentencePiece byte token, `<0x41>`.
-fn byte_token(token: &str) -> Option<u8> {
-    let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
-    u8::from_str_radix(hex, 16).ok().filter(|_| hex.len() == 2)
-}
-
-/// The byte that GPT-2's vocabularies write as `c`: printable ones stand for themselves, the rest
-/// are counted from U+0100 on (Radford et al. 2019, `bytes_to_unicode`).
-fn gpt2_byte(c: char) -> Option<u8> {
-    let printable = |b: &u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    match u32::from(c) {
-        code @ 0..=0xFF => Some(code as u8).filter(printable),
-        code => (0..=u8::MAX).filter(|b| !printable(b)).nth((code - 0x100) as usize),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -153,7 +210,16 @@ mod tests {
 
     /// What all pieces give together, and whether they were stopped.
     fn joined<'a>(stops: &[String], pieces: impl IntoIterator<Item = &'a str>) -> (String, bool) {
-        let (mut cut, mut out) = (StopStrings::new(stops), String::new());
+        joined_by(stops, false, pieces)
+    }
+
+    fn joined_by<'a>(
+        stops: &[String],
+        include: bool,
+        pieces: impl IntoIterator<Item = &'a str>,
+    ) -> (String, bool) {
+        let stops = Stops::new(stops).expect("few and short");
+        let (mut cut, mut out) = (StopStrings::new(&stops, include), String::new());
         for piece in pieces {
             let (text, stopped) = cut.push(piece);
             out.push_str(&text);
@@ -189,20 +255,13 @@ mod tests {
             cuts.extend([0, text.len()]);
             cuts.sort_unstable();
             let pieces = cuts.windows(2).map(|w| &text[w[0]..w[1]]);
-            let (found, stopped) = joined(&stops, pieces);
-            // A longer piece may complete several stops at once: the one that begins first cuts.
-            prop_assert_eq!(stopped, expected(&text, &stops).1);
-            if stopped {
-                prop_assert!(stops.iter().all(|s| !found.contains(s.as_str())));
-                prop_assert!(text.starts_with(&found));
-                prop_assert!(stops.iter().any(|s| text[found.len()..].starts_with(s.as_str())));
-            } else {
-                prop_assert_eq!(&found, &text);
-            }
-            // Character by character, it is the stop that is complete first.
-            let chars: Vec<String> = text.chars().map(String::from).collect();
-            let found = joined(&stops, chars.iter().map(String::as_str));
-            prop_assert_eq!(found, expected(&text, &stops));
+            // However it is cut to pieces, it is the stop that is complete first.
+            let (found, stopped) = joined(&stops, pieces.clone());
+            let (with, _) = joined_by(&stops, true, pieces);
+            let rest = with.strip_prefix(&found).map(str::to_owned);
+            let complete = rest.is_some_and(|s| if stopped { stops.contains(&s) } else { s.is_empty() });
+            prop_assert!(complete && text.starts_with(&with), "{with:?} where {found:?} is found");
+            prop_assert_eq!((found, stopped), expected(&text, &stops));
         }
 
         /// Nothing that is held back could have been shown.
@@ -211,7 +270,7 @@ mod tests {
             text in "[ab]{0,16}", stop in "[ab]{1,4}",
         ) {
             let stops = [stop.clone()];
-            let mut cut = StopStrings::new(&stops);
+            let mut cut = StopStrings::new(&Stops::new(&stops).expect("one, and short"), false);
             if let (shown, false) = cut.push(&text) {
                 let held = &text[shown.len()..];
                 prop_assert!(stop.starts_with(held));
@@ -219,6 +278,21 @@ mod tests {
                 prop_assert_eq!(held.len(), longer.max().unwrap_or(0).max(held.len()));
             }
         }
+    }
+
+    /// A long string that the text all but matches again and again costs no more than a short one.
+    #[test]
+    fn long_stop_strings_cost_nothing_by_the_character() {
+        let took = |stop: String| {
+            let stops = Stops::new(&[stop]).expect("it is one");
+            let mut cut = StopStrings::new(&stops, false);
+            let start = std::time::Instant::now();
+            let shown: usize = (0..200_000).map(|_| cut.push("a").0.len()).sum();
+            assert_eq!(shown + cut.finish().len(), 200_000);
+            start.elapsed()
+        };
+        let (short, long) = (took("aab".to_owned()), took("a".repeat(16_000) + "b"));
+        assert!(long < 8 * short, "{long:?} against {short:?}");
     }
 
     /// Deltas of random tokens of the demo model, special and unknown ones among them, are the full
@@ -234,7 +308,8 @@ mod tests {
             let at = random.usize(..=chars.len());
             let stop: String = chars[at..].iter().take(random.usize(1..5)).collect();
             let stops = [stop.clone()];
-            let mut out = TextOut::new(&tokenizer, &stops);
+            let stops = Stops::new(&stops).expect("one, and short");
+            let mut out = TextOut::new(&tokenizer, &TextRules { stops, ..TextRules::PLAIN });
             let (mut text, mut stopped) = (String::new(), false);
             for &token in &tokens {
                 let (piece, end) = out.push(token).expect("it decodes");
@@ -254,17 +329,6 @@ mod tests {
 
     #[test]
     fn tokens_are_spelt_as_bytes() {
-        assert_eq!(byte_token("<0xE2>"), Some(0xE2));
-        assert_eq!(byte_token("<0x1>"), None);
-        assert_eq!(gpt2_byte('Ġ'), Some(b' '));
-        assert_eq!(gpt2_byte('Ċ'), Some(b'\n'));
-        assert_eq!(gpt2_byte('a'), Some(b'a'));
-        assert_eq!(gpt2_byte('▁'), None);
-        // The table is one to one.
-        let mut seen: Vec<u8> =
-            (0..0x144).filter_map(char::from_u32).filter_map(gpt2_byte).collect();
-        seen.sort_unstable();
-        assert_eq!(seen, (0..=255).collect::<Vec<u8>>());
         assert_eq!(Spelling::shown("é".as_bytes()), "é");
         assert_eq!(Spelling::shown(&[0xE2, 0x80]), r"bytes:\xe2\x80");
         let tokenizer = Tokenizer::open(&infernum_frontend_hf::demo()).expect("the demo's");

@@ -14,13 +14,13 @@ use infernum_runtime::{Engine, Event, Executor, FinishReason, Request, RequestId
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::metrics::Counted;
-use super::outbox::{Batch, Outbox, Output, Sink, StepTime};
+use super::outbox::{Batch, Outbox, Output, Sink, StepTime, Unread};
 
 /// Steps that may fail one after the other before the model counts as sick.
 const SICK: u32 = 3;
 
 /// What the engine's thread is told.
-enum Command {
+pub(super) enum Command {
     Submit(Box<Submission>),
     Cancel(u64, End),
     /// Nothing else follows.
@@ -34,9 +34,11 @@ pub(crate) enum End {
     Stopped,
     /// Nobody listens.
     Aborted,
+    /// Whoever listens does not read.
+    Unread,
 }
 
-struct Submission {
+pub(super) struct Submission {
     key: u64,
     request: Request,
     sink: Sink,
@@ -57,7 +59,7 @@ pub(crate) struct Status {
 }
 
 impl Status {
-    fn new() -> Status {
+    pub(super) fn new() -> Status {
         Status {
             alive: AtomicBool::new(true),
             failures: AtomicU32::new(0),
@@ -118,6 +120,10 @@ pub(crate) struct Busy;
 /// The engine's thread ended.
 pub(crate) struct Gone;
 
+/// The engine has a bug, and is in a state that nobody knows.
+#[derive(Debug)]
+pub(crate) struct Panicked;
+
 /// Speaks to a model's engine.
 pub(crate) struct Worker {
     commands: Sender<Command>,
@@ -125,6 +131,8 @@ pub(crate) struct Worker {
     pub(crate) status: Arc<Status>,
     /// Requests that run together, and that may wait.
     room: (usize, usize),
+    /// Bytes of a request's output that may wait.
+    unread: usize,
 }
 
 impl Worker {
@@ -158,16 +166,22 @@ impl Worker {
         let (sender, outputs) = unbounded_channel();
         let first = self.next_key.fetch_add(requests.len() as u64, Ordering::Relaxed);
         let live = vec![true; requests.len()];
-        let mut running = Running { worker: self.clone(), first, live, outputs };
+        let unread = Unread::new(self.unread);
+        let mut running =
+            Running { worker: self.clone(), first, live, outputs, unread: unread.clone() };
         for ((choice, request), room) in (0u32..).zip(requests).zip(rooms) {
+            let key = first + u64::from(choice);
             let sink = Sink {
                 choice,
                 outputs: sender.clone(),
+                unread: unread.clone(),
                 arrival: Instant::now(),
                 waiting: Some(Counted::one(&self.status.waiting)),
                 _inflight: room,
+                key,
+                commands: self.commands.clone(),
+                full: AtomicBool::new(false),
             };
-            let key = first + u64::from(choice);
             let submission = Box::new(Submission { key, request, sink });
             if self.commands.send(Command::Submit(submission)).is_err() {
                 running.live.clear();
@@ -183,10 +197,25 @@ pub(crate) struct Running {
     worker: Arc<Worker>,
     first: u64,
     live: Vec<bool>,
-    pub(crate) outputs: UnboundedReceiver<(u32, Output)>,
+    outputs: UnboundedReceiver<(u32, Output)>,
+    unread: Arc<Unread>,
 }
 
 impl Running {
+    /// The next output; `None` when the engine's thread has ended.
+    pub(crate) async fn next(&mut self) -> Option<(u32, Output)> {
+        let next = self.outputs.recv().await?;
+        self.unread.took(&next.1);
+        Some(next)
+    }
+
+    /// The next output, if there is one already.
+    pub(crate) fn ready(&mut self) -> Option<(u32, Output)> {
+        let next = self.outputs.try_recv().ok()?;
+        self.unread.took(&next.1);
+        Some(next)
+    }
+
     /// Notes that a request ended by itself.
     pub(crate) fn ended(&mut self, choice: u32) {
         if let Some(live) = self.live.get_mut(choice as usize) {
@@ -218,13 +247,18 @@ pub(crate) struct Inbox {
 }
 
 /// A worker, the inbox to [`Inbox::serve`] on the engine's thread, and the rest to
-/// [`Outbox::deliver`] as a task.
-pub(crate) fn connect(running: usize, queue: usize) -> (Worker, Inbox, Outbox) {
+/// [`Outbox::deliver`] as a task. `unread` is in bytes of one request's output.
+pub(crate) fn connect(running: usize, queue: usize, unread: usize) -> (Worker, Inbox, Outbox) {
     let (commands, inbox) = channel();
     let (batches, outbox) = unbounded_channel();
     let status = Arc::new(Status::new());
-    let worker =
-        Worker { commands, next_key: 0.into(), status: status.clone(), room: (running, queue) };
+    let worker = Worker {
+        commands,
+        next_key: 0.into(),
+        status: status.clone(),
+        room: (running, queue),
+        unread,
+    };
     let inbox = Inbox { commands: inbox, batches, status: status.clone() };
     (worker, inbox, Outbox::new(outbox, status))
 }
@@ -239,16 +273,13 @@ struct Stepper<E: Executor> {
 }
 
 impl Inbox {
-    /// Runs the engine until it is stopped.
-    pub(crate) fn serve<E: Executor>(self, engine: Engine<E>) {
+    /// Runs the engine until it is stopped, or panics.
+    pub(crate) fn serve<E: Executor>(self, engine: Engine<E>) -> Result<(), Panicked> {
         let (ids, keys) = (HashMap::new(), HashMap::new());
         let mut stepper = Stepper { engine, ids, keys, batch: Batch::default(), stopped: false };
-        // A bug in a kernel must not take the other models along.
         let ended = catch_unwind(AssertUnwindSafe(|| self.run(&mut stepper)));
         self.status.alive.store(false, Ordering::Release);
-        if ended.is_err() {
-            tracing::error!("the engine's thread panicked; its model is gone");
-        }
+        ended.map_err(|_| Panicked)
     }
 
     fn run<E: Executor>(&self, stepper: &mut Stepper<E>) {
@@ -373,16 +404,20 @@ mod tests {
         }
     }
 
-    /// What a request hears from an engine that is broken, and its worker.
-    async fn heard(panics: bool, requests: usize) -> (Vec<String>, Arc<Worker>) {
+    fn broken(panics: bool) -> Engine<Broken> {
         let step = Dims { t: 8, b: 4, s: 64, pairs: 512 };
         let (max_length, chunk, blocks, block_size, vocab) = (16, 8, 16, 4, 50);
         let limits = EngineLimits { step, max_length, chunk, blocks, block_size, vocab };
         let engine = Engine::new(Broken { panics }, limits, EngineOptions::default());
-        let engine = engine.expect("options that agree");
-        let (worker, inbox, outbox) = connect(4, 4);
+        engine.expect("options that agree")
+    }
+
+    /// What a request hears from an engine that is broken, and its worker.
+    async fn heard(panics: bool, requests: usize) -> (Vec<String>, Arc<Worker>) {
+        let engine = broken(panics);
+        let (worker, inbox, outbox) = connect(4, 4, 1 << 20);
         let worker = Arc::new(worker);
-        std::thread::spawn(move || inbox.serve(engine));
+        let thread = std::thread::spawn(move || inbox.serve(engine));
         let metrics = Metrics::new("infernum").expect("buckets").model("m", 4, 16);
         tokio::spawn(outbox.deliver(Arc::new(metrics)));
         let mut heard = Vec::new();
@@ -393,13 +428,16 @@ mod tests {
                 continue;
             };
             loop {
-                match running.outputs.recv().await {
+                match running.next().await {
                     Some((_, Output::Failed(message))) => break heard.push(message.to_string()),
-                    Some((_, Output::Accepted | Output::Started(_))) => {}
+                    Some((_, Output::Accepted | Output::Started(..))) => {}
                     Some(other) => panic!("{other:?}"),
                     None => break heard.push("gone".to_owned()),
                 }
             }
+        }
+        if panics {
+            assert!(thread.join().expect("its panic was caught").is_err(), "it is told");
         }
         (heard, worker)
     }
@@ -420,6 +458,35 @@ mod tests {
         let (said, worker) = heard(true, 2).await;
         assert_eq!(said, ["gone", "gone"]);
         assert!(!worker.status.healthy());
+    }
+
+    /// What a request waits for in the queue is other requests, not its own first step.
+    #[tokio::test]
+    async fn the_time_in_the_queue_ends_where_the_first_step_begins() {
+        let (worker, inbox, outbox) = connect(4, 4, 1 << 20);
+        let worker = Arc::new(worker);
+        let rooms = worker.admit(1).ok().expect("room");
+        let request = Request::new(vec![1, 2], 4);
+        let mut running = worker.submit(vec![request.clone()], rooms).ok().expect("it is there");
+        let Ok(Command::Submit(submission)) = inbox.commands.recv() else { panic!("a submission") };
+        let id = broken(false).submit(request).expect("it is well formed");
+        let began = submission.sink.arrival + Duration::from_millis(30);
+        let batch = Batch {
+            accepted: vec![(id, submission.sink, 2)],
+            events: vec![Event::Started(id, 0), Event::Token(id, 1, None)],
+            times: Some((began, began + Duration::from_secs(5))),
+            ..Batch::default()
+        };
+        assert!(inbox.batches.send(batch).is_ok());
+        drop(inbox);
+        let metrics = Metrics::new("infernum").expect("buckets").model("m", 4, 16);
+        outbox.deliver(Arc::new(metrics)).await;
+        let outputs: Vec<Output> = std::iter::from_fn(|| running.ready()).map(|o| o.1).collect();
+        let [Output::Accepted, Output::Started(0, waited), Output::Token(1, None)] = outputs[..]
+        else {
+            panic!("{outputs:?}");
+        };
+        assert_eq!(waited, Duration::from_millis(30));
     }
 
     #[test]

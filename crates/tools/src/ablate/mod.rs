@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::PathBuf;
 
-use infernum::{Capacity, Loader, Machine, ModelOptions, RunOptions};
+use infernum::{Capacity, Loader, Machine, RunOptions};
 use infernum_codegen::Plan;
 use infernum_codegen::compile::{Compiled, Options, compile};
 use infernum_frontend_hf::{LowerOptions, Model};
@@ -15,23 +15,21 @@ use infernum_ir::Sym;
 use infernum_passes::Pipeline;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::CostTable;
-use infernum_runtime::{PlanExecutor, StepInputs};
+use infernum_runtime::PlanExecutor;
 use serde::Serialize;
 
-use crate::bench::{self, Lengths};
 use crate::report::{self, Outcome};
+use crate::steps::{self, Lengths, after_prompt, median, once};
+use crate::subject::Subject;
 use noise::Difference;
 
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    model: ModelOptions,
+    subject: Subject,
     #[command(flatten)]
     run: RunOptions,
-    /// A config.json to run with random weights, instead of a model.
-    #[arg(long, value_name = "FILE", conflicts_with = "model")]
-    config: Option<PathBuf>,
     /// Tokens of prompt.
     #[arg(long, value_name = "N", default_value_t = 64)]
     prompt: usize,
@@ -122,10 +120,10 @@ pub fn run(args: &Args) -> Outcome {
     if args.prompt == 0 || args.generate == 0 {
         return Err("--prompt and --generate: expected at least 1".into());
     }
-    let model = bench::model(args.config.as_deref(), &args.model)?;
+    let model = args.subject.open()?;
     let machine = Machine::open(args.run.device)?;
-    let (kernels, pipeline) = (args.model.kernels()?, args.model.pipeline(machine.pipeline())?);
-    let (target, costs) = machine.costs(&args.model)?;
+    let (kernels, pipeline) = (args.subject.kernels()?, args.subject.pipeline(machine.pipeline())?);
+    let (target, costs) = machine.costs(&args.subject)?;
     let (model, kernels, costs) = (&model, &kernels, &costs);
     let ablation = Ablation { args, machine, target, model, kernels, costs, pipeline };
     let ablated = ablation.measure_all()?;
@@ -172,7 +170,7 @@ fn print(ablated: &Ablated) -> Outcome {
 
 impl Ablation<'_> {
     fn loader(&self) -> Loader<'_> {
-        Loader::new(self.model, &self.args.model, &self.args.run, &self.machine)
+        Loader::new(self.model, &self.args.subject, &self.args.run, &self.machine)
     }
 
     fn capacity(&self) -> Capacity {
@@ -230,10 +228,7 @@ impl Ablation<'_> {
         bar.finish_and_clear();
         rows.push(none_row);
         Ok(Ablated {
-            model: self.args.config.as_ref().map_or_else(
-                || self.model.files.name().to_owned(),
-                |path| path.display().to_string(),
-            ),
+            model: self.args.subject.name(self.model),
             device: all.executor.describe(),
             prompt: self.args.prompt,
             generate: self.args.generate,
@@ -252,11 +247,11 @@ impl Ablation<'_> {
         pipeline.disabled.extend(without.map(str::to_owned));
         let (loader, capacity) = (self.loader(), self.capacity());
         let (device, templates) = (self.machine.device(), loader.templates());
-        let choices = device.as_ref().map(|d| self.args.run.choices(&d.arch)).unwrap_or_default();
+        let choices = loader.choices()?;
         let options = Options {
             model: self.model,
             lower: LowerOptions {
-                dtype: self.args.model.dtype,
+                dtype: self.args.subject.dtype,
                 max_length: Some(capacity.max_length),
                 rows: Sym::B,
             },
@@ -315,14 +310,14 @@ impl Ablation<'_> {
         let (mut mine, mut other) = (Vec::new(), Vec::new());
         for i in 0..self.args.runs.max(1) {
             if i % 2 == 0 {
-                mine.push(bench::once(&mut *loaded.executor, &lengths)?);
-                other.push(bench::once(&mut *beside.executor, &lengths)?);
+                mine.push(once(&mut *loaded.executor, &lengths)?);
+                other.push(once(&mut *beside.executor, &lengths)?);
             } else {
-                other.push(bench::once(&mut *beside.executor, &lengths)?);
-                mine.push(bench::once(&mut *loaded.executor, &lengths)?);
+                other.push(once(&mut *beside.executor, &lengths)?);
+                mine.push(once(&mut *loaded.executor, &lengths)?);
             }
         }
-        let difference = |speed: fn(&bench::Run) -> f64, noise| {
+        let difference = |speed: fn(&steps::Run) -> f64, noise| {
             let times = |(a, b)| (1.0 / speed(a), 1.0 / speed(b));
             let pairs: Vec<(f64, f64)> = mine.iter().zip(&other).map(times).collect();
             Difference::of(&pairs, noise)
@@ -336,12 +331,8 @@ impl Ablation<'_> {
             plan_differs: loaded.plan != beside.plan,
             prefill: difference(|r| r.prefill_tokens_per_second, noise.prefill),
             decode: difference(|r| r.decode_tokens_per_second, noise.decode),
-            prefill_tokens_per_second: bench::median(
-                mine.iter().map(|r| r.prefill_tokens_per_second),
-            ),
-            decode_tokens_per_second: bench::median(
-                mine.iter().map(|r| r.decode_tokens_per_second),
-            ),
+            prefill_tokens_per_second: median(mine.iter().map(|r| r.prefill_tokens_per_second)),
+            decode_tokens_per_second: median(mine.iter().map(|r| r.decode_tokens_per_second)),
             max_logit_difference: furthest(&loaded.logits, logits),
         })
     }
@@ -351,8 +342,8 @@ impl Ablation<'_> {
             prompt: self.args.prompt,
             generate: self.args.generate,
             batch: 1,
-            chunk: self.args.run.chunk(&self.machine),
-            vocab: bench::vocab(plan),
+            chunk: self.loader().chunk(),
+            vocab: steps::vocab(plan),
         }
     }
 
@@ -363,13 +354,20 @@ impl Ablation<'_> {
         let weights = loader.weights(&plan);
         let mut executor = loader.load_with(plan, &*weights, self.capacity())?;
         let logits = after_prompt(&mut *executor, &lengths)?;
-        bench::once(&mut *executor, &lengths)?;
+        once(&mut *executor, &lengths)?;
         Ok(Loaded { plan: kept, executor, logits })
     }
 }
 
+/// The largest difference of two logits; infinite where one is NaN or missing.
 fn furthest(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max)
+    let difference = |(a, b): (&f32, &f32)| match f64::from((a - b).abs()) {
+        _ if a == b => 0.0, // both may be infinite
+        d if d.is_nan() => f64::INFINITY,
+        d => d,
+    };
+    let least = if a.len() == b.len() { 0.0 } else { f64::INFINITY };
+    a.iter().zip(b).map(difference).fold(least, f64::max)
 }
 
 /// Launches of a decode step of one token, by op.
@@ -384,24 +382,20 @@ fn launches(plan: &Plan) -> BTreeMap<String, usize> {
     ops
 }
 
-/// The logits after the prompt of [`bench::once`].
-fn after_prompt(
-    executor: &mut dyn PlanExecutor,
-    lengths: &Lengths,
-) -> Result<Vec<f32>, Box<dyn Error>> {
-    let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
-    let blocks: Vec<u32> = (0..lengths.prompt.div_ceil(StepInputs::BLOCK_SIZE) as u32).collect();
-    let mut done = 0;
-    loop {
-        let next = (done + lengths.chunk).min(lengths.prompt);
-        let tokens: Vec<u32> = (done..next).map(|i| lengths.token(i)).collect();
-        inputs.clear();
-        inputs.push(&tokens, next, &blocks)?;
-        let ticket = executor.submit(&inputs)?;
-        let output = executor.wait(ticket)?;
-        if next == lengths.prompt {
-            return Ok(output.logits.clone());
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn nan_is_as_far_as_can_be() {
+        let far = f64::INFINITY;
+        let cases: [(&[f32], &[f32], f64); 5] = [
+            (&[1.0, 2.0], &[1.0, 2.5], 0.5),
+            (&[f32::NAN, 2.0], &[1.0, 2.0], far),
+            (&[f32::NAN], &[f32::NAN], far),
+            (&[f32::NEG_INFINITY], &[f32::NEG_INFINITY], 0.0),
+            (&[1.0], &[1.0, 2.0], far),
+        ];
+        for (a, b, expected) in cases {
+            assert_eq!(super::furthest(a, b), expected, "{a:?} {b:?}");
         }
-        done = next;
     }
 }

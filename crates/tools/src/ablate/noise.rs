@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::bench::median;
+use crate::steps::median;
 
 /// How much longer something takes than what it was measured beside, as a fraction: 0.1 is 10 % more.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -1,32 +1,24 @@
 //! A client of an OpenAI server that keeps the time.
 
-use std::error::Error as _;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
-use hyper::{Method, Response, StatusCode, Uri};
-use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper::header::{CONTENT_TYPE, RETRY_AFTER};
+use hyper::{Method, Response, StatusCode};
 
-use super::Error;
+use super::error::Error;
 use super::load::Request;
 use super::record::{Outcome, Record};
 use super::sse::Events;
 use super::wire::{self, Ask, Chunk, Model};
-
-/// The most of an answer that is not a stream.
-const LONGEST_ANSWER: usize = 64 << 20;
+use crate::http::{Http, whole};
+use crate::report::chain;
 
 /// A server, and how it is asked.
 pub(super) struct Client {
-    http: legacy::Client<HttpConnector, Full<Bytes>>,
-    /// Scheme, host and port.
-    base: String,
-    key: Option<String>,
+    pub(super) http: Http,
     pub(super) ask: Ask,
     /// The longest sequence that the model takes, where that is known.
     pub(super) max_length: Option<u32>,
@@ -44,37 +36,24 @@ enum End {
 }
 
 impl Client {
-    /// A client of the server at `url`, whose path is left out of account but for a last `/v1`.
+    /// A client of the server at `url`.
     pub(super) fn new(url: &str, key: Option<String>, ask: Ask) -> Result<Client, Error> {
-        let base = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        let parsed: Result<Uri, _> = base.parse();
-        if !parsed.is_ok_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some()) {
-            return Err(Error::Url { found: url.to_owned() });
-        }
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        let http = legacy::Client::builder(TokioExecutor::new()).build(connector);
-        let timeout = Duration::from_secs(600);
-        Ok(Client { http, base, key, ask, max_length: None, timeout, retries: 0 })
-    }
-
-    /// What a path answers.
-    pub(super) async fn get(&self, path: &str) -> Result<(StatusCode, Bytes), Error> {
-        let response = self.request(Method::GET, path, Bytes::new()).await?;
-        let status = response.status();
-        Ok((status, whole(response).await?))
+        let (http, timeout) = (Http::new(url, key)?, Duration::from_secs(600));
+        Ok(Client { http, ask, max_length: None, timeout, retries: 0 })
     }
 
     /// The model of a name, or the first that the server lists.
     pub(super) async fn model(&self, name: Option<&str>) -> Result<Model, Error> {
-        let (status, body) = self.get("/v1/models").await?;
+        let (status, body) = self.http.get("/v1/models").await?;
         let models = if status.is_success() { wire::models(&body) } else { Vec::new() };
         let named = |m: &Model| name.is_none_or(|name| m.id == name);
         match (models.into_iter().find(named), name) {
             (Some(model), _) => Ok(model),
             // It need not be listed.
             (None, Some(name)) => Ok(Model { id: name.to_owned(), max_model_len: None }),
-            (None, None) => Err(Error::NoModel { url: self.base.clone(), status: status.as_u16() }),
+            (None, None) => {
+                Err(Error::NoModel { url: self.http.base().to_owned(), status: status.as_u16() })
+            }
         }
     }
 
@@ -114,7 +93,7 @@ impl Client {
         request: &Request,
         record: &mut Record,
     ) -> Result<End, Error> {
-        let response = self.request(Method::POST, self.ask.endpoint.path(), body).await?;
+        let response = self.http.request(Method::POST, self.ask.endpoint.path(), body).await?;
         let status = response.status();
         record.status = Some(status.as_u16());
         if !status.is_success() {
@@ -128,23 +107,6 @@ impl Client {
         Chunk::parse(&answer)?.record(record)?;
         record.at_once();
         Ok(End::Done)
-    }
-
-    async fn request(
-        &self,
-        method: Method,
-        path: &str,
-        body: Bytes,
-    ) -> Result<Response<Incoming>, Error> {
-        let mut request = hyper::Request::builder().method(method).uri(self.base.clone() + path);
-        if !body.is_empty() {
-            request = request.header(CONTENT_TYPE, "application/json");
-        }
-        if let Some(key) = &self.key {
-            request = request.header(AUTHORIZATION, format!("Bearer {key}"));
-        }
-        let request = request.body(Full::new(body)).map_err(Error::Request)?;
-        self.http.request(request).await.map_err(Error::Connect)
     }
 }
 
@@ -187,20 +149,4 @@ async fn refused(response: Response<Incoming>, record: &mut Record) -> Result<En
         return Ok(End::Refused { after: after.map(|s| Duration::from_secs(s.min(60))) });
     }
     Err(Error::Status { message })
-}
-
-async fn whole(response: Response<Incoming>) -> Result<Bytes, Error> {
-    let body = Limited::new(response.into_body(), LONGEST_ANSWER);
-    Ok(body.collect().await.map_err(Error::Body)?.to_bytes())
-}
-
-/// An error and its causes, on one line.
-fn chain(e: &Error) -> String {
-    let mut text = e.to_string();
-    let mut cause = e.source();
-    while let Some(e) = cause {
-        text = format!("{text}: {e}");
-        cause = e.source();
-    }
-    text
 }

@@ -5,17 +5,67 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
+use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-use super::Error;
+use super::args::AskArgs;
 use super::client::Client;
-use super::load::{Load, Pace};
+use super::error::Error;
+use super::load::{Load, Pace, Request};
 use super::metrics::Metrics;
 use super::record::Record;
 use super::summary::Run;
+use super::wire::{Ask, Endpoint, PromptKind};
+use crate::report as terminal;
+
+/// Drives a server with a load, showing how far it is.
+pub(super) fn drive_one(runtime: &Runtime, client: &Arc<Client>, load: &Load) -> Run {
+    let bar = terminal::steps_bar("requests", u64::from(load.requests));
+    let run = runtime.block_on(measure(client, load, &bar));
+    bar.finish_and_clear();
+    run
+}
+
+/// A client of the server, and how it takes prompts.
+pub(super) async fn connect(
+    args: &AskArgs,
+    url: &str,
+    loads: &[Load],
+) -> Result<Arc<Client>, Error> {
+    let chat = args.endpoint == Endpoint::Chat;
+    if chat && args.prompt == Some(PromptKind::Ids) {
+        let (name, expected) = ("--prompt", "text, for chat".to_owned());
+        return Err(Error::Load { name, expected, found: "ids".to_owned() });
+    }
+    let ask = Ask {
+        model: args.model.clone().unwrap_or_default(),
+        endpoint: args.endpoint,
+        prompt: args.prompt.unwrap_or(if chat { PromptKind::Text } else { PromptKind::Ids }),
+        vocab: args.vocab,
+        stream: !args.no_stream,
+        ignore_eos: !args.stop_at_eos,
+        temperature: args.temperature,
+    };
+    let mut client = Client::new(url, args.api_key.clone(), ask)?;
+    client.timeout = Duration::from_secs_f64(args.timeout);
+    client.retries = args.retry;
+    let model = client.model(args.model.as_deref()).await?;
+    (client.ask.model, client.max_length) = (model.id, model.max_model_len);
+    let too_long = |l: &&Load| client.max_length.is_some_and(|limit| l.longest() > limit);
+    if let Some((load, limit)) = loads.iter().find(too_long).zip(client.max_length) {
+        return Err(Error::TooLong { load: load.name(), needed: load.longest(), limit });
+    }
+    let mut told = probe(&client).await;
+    let refused = matches!(told, Err(Error::Probe { status: Some(400 | 422), .. }));
+    if refused && args.prompt.is_none() && !chat {
+        client.ask.prompt = PromptKind::Text;
+        told = probe(&client).await;
+    }
+    told.map(|()| Arc::new(client))
+}
 
 /// Warms the server up, drives it, and sums up how it did.
-pub(super) async fn measure(client: &Arc<Client>, load: &Load, bar: &ProgressBar) -> Run {
+async fn measure(client: &Arc<Client>, load: &Load, bar: &ProgressBar) -> Run {
     if load.warmup > 0 {
         drive(client, &load.warm_up(), &ProgressBar::hidden()).await;
     }
@@ -80,7 +130,7 @@ async fn one(
 
 /// The server's own figures, where it has any.
 async fn metrics(client: &Client) -> Option<Metrics> {
-    let (status, body) = client.get("/metrics").await.ok()?;
+    let (status, body) = client.http.get("/metrics").await.ok()?;
     status.is_success().then(|| Metrics::parse(&String::from_utf8_lossy(&body)))
 }
 
@@ -97,14 +147,9 @@ async fn settled(client: &Client) -> Option<Metrics> {
 }
 
 /// One request of a token, to find out whether the server answers at all; not measured.
-pub(super) async fn probe(client: &Client) -> Result<(), Error> {
-    let request = super::load::Request {
-        shared: Vec::new(),
-        own: vec![1],
-        output: 1,
-        hang_up: None,
-        priority: None,
-    };
+async fn probe(client: &Client) -> Result<(), Error> {
+    let request =
+        Request { shared: Vec::new(), own: vec![1], output: 1, hang_up: None, priority: None };
     let record = client.send(&request, Record::new(0, 1, Instant::now(), None)).await;
     match record.error {
         None => Ok(()),

@@ -4,11 +4,11 @@ use std::error::Error;
 
 use serde::Serialize;
 
+use super::configuration::{Configuration, Failure};
 use super::load::{Load, Pace};
 use super::plots::{self, Bars, Curve, Samples};
 use super::report::{COLUMNS, Report, Row, Section, cell, lengths, notes};
 use super::summary::Figures;
-use super::sweep::{Configuration, Failure};
 use super::wire::Ask;
 use crate::page;
 

@@ -5,10 +5,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use infernum_ir::random::{self, Rng};
 use serde::{Deserialize, Serialize};
 
-use super::Error;
-use super::rng::Rng;
+use super::error::Error;
 
 /// Bounds on what may be asked for: no server takes longer prompts, no machine holds more clients.
 const LONGEST: u32 = 1 << 22;
@@ -164,7 +164,7 @@ impl LoadArgs {
             }
             Ok(scaled as u32)
         };
-        let span = |name, Span { least, most }| {
+        let span = |name, Span { least, most }| -> Result<Span, Error> {
             Ok(Span { least: scaled(name, least)?.max(1), most: scaled(name, most)?.max(1) })
         };
         let (shared, input, output) = workload.lengths();
@@ -237,30 +237,30 @@ impl Load {
     /// The request of an index, with tokens below `vocab`.
     pub(super) fn request(&self, index: u32, vocab: u32) -> Request {
         // All seeds of a load, warm-up too, share one system prompt.
-        let mut common = Rng::new(&[0, u64::from(self.shared)]);
-        let mut rng = Rng::new(&[1, self.seed, u64::from(index)]);
-        let tokens = |rng: &mut Rng, n: u32| (0..n).map(|_| rng.below(vocab)).collect();
+        let mut common = random::named("shared", self.shared.into());
+        let mut rng = random::named(&format!("request {index}"), self.seed);
+        let tokens = |rng: &mut Rng, n: u32| (0..n).map(|_| rng.u32(..vocab.max(1))).collect();
         let (input, output) = (self.input.draw(&mut rng), self.output.draw(&mut rng));
-        let hangs_up = rng.unit() < self.disconnect;
-        let hang_up = rng.below(output);
+        let hangs_up = rng.f64() < self.disconnect;
+        let hang_up = rng.u32(..output);
         Request {
             shared: tokens(&mut common, self.shared),
             own: tokens(&mut rng, input),
             output,
             hang_up: hangs_up.then_some(hang_up),
-            priority: (self.priorities > 0).then(|| rng.below(self.priorities)),
+            priority: (self.priorities > 0).then(|| rng.u32(..self.priorities)),
         }
     }
 
     /// When each request is sent, from the start; all at once where clients wait for their answers.
     pub(super) fn arrivals(&self) -> impl Iterator<Item = Duration> + use<> {
-        let mut rng = Rng::new(&[2, self.seed]);
+        let mut rng = random::named("arrivals", self.seed);
         let pace = self.pace;
         let mut at = 0.0;
         (0..self.requests).map(move |_| match pace {
             Pace::Concurrency(_) => Duration::ZERO,
             Pace::Rate(rate) => {
-                at -= (1.0 - rng.unit()).ln() / rate;
+                at -= (1.0 - rng.f64()).ln() / rate;
                 Duration::from_secs_f64(at)
             }
         })
@@ -269,7 +269,7 @@ impl Load {
 
 impl Span {
     fn draw(self, rng: &mut Rng) -> u32 {
-        self.least + rng.below(self.most - self.least + 1)
+        rng.u32(self.least..=self.most)
     }
 }
 

@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use super::configuration::{Configuration, Failure};
 use super::load::Load;
 use super::record::{Outcome, Record};
 use super::stats::{Spread, Summary};
 use super::summary::{Figures, Run};
-use super::sweep::{Configuration, Failure};
 use super::wire::Ask;
 use crate::report as terminal;
 

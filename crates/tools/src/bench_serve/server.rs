@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 
-use super::client::Client;
-use super::wire::{Ask, Endpoint, PromptKind};
+use crate::http::Http;
+use crate::process::peak_memory;
 
 /// How long a server may take to load its model.
 const START: Duration = Duration::from_secs(600);
@@ -47,22 +47,13 @@ impl Server {
     }
 
     fn wait_until_healthy(&mut self, runtime: &Runtime) -> Result<(), String> {
-        let ask = Ask {
-            model: String::new(),
-            endpoint: Endpoint::Completions,
-            prompt: PromptKind::Ids,
-            vocab: 1,
-            stream: false,
-            ignore_eos: false,
-            temperature: 0.0,
-        };
-        let client = Client::new(&self.url, None, ask).map_err(|e| e.to_string())?;
+        let http = Http::new(&self.url, None).map_err(|e| e.to_string())?;
         let start = Instant::now();
         while start.elapsed() < START {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(format!("it ended ({status}): {}", self.told()));
             }
-            let health = runtime.block_on(client.get("/health"));
+            let health = runtime.block_on(http.get("/health"));
             if health.is_ok_and(|(status, _)| status.is_success()) {
                 return Ok(());
             }
@@ -83,7 +74,7 @@ impl Server {
 
     /// The most memory it has held, where the system tells.
     pub(super) fn peak_memory(&self) -> Option<u64> {
-        crate::bench::peak_memory(self.child.id())
+        peak_memory(self.child.id())
     }
 
     /// Asks it to end, and waits; an error says how it did not end well.

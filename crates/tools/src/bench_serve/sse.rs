@@ -1,6 +1,6 @@
 //! Server-sent events, as the WHATWG specification frames them, from bytes cut anywhere.
 
-use super::Error;
+use super::error::Error;
 
 /// Longest event that is taken; a server's events are a few hundred bytes.
 const LONGEST: usize = 16 << 20;

@@ -3,15 +3,17 @@
 use std::error::Error;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tokio::runtime::Runtime;
 
+use super::args::Args;
+use super::configuration::{Configuration, Failure};
+use super::drive::{connect, drive_one};
 use super::load::{Load, LoadArgs};
 use super::report::Report;
 use super::server::Server;
 use super::summary::Run;
 use super::wire::Ask;
-use super::{Args, connect, drive_one};
 use crate::report as terminal;
 
 /// Servers to hold against each other.
@@ -27,26 +29,6 @@ struct Sweep {
     /// Loads; the command line's when there are none.
     #[serde(default)]
     load: Vec<LoadArgs>,
-}
-
-/// A server and its switches.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Configuration {
-    pub(super) name: String,
-    /// Flags of its `infernum serve`.
-    #[serde(default)]
-    serve: Vec<String>,
-    /// Another program, with `{port}` where its port is to stand.
-    #[serde(default)]
-    command: Vec<String>,
-}
-
-/// A configuration that could not be driven, or did not end well.
-#[derive(Debug, Serialize)]
-pub(super) struct Failure {
-    pub(super) configuration: String,
-    pub(super) reason: String,
 }
 
 /// What each way to batch, to keep the KV cache and to schedule is called, and its flags.
@@ -79,23 +61,6 @@ impl Sweep {
         };
         let configuration = MATRIX.map(configuration).to_vec();
         Sweep { serve: Vec::new(), repeats: None, configuration, load: Vec::new() }
-    }
-}
-
-impl Configuration {
-    /// What sets it apart.
-    pub(super) fn flags(&self) -> String {
-        [&self.command[..], &self.serve].concat().join(" ")
-    }
-
-    /// The command that starts it, with flags that all have in common.
-    fn command(&self, program: &Path, common: &[&[String]]) -> Vec<String> {
-        if !self.command.is_empty() {
-            return self.command.clone();
-        }
-        let first =
-            [program.display().to_string(), "serve".into(), "--port".into(), "{port}".into()];
-        [&first[..], &common.concat(), &self.serve].concat()
     }
 }
 

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use hyper::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::Error;
+use super::error::Error;
 use super::load::Request;
 use super::record::Record;
 

@@ -35,6 +35,8 @@ const COLOURS: Theme = Theme {
 const VERDICT: usize = 10;
 /// Spaces before what belongs to a line above.
 const INDENT: usize = VERDICT + 4;
+/// Differences of microseconds below this are shown as none: they would print as 0.00.
+const AS_LONG: f64 = 0.005;
 /// Bindings are wrapped before this column.
 const WIDTH: usize = 100;
 
@@ -122,6 +124,7 @@ impl Printer<'_, '_> {
         self.head(self.theme.kept, "fired", &r.rule)?;
         writeln!(self.f, " at %{}", r.site.value)?;
         self.replaced(r)?;
+        self.no_kernel(r)?;
         self.bindings(r)
     }
 
@@ -136,14 +139,30 @@ impl Printer<'_, '_> {
         let Outcome::Dropped { by_us, instead } = &r.outcome else { return Ok(()) };
         self.head(self.theme.lost, "lost", &r.rule)?;
         write!(self.f, " at %{}", r.site.value)?;
-        if let Some(us) = by_us {
-            write!(self.f, ": a call of {} would take {us:.2} us more", r.site.graph)?;
+        match by_us {
+            Some(us) if *us < AS_LONG => {
+                write!(
+                    self.f,
+                    ": a call of {} would take as long; what was there stays",
+                    r.site.graph
+                )?;
+            }
+            Some(us) => write!(self.f, ": a call of {} would take {us:.2} us more", r.site.graph)?,
+            None => {}
         }
         if let Some(op) = instead {
             write!(self.f, "; {op} computes it")?;
         }
         writeln!(self.f)?;
-        self.replaced(r)
+        self.replaced(r)?;
+        self.no_kernel(r)
+    }
+
+    /// Why what a rule made cost what its body costs.
+    fn no_kernel(&mut self, r: &Fired) -> fmt::Result {
+        r.no_kernel
+            .iter()
+            .try_for_each(|why| writeln!(self.f, "{:INDENT$}{why}: its body was priced", ""))
     }
 
     /// What a rule replaced, a call a line, and by what.

@@ -202,9 +202,12 @@ fn parts<'a>(operand: Option<&Operand<'a>>) -> Vec<&'a [u8]> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::compare;
+    use super::super::{Comparison, compare};
     use super::*;
     use crate::cpu::simd;
+
+    /// The error that sums in f32 are allowed.
+    const ALLOWED: f64 = 1e-5;
 
     /// A mistake in a kernel.
     #[derive(Clone, Copy)]
@@ -216,9 +219,11 @@ mod tests {
         Input,
         Weight,
         Cache,
+        /// One product among many is off by a ten-thousandth.
+        Element,
     }
 
-    /// Writes zeros, and makes the mistake.
+    /// Writes zeros (or products), and makes the mistake.
     struct Wrong(Mistake);
 
     impl Kernel for Wrong {
@@ -234,6 +239,17 @@ mod tests {
                 return Ok(());
             }
             let out = args.results[0].take().ok_or("no result")?.bytes;
+            if let Mistake::Element = self.0 {
+                let [a, b]: [&[f32]; 2] =
+                    [0, 1].map(|i| bytemuck::cast_slice(parts(args.operands[i].as_ref())[0]));
+                let out: &mut [f32] = bytemuck::cast_slice_mut(out);
+                out.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (a, b))| *y = a * b);
+                // Where there are many, so that one does not show over the whole.
+                if out.len() > 600 {
+                    out[5] += 1e-4;
+                }
+                return Ok(());
+            }
             let operand = parts(args.operands[1].as_ref())[0];
             let (end, last) = (out.len() as isize, out.len() - 4);
             out[..last].fill(0);
@@ -242,7 +258,7 @@ mod tests {
                 Mistake::Before => simd::poke(out, -1, 0),
                 Mistake::Past => simd::poke(out, end, 0),
                 Mistake::Input | Mistake::Weight => simd::poke(operand, 5, !operand[5]),
-                Mistake::None | Mistake::Cache => {}
+                Mistake::None | Mistake::Cache | Mistake::Element => {}
             }
             out[last..].fill(0);
             Ok(())
@@ -250,7 +266,7 @@ mod tests {
     }
 
     /// What the check says where the first kernel of `op` makes a mistake.
-    fn found(op: &str, mistake: Mistake) -> Result<f64, String> {
+    fn found(op: &str, mistake: Mistake) -> Result<Comparison, String> {
         let module = "module m
 graph g {
   %ids = step tokens : u32[T]
@@ -266,11 +282,12 @@ graph g {
 }
 schedule g 0..1\n";
         let module = infernum_ir::text::parse(module, "test").unwrap_or_else(|e| panic!("{e}"));
-        compare(&module, 1, &|launch, kernel| {
+        let wrap = |launch: &Launch, kernel: Box<dyn Kernel>| -> Box<dyn Kernel> {
             let wrong = launch.op == op;
             let kernel: Box<dyn Kernel> = if wrong { Box::new(Wrong(mistake)) } else { kernel };
             Box::new(Guarded::new(launch, kernel))
-        })
+        };
+        compare(&module, &module, 1, &wrap, ALLOWED)
     }
 
     #[test]
@@ -291,10 +308,20 @@ schedule g 0..1\n";
     #[test]
     fn wrong_numbers_are_left_to_the_comparison() {
         for op in ["mul", "linear"] {
-            let error = found(op, Mistake::None).unwrap_or_else(|e| panic!("{op}: {e}"));
-            assert!(error > 0.1, "{op}: {error}");
+            let compared = found(op, Mistake::None).unwrap_or_else(|e| panic!("{op}: {e}"));
+            assert!(compared.error > 0.1, "{op}: {compared:?}");
+            assert!(!compared.is_within(ALLOWED), "{op}: {compared:?}");
         }
         let right = found("", Mistake::None).unwrap_or_else(|e| panic!("{e}"));
-        assert!(right < 1e-6, "{right}");
+        assert!(right.is_within(ALLOWED) && right.elements > 0, "{right:?}");
+    }
+
+    /// Over the whole of a result, what is wrong with one element does not show.
+    #[test]
+    fn one_wrong_element_of_a_kernel_is_caught() {
+        let one = found("mul", Mistake::Element).unwrap_or_else(|e| panic!("{e}"));
+        assert!(one.error < ALLOWED, "{one:?}");
+        assert!(!one.is_within(ALLOWED), "{one:?}");
+        assert_eq!(one.worst.map(|w| (w.result, w.index)), Some(("%z".to_owned(), 5)));
     }
 }

@@ -2,71 +2,95 @@
 
 mod guards;
 
-use infernum_codegen::{TargetKind, plan_buckets};
+use infernum_codegen::{TargetKind, expand, plan_buckets};
 use infernum_ir::{DType, Module, Op, OpSet};
+use infernum_passes::data::Kernels;
 
 use self::guards::Guarded;
-use super::cases::{CASES, Case, HEADS, RAGGED, Sizes};
-use super::{KernelVerdict, Trial, allowed};
+use super::cases::{CASES, HEADS, RAGGED, Sizes, Tried, is_written, made};
+use super::{Comparison, KernelVerdict, Trial, allowed};
 use crate::cpu::{CpuExecutor, CpuOptions, WrapKernel, has_kernel};
 
 const BLOCK: usize = 4;
 
-/// Runs every kernel of a fused op in `ops` that there are cases for, in every element type, over
-/// ragged batches on scattered blocks, dead memory filled with NaN. A kernel that writes beside its
-/// results, to an operand or to another sequence's cache, or leaves an element unwritten, fails.
-pub fn check(ops: &OpSet, seed: u64) -> Vec<KernelVerdict> {
+const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+
+/// Runs every kernel of a fused op in `kernels`, and the `map` of each op that runs as one, in every
+/// element type, over ragged batches on scattered blocks, dead memory filled with NaN. A kernel that
+/// writes beside its results, to an operand or to another sequence's cache, or leaves an element
+/// unwritten, fails. Only ops whose names contain `only` are tried.
+pub fn check(kernels: &Kernels, seed: u64, only: &str) -> Vec<KernelVerdict> {
     let mut verdicts = Vec::new();
-    for op in ops.fused().filter(|op| has_kernel(op.name)) {
+    let has_code = |op: &Op| has_kernel(op.name) || op.is_map();
+    let named = |op: &Op| op.name.contains(only);
+    for op in kernels.ops.fused().filter(has_code).filter(named) {
         for case in CASES.iter().filter(|case| case.op() == op.name) {
             for sizes in HEADS.map(Sizes::heads) {
-                for dtype in [DType::F32, DType::Bf16, DType::F16] {
-                    verdicts.push(verdict(op, ops, case, sizes, dtype, seed));
+                for dtype in FLOATS {
+                    let tried = Ok(Tried::Written(case, sizes));
+                    verdicts.push(verdict(op, &kernels.ops, tried, dtype, seed));
                 }
             }
+        }
+        for dtype in FLOATS.into_iter().filter(|_| !is_written(op)) {
+            let calls = match made(kernels, op, dtype, seed) {
+                Ok(calls) => calls.into_iter().map(Ok).collect(),
+                Err(problem) => vec![Err(problem)],
+            };
+            let calls = calls.into_iter();
+            verdicts.extend(calls.map(|call| verdict(op, &kernels.ops, call, dtype, seed)));
         }
     }
     verdicts
 }
 
-/// Fused ops with a kernel that [`check`] has no case for.
-pub fn unchecked(ops: &OpSet) -> Vec<&'static str> {
-    let has_case = |op: &Op| CASES.iter().any(|c| c.op() == op.name);
-    ops.fused().filter(|op| has_kernel(op.name) && !has_case(op)).map(|op| op.name).collect()
+/// Fused ops with a kernel that [`check`] has no calls for.
+pub fn unchecked(kernels: &Kernels) -> Vec<&'static str> {
+    let has_call = |op: &Op| {
+        CASES.iter().any(|c| c.op() == op.name)
+            || (!is_written(*op) && made(kernels, *op, DType::F32, 1).is_ok())
+    };
+    let with_kernel = kernels.ops.fused().filter(|op| has_kernel(op.name));
+    with_kernel.filter(|op| !has_call(op)).map(|op| op.name).collect()
 }
 
 fn verdict(
     op: Op,
     ops: &OpSet,
-    case: &Case,
-    sizes: Sizes,
+    tried: Result<Tried, String>,
     dtype: DType,
     seed: u64,
 ) -> KernelVerdict {
-    let mut verdict = KernelVerdict {
+    let allowed = allowed(op.tolerance, dtype);
+    let guarded: &WrapKernel<'_> = &|launch, kernel| Box::new(Guarded::new(launch, kernel));
+    let case = tried.as_ref().map_or_else(|_| String::new(), ToString::to_string);
+    // An op without a kernel of its own runs as what it stands for.
+    let module = tried.and_then(|tried| tried.module(dtype, ops));
+    let module = module.and_then(|meant| {
+        let run = expand(&meant, &|op: Op| has_kernel(op.name)).map_err(|e| e.to_string())?;
+        Ok((meant, run))
+    });
+    KernelVerdict {
         op: op.name.to_owned(),
         variant: None,
         dtype,
-        case: format!("{} {sizes}", case.attributes()),
-        error: 0.0,
-        allowed: allowed(op.tolerance, dtype),
-        problem: None,
-    };
-    let run = case
-        .module(sizes, dtype, ops)
-        .and_then(|m| compare(&m, seed, &|launch, kernel| Box::new(Guarded::new(launch, kernel))));
-    match run {
-        Ok(error) => verdict.error = error,
-        Err(problem) => verdict.problem = Some(problem),
+        case,
+        allowed,
+        outcome: module.and_then(|(meant, run)| compare(&meant, &run, seed, guarded, allowed)),
     }
-    verdict
 }
 
-/// The worst error of a module's plan against its interpretation.
-fn compare(module: &Module, seed: u64, wrap: &WrapKernel<'_>) -> Result<f64, String> {
+/// The plan of what is run against the interpretation of what is meant.
+fn compare(
+    meant: &Module,
+    run: &Module,
+    seed: u64,
+    wrap: &WrapKernel<'_>,
+    allowed: f64,
+) -> Result<Comparison, String> {
     let batch = &RAGGED;
-    let trial = Trial::new(module, seed, batch, BLOCK)?;
-    let buckets: Vec<_> = batch.buckets.iter().map(|b| (*b, module.clone())).collect();
+    let trial = Trial::new(meant, seed, batch, BLOCK)?;
+    let buckets: Vec<_> = batch.buckets.iter().map(|b| (*b, run.clone())).collect();
     let plan = plan_buckets(&buckets, TargetKind::Cpu, batch.limits).map_err(|e| e.to_string())?;
     let options = CpuOptions {
         kv_blocks: batch.blocks(BLOCK),
@@ -76,5 +100,5 @@ fn compare(module: &Module, seed: u64, wrap: &WrapKernel<'_>) -> Result<f64, Str
         profile: false,
     };
     let executor = CpuExecutor::with_kernels(plan, &trial.weights, options, wrap);
-    trial.worst(&mut executor.map_err(|e| e.to_string())?)
+    trial.compare(&mut executor.map_err(|e| e.to_string())?, allowed)
 }

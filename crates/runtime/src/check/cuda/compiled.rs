@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 
 use infernum_codegen::Kernel;
-use infernum_codegen::cuda::{Compiler, Device, Library};
-use infernum_ir::OpSet;
+use infernum_codegen::cuda::{CheckSizes, Compiler, Device, Library};
+use infernum_passes::data::Kernels;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::{PRODUCTS, kernels};
+use super::kernels;
 
 /// What became of one kernel.
 #[derive(Clone, Debug, Serialize)]
@@ -17,6 +17,8 @@ pub struct CompiledKernel {
     pub template: String,
     /// The variant of it.
     pub variant: String,
+    /// Whether it is a fast variant of a product or of attention: what decoding spends its time in.
+    pub is_hot: bool,
     /// The architecture.
     pub arch: String,
     /// Registers of a thread.
@@ -32,30 +34,25 @@ pub struct CompiledKernel {
 impl CompiledKernel {
     /// Whether it compiles, and does not spill where every microsecond counts.
     pub fn passed(&self) -> bool {
-        self.problem.is_none() && !(self.is_hot() && self.spills > 0)
-    }
-
-    /// Fast variants of products and attention: what decoding spends its time in.
-    fn is_hot(&self) -> bool {
-        let hot = PRODUCTS.contains(&self.template.as_str()) || self.template == "paged_attention";
-        hot && self.variant != "plain"
+        self.problem.is_none() && !(self.is_hot && self.spills > 0)
     }
 }
 
 /// Compiles every variant that is admitted for `device` at some size that [`check`](super::check) tries:
-/// in every type and size if `all`, otherwise once.
+/// in every type and size if `all`, otherwise once. Only ops whose names contain `only` are compiled.
 pub fn compile(
-    ops: &OpSet,
+    data: &Kernels,
     library: &Library,
     device: &Device,
     compiler: &Compiler,
-    all: bool,
+    (all, only): (bool, &str),
 ) -> Vec<CompiledKernel> {
     let mut problems = Vec::new();
-    let mut kernels = kernels(ops, library, device, &mut |op, problem| {
+    let mut kernels = kernels(data, library, device, only, &mut |op, problem| {
         problems.push(CompiledKernel {
             template: op.to_owned(),
             variant: String::new(),
+            is_hot: false,
             arch: device.arch.clone(),
             registers: 0,
             spills: 0,
@@ -63,6 +60,10 @@ pub fn compile(
             problem: Some(problem),
         });
     });
+    let is_hot = |template: &str| {
+        let sizes = library.template(template).map(|t| t.check_sizes);
+        matches!(sizes, Ok(CheckSizes::Products | CheckSizes::Heads))
+    };
     let mut seen = HashSet::new();
     kernels.retain(|k| all || seen.insert((k.template.clone(), k.variant.clone())));
     let one = |kernel: &Kernel| {
@@ -74,6 +75,7 @@ pub fn compile(
         CompiledKernel {
             template: kernel.template.clone(),
             variant: kernel.variant.clone(),
+            is_hot: is_hot(&kernel.template) && kernel.variant != "plain",
             arch: device.arch.clone(),
             registers: number(&log, " registers"),
             spills: number(&log, " bytes spill stores"),

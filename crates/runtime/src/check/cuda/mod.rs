@@ -9,18 +9,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use infernum_codegen::cuda::{
-    Cache, Choices, Compiler, Cubin, CudaError, Device, Library, admitted, attach,
+    Cache, CheckSizes, Choices, Compiler, Cubin, CudaError, Device, Library, admitted, attach,
 };
 use infernum_codegen::{Kernel, Plan, TargetKind, plan_buckets};
 use infernum_ir::{DType, Module, Op, OpSet};
+use infernum_passes::data::Kernels;
 use rayon::prelude::*;
 
 use self::guards::Guards;
 use super::cases::{
     CASES, Case, DECODES, FEW, HEADS, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE, SIXTEEN,
-    Sizes,
+    Sizes, Tried, is_written, made,
 };
-use super::{Batch, KernelVerdict, Trial, allowed};
+use super::{Batch, Comparison, KernelVerdict, Trial, allowed};
 use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
 use crate::exec::StepInputs;
 
@@ -29,19 +30,6 @@ pub use self::compiled::{CompiledKernel, compile};
 const BLOCK: usize = StepInputs::BLOCK_SIZE;
 
 const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
-
-/// Ops whose products have kernels for few tokens.
-const PRODUCTS: [&str; 9] = [
-    "linear",
-    "linear_add",
-    "linear_geglu",
-    "linear_swiglu",
-    "norm_linear",
-    "norm_linear_geglu",
-    "norm_linear_swiglu",
-    "gather_norm_linear",
-    "norm_qkv_rope_kv_write",
-];
 
 /// Products by what admits their variants.
 struct Shape {
@@ -109,12 +97,11 @@ const ROWS: [usize; 3] = [1024, 4096, 9216];
 const ATTENTION: [[usize; 4]; 5] =
     [[8, 2, 64, 64], [16, 1, 128, 128], [6, 2, 80, 48], [4, 2, 256, 256], [20, 2, 128, 64]];
 
-/// What is tried: a call at some sizes, in some steps.
-#[derive(Clone, Copy)]
+/// What is tried: a call, in some steps.
+#[derive(Clone)]
 struct Setup {
     op: Op,
-    case: &'static Case,
-    sizes: Sizes,
+    call: Tried,
     dtype: DType,
     batch: &'static Batch,
     /// The variants that are tried; all that are admitted where none is named.
@@ -126,26 +113,58 @@ struct Called {
     op: Op,
     case: &'static Case,
     index: usize,
-    of: usize,
+    calls: usize,
+    /// As its template says.
+    sizes: CheckSizes,
 }
 
-/// Everything that is tried.
-fn setups(ops: &OpSet, library: &Library) -> Vec<Setup> {
+/// Everything that is tried, of ops whose names contain `only`.
+fn setups(
+    kernels: &Kernels,
+    library: &Library,
+    only: &str,
+    problem: &mut dyn FnMut(&str, String),
+) -> Vec<Setup> {
+    let mut all = written(&kernels.ops, library);
+    all.retain(|s| s.op.name.contains(only));
+    let has_template = |op: &Op| op.cuda.is_some_and(|t| library.template(t).is_ok());
+    let others = kernels.ops.fused().filter(|op| op.name.contains(only) && !is_written(*op));
+    for op in others.filter(has_template) {
+        for dtype in FLOATS {
+            match made(kernels, op, dtype, 1) {
+                // Kernels are chosen by the most tokens that a step may have.
+                Ok(calls) => all.extend(calls.into_iter().flat_map(|call| {
+                    [&RAGGED, &SINGLE, &FEW, &SIXTEEN, &DECODES].map(|batch| Setup {
+                        op,
+                        call: call.clone(),
+                        dtype,
+                        batch,
+                        variants: &[],
+                    })
+                })),
+                Err(why) => {
+                    problem(op.name, why);
+                    break;
+                }
+            }
+        }
+    }
+    all
+}
+
+/// What is tried of ops that calls are written of.
+fn written(ops: &OpSet, library: &Library) -> Vec<Setup> {
     let cases = || CASES.iter().chain(ON_GPUS).chain(PRIMITIVES);
     let mut all = Vec::new();
     for case in cases() {
         let Ok(op) = ops.find(case.op()) else { continue };
         // A fused op may have a kernel on the CPU only.
-        if op.cuda.is_none_or(|template| library.template(template).is_err()) {
-            continue;
-        }
+        let Some(Ok(template)) = op.cuda.map(|t| library.template(t)) else { continue };
         let calls: Vec<_> = cases().filter(|c| c.op() == op.name).collect();
         let index = calls.iter().position(|c| std::ptr::eq(*c, case)).unwrap_or(0);
-        let called = Called { op, case, index, of: calls.len() };
+        let sizes = template.check_sizes;
+        let called = Called { op, case, index, calls: calls.len(), sizes };
         called.small(&mut all);
-        if PRODUCTS.contains(&op.name) {
-            called.products(&mut all);
-        }
         called.large(&mut all);
     }
     all
@@ -153,7 +172,8 @@ fn setups(ops: &OpSet, library: &Library) -> Vec<Setup> {
 
 impl Called {
     fn setup(&self, sizes: Sizes, dtype: DType, batch: &'static Batch) -> Setup {
-        Setup { op: self.op, case: self.case, sizes, dtype, batch, variants: &[] }
+        let call = Tried::Written(self.case, sizes);
+        Setup { op: self.op, call, dtype, batch, variants: &[] }
     }
 
     /// Small and odd sizes.
@@ -164,7 +184,7 @@ impl Called {
             if i == 0 || i == HEADS.len() - 1 {
                 // Fast products are tried in f16 at the size of a model.
                 let few: &[&str] = &["plain", "library"];
-                let variants = if PRODUCTS.contains(&self.op.name) { few } else { &[] };
+                let variants = if self.sizes == CheckSizes::Products { few } else { &[] };
                 all.push(Setup { variants, ..self.setup(sizes, DType::F16, &RAGGED) });
             }
         }
@@ -180,44 +200,47 @@ impl Called {
                 if self.index == 0 {
                     all.push(setup(DType::Bf16));
                 }
-                if i == 0 && (self.index > 0 || self.of == 1) {
+                if i == 0 && (self.index > 0 || self.calls == 1) {
                     all.push(setup(DType::F16));
                 }
             }
         }
     }
 
-    /// What admits variants of other ops.
+    /// What admits its variants.
     fn large(&self, all: &mut Vec<Setup>) {
+        if self.sizes == CheckSizes::Products {
+            return self.products(all);
+        }
         let mut push = |sizes, dtype, batch| all.push(self.setup(sizes, dtype, batch));
-        match self.op.name {
-            "rmsnorm" | "add_rmsnorm" | "layernorm" if self.index == 0 => {
+        match self.sizes {
+            CheckSizes::Rows if self.index == 0 => {
                 for (rows, dtype) in ROWS.into_iter().flat_map(|n| FLOATS.map(|d| (n, d))) {
                     push(Sizes::rows(rows), dtype, &RAGGED);
                 }
             }
-            "paged_attention" => {
+            CheckSizes::Heads => {
                 let dtype = if self.index == 1 { DType::F16 } else { DType::Bf16 };
                 for heads in ATTENTION {
                     push(Sizes::heads(heads), dtype, &DECODES);
                 }
             }
-            "expert_ffn" | "router_topk" => {
+            CheckSizes::Decode => {
                 for dtype in FLOATS {
                     push(Sizes::heads(HEADS[3]), dtype, &FEW);
                 }
             }
-            _ => {}
+            CheckSizes::Small | CheckSizes::Rows | CheckSizes::Products => {}
         }
     }
 }
 
-/// Ops with a template that [`check`] has no case for.
-pub fn unchecked(ops: &OpSet, library: &Library) -> Vec<&'static str> {
-    let setups = setups(ops, library);
+/// Ops with a template that [`check`] has no calls for.
+pub fn unchecked(kernels: &Kernels, library: &Library) -> Vec<&'static str> {
+    let setups = setups(kernels, library, "", &mut |_, _| {});
     let has_template = |op: &Op| op.cuda.is_some_and(|t| library.template(t).is_ok());
-    let all =
-        ops.all().filter(|op| has_template(op) && !setups.iter().any(|s| s.op.name == op.name));
+    let all = kernels.ops.all();
+    let all = all.filter(|op| has_template(op) && !setups.iter().any(|s| s.op.name == op.name));
     // What is done to stored weights alone is done when they are loaded, never in a step.
     all.map(|op| op.name).filter(|name| *name != "dequantise").collect()
 }
@@ -231,12 +254,12 @@ struct Job {
 
 /// The kernels of many plans, each once. Plans keep none of the text.
 #[derive(Default)]
-struct Kernels {
+struct Texts {
     all: Vec<Kernel>,
     known: HashMap<String, usize>,
 }
 
-impl Kernels {
+impl Texts {
     /// Takes a plan's kernels: where each is.
     fn take(&mut self, plan: &mut Plan) -> Vec<usize> {
         let index = |kernel: &mut Kernel| {
@@ -251,8 +274,8 @@ impl Kernels {
 }
 
 impl Setup {
-    fn job(self, ops: &OpSet, library: &Library, device: &Device) -> Result<Job, String> {
-        let module = self.case.module(self.sizes, self.dtype, ops)?;
+    fn job(&self, ops: &OpSet, library: &Library, device: &Device) -> Result<Job, String> {
+        let module = self.call.module(self.dtype, ops)?;
         let buckets: Vec<_> = self.batch.buckets.iter().map(|b| (*b, module.clone())).collect();
         let plan = plan_buckets(&buckets, TargetKind::Cuda, self.batch.limits);
         let plan = plan.map_err(|e| e.to_string())?;
@@ -268,22 +291,22 @@ impl Setup {
             });
             plans.collect()
         };
-        Ok(Job { setup: self, plans: made().map_err(|e| e.to_string())?, module })
+        Ok(Job { setup: self.clone(), plans: made().map_err(|e| e.to_string())?, module })
     }
 
-    fn verdict(&self, variant: &str, outcome: Result<f64, String>) -> KernelVerdict {
-        let (error, problem) = match outcome {
-            Ok(error) => (error, None),
-            Err(problem) => (0.0, Some(problem)),
-        };
+    /// The error that the op's tolerance allows.
+    fn allowed(&self) -> f64 {
+        allowed(self.op.tolerance, self.dtype)
+    }
+
+    fn verdict(&self, variant: &str, outcome: Result<Comparison, String>) -> KernelVerdict {
         KernelVerdict {
             op: self.op.name.to_owned(),
             variant: Some(variant.to_owned()),
             dtype: self.dtype,
-            case: format!("{} {}, {}", self.case.attributes(), self.sizes, self.batch.name),
-            error,
-            allowed: allowed(self.op.tolerance, self.dtype),
-            problem,
+            case: format!("{}, {}", self.call, self.batch.name),
+            allowed: self.allowed(),
+            outcome,
         }
     }
 }
@@ -293,8 +316,8 @@ fn jobs(
     setups: &[Setup],
     (ops, library, device): (&OpSet, &Library, &Device),
     problem: &mut dyn FnMut(&Setup, String),
-) -> (Vec<Job>, Kernels) {
-    let (mut jobs, mut kernels) = (Vec::new(), Kernels::default());
+) -> (Vec<Job>, Texts) {
+    let (mut jobs, mut kernels) = (Vec::new(), Texts::default());
     // Some at a time, so that few texts are kept more than once.
     for part in setups.chunks(64) {
         let made: Vec<_> = part.par_iter().map(|s| s.job(ops, library, device)).collect();
@@ -313,22 +336,23 @@ fn jobs(
 
 /// The kernels that [`check`] would run on a device, each once; `problem` gets what has none, by op.
 fn kernels(
-    ops: &OpSet,
+    data: &Kernels,
     library: &Library,
     device: &Device,
+    only: &str,
     problem: &mut dyn FnMut(&str, String),
 ) -> Vec<Kernel> {
-    let setups = setups(ops, library);
+    let setups = setups(data, library, only, problem);
     let mut failed = |setup: &Setup, message: String| problem(setup.op.name, message);
-    jobs(&setups, (ops, library, device), &mut failed).1.all
+    jobs(&setups, (&data.ops, library, device), &mut failed).1.all
 }
 
-/// Runs every variant of every kernel of `ops` that `gpu` admits at some size that is tried, in every
+/// Runs every variant of every kernel of `data` that `gpu` admits at some size that is tried, in every
 /// element type, over ragged batches on scattered blocks. A kernel that writes beside its results, to
 /// an operand, a weight or another sequence's cache, or leaves an element unwritten, fails. `report`
 /// gets each verdict as soon as it is there. Only ops whose names contain `only` are tried.
 pub fn check(
-    ops: &OpSet,
+    data: &Kernels,
     library: &Library,
     gpu: &Arc<Gpu>,
     cache: &Cache,
@@ -336,8 +360,10 @@ pub fn check(
     report: &mut dyn FnMut(KernelVerdict),
 ) {
     let device = Device::of(gpu.sm, gpu.sms);
-    let mut setups = setups(ops, library);
-    setups.retain(|s| s.op.name.contains(only));
+    let ops = &data.ops;
+    let setups = setups(data, library, only, &mut |op, problem| {
+        report(KernelVerdict::problem(op, problem));
+    });
     let (jobs, kernels) = jobs(&setups, (ops, library, &device), &mut |setup, problem| {
         report(setup.verdict("?", Err(problem)));
     });
@@ -364,7 +390,7 @@ pub fn check(
                 let outcome = trial.as_ref().map_err(Clone::clone).and_then(|trial| {
                     let cubins = at.iter().map(|i| cubins[*i].clone());
                     let cubins = cubins.collect::<Result<Vec<_>, _>>()?.concat();
-                    worst(plan, &cubins, trial, job.setup.batch, gpu)
+                    compare(plan, &cubins, trial, &job.setup, gpu)
                 });
                 report(job.setup.verdict(variant, outcome));
             }
@@ -386,49 +412,49 @@ fn references<'a>(
     }
 }
 
-/// The worst error of a plan's steps: launch by launch behind guards, and then as steps run, each
+/// A plan's steps against what they should yield: launch by launch behind guards, and then as steps run, each
 /// kernel beginning while the one before it ends.
-fn worst(
+fn compare(
     plan: &Plan,
     cubins: &[Cubin],
     trial: &Trial,
-    batch: &Batch,
+    setup: &Setup,
     gpu: &Arc<Gpu>,
-) -> Result<f64, String> {
-    let kv_blocks = batch.blocks(BLOCK);
+) -> Result<Comparison, String> {
+    let (kv_blocks, allowed) = (setup.batch.blocks(BLOCK), setup.allowed());
     let options = CudaOptions { kv_blocks, poison: true, ..CudaOptions::default() };
     let (plan, guards) = (plan.clone(), Some(Box::new(Guards) as _));
     let executor = CudaExecutor::watched(plan, cubins, &trial.weights, gpu, options, guards);
     let mut executor = executor.map_err(|e| e.to_string())?;
     let weights = executor.read_weights().map_err(|e| e.to_string())?;
-    let guarded = trial.worst(&mut executor)?;
+    let guarded = trial.compare(&mut executor, allowed)?;
     let after = executor.read_weights().map_err(|e| e.to_string())?;
     if let Some(at) = weights.iter().zip(&after).position(|(a, b)| a != b) {
         return Err(format!("writes to byte {at} of the weights"));
     }
     executor.unwatch();
-    Ok(guarded.max(trial.worst(&mut executor)?))
+    Ok(guarded.join(trial.compare(&mut executor, allowed)?))
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use infernum_passes::data::Kernels;
-
     use super::*;
 
     /// Every variant that a GPU can have is tried on it.
     #[test]
     fn every_variant_is_tried() {
-        let ops = Kernels::load(None, &[]).expect("the built-in files").ops;
+        let kernels = Kernels::load(None, &[]).expect("the built-in files");
+        let ops = &kernels.ops;
         let (library, device) = (Library::default(), Device::named("sm_90a").expect("a device"));
-        assert_eq!(unchecked(&ops, &library), [""; 0]);
+        assert_eq!(unchecked(&kernels, &library), [""; 0]);
         let (mut all, mut tried) = (BTreeSet::new(), BTreeSet::new());
         let mut plans = 0;
-        for setup in setups(&ops, &library) {
-            let job = setup.job(&ops, &library, &device);
-            let job = job.unwrap_or_else(|e| panic!("{}: {e}", setup.case.attributes()));
+        let mut problem = |op: &str, why: String| panic!("{op}: {why}");
+        for setup in setups(&kernels, &library, "", &mut problem) {
+            let job = setup.job(ops, &library, &device);
+            let job = job.unwrap_or_else(|e| panic!("{}: {e}", setup.call));
             plans += job.plans.len();
             let name = setup.op.cuda.expect("a template");
             let template = library.template(name).expect("a template");

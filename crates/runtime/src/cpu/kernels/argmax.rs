@@ -1,5 +1,7 @@
 //! The greedy choice.
 
+use infernum_ir::NO_TOKEN;
+
 use super::super::simd;
 use super::{Args, Float, Kernel, Site, parallel};
 use crate::sampling;
@@ -21,7 +23,8 @@ impl Kernel for Argmax {
         parallel::rows(out, size_of::<u32>(), self.n, |i, out| {
             parallel::scratch(0, self.n, |values| {
                 simd::widen_bytes(isa, self.dtype, &x[i * row..][..row], values);
-                out.copy_from_slice(&sampling::argmax(values).to_ne_bytes());
+                let token = sampling::argmax(values).unwrap_or(NO_TOKEN);
+                out.copy_from_slice(&token.to_ne_bytes());
             });
         });
         Ok(())

@@ -329,6 +329,7 @@ fn unary(f: Func, x: &mut [f32]) {
         Func::Abs => each(x, f32::abs),
         Func::Floor => each(x, f32::floor),
         Func::Ceil => each(x, f32::ceil),
+        Func::Round => each(x, f32::round_ties_even),
         // Binary, or refused when the expression was compiled.
         Func::Min | Func::Max | Func::Len | Func::Contains => x.fill(f32::NAN),
     }

@@ -11,22 +11,28 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::common::{
-    Asked, Chunk, ChunkUsage, Common, CommonFields, Head, Likelihood, MOST_LOGPROBS, Usage, encode,
-    encode_error, likeliest, likelihood, parse_with_common, room_for, token_limit, warn, whole,
+    Asked, Chunk, ChunkUsage, CommonFields, Head, Likelihood, MOST_LOGPROBS, PromptLogprobs, Usage,
+    Warnings, encode, likeliest, likelihood, prompt_logprobs, room_for, take_last, token_limit,
     within,
 };
+use super::options::SamplingFields;
+use super::read::{parse_parts, whole};
 use crate::serve::app::App;
-use crate::serve::error::{ApiError, json};
-use crate::serve::generation::{Generation, Job, Piece, TokenLogprob, Used};
+use crate::serve::error::{ApiError, json, quoted};
+use crate::serve::generation::{Generation, Job, Piece, TokenLogprob, Used, Whole};
+use crate::serve::lanes::Client;
 use crate::serve::model::Served;
 use crate::serve::sse::{self, Dialect, Frames};
 use crate::serve::text::Spelling;
+
+/// Messages of a conversation at most: what templates do with them may grow faster than they do.
+const MOST_MESSAGES: usize = 10_000;
 
 /// Fields of chats only.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct ChatFields {
     /// The conversation so far.
-    #[schema(value_type = Vec<ChatMessage>, min_items = 1)]
+    #[schema(value_type = Vec<ChatMessage>, min_items = 1, max_items = 10_000)]
     messages: Vec<Message>,
     /// As `max_tokens`, which it goes before.
     #[schema(minimum = 1)]
@@ -50,6 +56,10 @@ pub(crate) struct ChatFields {
     /// Without effect while there are no tools.
     #[allow(dead_code, reason = "accepted for clients that send it")]
     parallel_tool_calls: Option<bool>,
+    /// End the conversation where the answer begins; true when left out.
+    add_generation_prompt: Option<bool>,
+    /// Add what the tokenizer puts around a text; false when left out: templates write it.
+    add_special_tokens: Option<bool>,
     /// Further variables of the model's chat template, such as `enable_thinking`.
     chat_template_kwargs: Option<Map<String, Value>>,
 }
@@ -60,6 +70,8 @@ pub(crate) struct ChatFields {
 pub(crate) struct ChatRequest {
     #[serde(flatten)]
     own: ChatFields,
+    #[serde(flatten)]
+    sampling: SamplingFields,
     #[serde(flatten)]
     common: CommonFields,
 }
@@ -123,6 +135,10 @@ pub(crate) struct ChatCompletion {
     model: String,
     choices: Vec<ChatChoice>,
     usage: Usage,
+    /// Where `prompt_logprobs` asks for them.
+    #[schema(value_type = Option<Vec<Option<std::collections::BTreeMap<String, super::common::PromptLogprob>>>>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -171,32 +187,78 @@ pub(crate) async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let asked = Asked::read(&app, request).await?;
-    let (fields, common_fields, unknown) = parse_with_common::<ChatFields>(&asked.bytes)?;
-    let served = app.model_for_work(Some(&common_fields.model))?.clone();
-    let common = common_fields.check(&served, asked.tenant)?;
+    let client = asked.client;
+    let prepared = asked.prepare(&app, prepare).await?;
+    let Prepared { served, job, plan, warnings } = prepared;
+    let generation = Generation::start(&app, &served, job).await?;
+    let response = answer(&app, client, &served, plan, generation).await?;
+    Ok(warnings.tell(response))
+}
+
+/// A request that was read and checked.
+struct Prepared {
+    served: Arc<Served>,
+    job: Job,
+    plan: Plan,
+    warnings: Warnings,
+}
+
+/// How it is to be answered.
+struct Plan {
+    choices: usize,
+    stream: bool,
+    include_usage: bool,
+    logprobs: bool,
+    prompt_logprobs: Option<usize>,
+}
+
+fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
+    let parts = parse_parts::<ChatFields>(&asked.bytes)?;
+    let (fields, common_fields) = (parts.own, parts.common);
+    let mut warnings = Warnings::new(&parts.unknown, parts.options.without_effect());
+    let served = app.model_for_work(common_fields.model.as_deref())?.clone();
+    parts.options.check(true)?;
+    let common = common_fields.check(&parts.options, &served, asked.tenant)?;
     let logprobs = fields.check()?;
     let wanted = match fields.max_completion_tokens {
         Some(n) => token_limit("max_completion_tokens", Some(n), 1)?,
         None => token_limit("max_tokens", common_fields.max_tokens, 1)?,
     };
+    common.check_least(wanted)?;
     let messages = messages(fields.messages)?;
     served.check_room(common.n)?;
-    let extra = fields.chat_template_kwargs.unwrap_or_default();
-    let of = served.clone();
-    let tokens = encode(move || prompt(&of, &messages, true, extra)).await?;
-    let most = room_for("messages", tokens.len(), wanted, &served)?;
-    let requests =
-        (0..common.n).map(|i| common.request(tokens.clone(), most, i, logprobs, None)).collect();
+    let options = RenderOptions {
+        add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
+        extra: fields.chat_template_kwargs.unwrap_or_default(),
+        ..RenderOptions::default()
+    };
+    let special = fields.add_special_tokens.unwrap_or(false);
+    let mut tokens = prompt(&served, &messages, &options, special, common.readable(&served))?;
+    take_last(&mut tokens, common.taken(wanted, &served));
+    let most = room_for("messages", tokens.len(), wanted, &served, &mut warnings)?;
+    let request = |i| {
+        let request = common.request(tokens.clone(), most, i, logprobs);
+        // All choices have one prompt.
+        let prompt_logprobs = request.prompt_logprobs.filter(|_| i == 0);
+        infernum_runtime::Request { prompt_logprobs, ..request }
+    };
+    let requests = (0..common.n).map(request).collect();
+    let plan = Plan {
+        choices: common.n,
+        stream: common.stream,
+        include_usage: common.include_usage,
+        logprobs: logprobs.is_some(),
+        prompt_logprobs: common.prompt_logprobs,
+    };
     let job = Job {
         requests,
         per_prompt: common.n,
-        stops: common.stops.clone(),
+        text: common.text,
         echo: None,
-        request_id: asked.request_id,
+        tell_prompts: common.prompt_logprobs.is_some(),
+        request_id: asked.request_id.clone(),
     };
-    let generation = Generation::start(&app, &served, job).await?;
-    let response = answer(&served, &common, logprobs.is_some(), generation).await?;
-    Ok(warn(response, &unknown))
+    Ok(Prepared { served, job, plan, warnings })
 }
 
 impl ChatFields {
@@ -205,6 +267,7 @@ impl ChatFields {
         let null = |v: &&Value| v.is_null();
         let choice = self.tool_choice.as_ref().filter(|v| !null(v));
         if let Some(choice) = choice.filter(|c| c.as_str() != Some("none")) {
+            let choice = quoted(&choice.to_string());
             let message = format!("tool_choice: only `none` is supported yet, found {choice}");
             return Err(ApiError::unsupported("tool_choice", message));
         }
@@ -233,6 +296,11 @@ impl ChatFields {
 pub(crate) fn messages(messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::value("messages", "messages: expected at least one"));
+    }
+    if messages.len() > MOST_MESSAGES {
+        let found = messages.len();
+        let message = format!("messages: expected at most {MOST_MESSAGES}, found {found}");
+        return Err(ApiError::value("messages", message));
     }
     let plain = |(i, mut message): (usize, Message)| {
         let param = |field: &str| format!("messages.{i}.{field}");
@@ -267,6 +335,7 @@ fn parts_text(parts: &[Value]) -> Result<String, ApiError> {
             return Err(ApiError::malformed("content: expected parts with a `type`"));
         };
         if kind != "text" {
+            let kind = quoted(kind);
             let message = format!("content: parts of type `{kind}` are not supported, only `text`");
             return Err(ApiError::unsupported("messages", message));
         }
@@ -276,48 +345,66 @@ fn parts_text(parts: &[Value]) -> Result<String, ApiError> {
     Ok(parts.iter().map(part).collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-/// The tokens of a conversation.
+/// The tokens of a conversation, of which there may be `limit`.
 pub(crate) fn prompt(
     served: &Served,
     messages: &[Message],
-    add_generation_prompt: bool,
-    extra: Map<String, Value>,
+    options: &RenderOptions,
+    special: bool,
+    limit: usize,
 ) -> Result<Vec<u32>, ApiError> {
     let template = served.template.as_ref().map_err(|e| ApiError::unsupported("model", e))?;
-    let options = RenderOptions { add_generation_prompt, extra, ..RenderOptions::default() };
-    let text = template.render(messages, &options).map_err(|error| match error {
+    let text = template.render(messages, options).map_err(|error| match error {
         ChatError::Refused { .. } | ChatError::Render { .. } => {
             ApiError::value("messages", error.to_string())
         }
         error => ApiError::internal(error.to_string()),
     })?;
-    served.tokenizer.encode(&text, false).map_err(|e| encode_error("messages", &e))
+    encode(served, "messages", &text, special, limit)
 }
 
 async fn answer(
-    served: &Arc<Served>,
-    common: &Common,
-    logprobs: bool,
+    app: &App,
+    client: Client,
+    served: &Served,
+    plan: Plan,
     mut generation: Generation,
 ) -> Result<Response, ApiError> {
     let head = Head::new("chatcmpl", served);
-    let spelling = logprobs.then(|| served.spelling.clone());
-    if common.stream {
-        let (usage, begun) = (common.include_usage, vec![false; common.n]);
-        return Ok(sse::stream(generation, Streamed { head, spelling, usage, begun }));
+    let spelling = plan.logprobs.then(|| served.spelling.clone());
+    let prompts = plan.prompt_logprobs.map(|most| (served.spelling.clone(), most));
+    if plan.stream {
+        let (usage, begun) = (plan.include_usage, vec![false; plan.choices]);
+        return Ok(sse::stream(generation, Streamed { head, spelling, prompts, usage, begun }));
     }
     let wholes = generation.collect().await?;
-    let choice = |(index, whole): (usize, crate::serve::generation::Whole)| ChatChoice {
+    let usage = generation.used().into();
+    let size = wholes.iter().map(Whole::size).sum();
+    let work = move || Ok(whole_answer(head, spelling.as_ref(), prompts, wholes, usage));
+    app.lanes.run(client, size, work).await
+}
+
+fn whole_answer(
+    head: Head,
+    spelling: Option<&Spelling>,
+    prompts: Option<(Spelling, usize)>,
+    mut wholes: Vec<Whole>,
+    usage: Usage,
+) -> Response {
+    let of_prompt = wholes.first_mut().and_then(|whole| whole.prompt.take());
+    let prompt_logprobs =
+        prompts.zip(of_prompt).map(|((spelling, most), of)| prompt_logprobs(&spelling, most, &of));
+    let choice = |(index, whole): (usize, Whole)| ChatChoice {
         index,
         message: Answer { role: "assistant", content: whole.text, refusal: None },
-        logprobs: told(spelling.as_ref(), &whole.logprobs),
+        logprobs: told(spelling, &whole.logprobs),
         finish_reason: whole.finish.name(),
     };
     let choices = wholes.into_iter().enumerate().map(choice).collect();
-    let usage = generation.used().into();
     let Head { id, created, model } = head;
-    let body = ChatCompletion { id, object: "chat.completion", created, model, choices, usage };
-    Ok(json(StatusCode::OK, &body))
+    let object = "chat.completion";
+    let body = ChatCompletion { id, object, created, model, choices, usage, prompt_logprobs };
+    json(StatusCode::OK, &body)
 }
 
 fn told(spelling: Option<&Spelling>, logprobs: &[TokenLogprob]) -> Option<ChatLogprobs> {
@@ -334,6 +421,8 @@ struct Streamed {
     head: Head,
     /// Present where log-probabilities are told.
     spelling: Option<Spelling>,
+    /// Present where the prompt's are, with how many of the likeliest.
+    prompts: Option<(Spelling, usize)>,
     usage: bool,
     /// Choices whose role was sent.
     begun: Vec<bool>,
@@ -357,6 +446,16 @@ struct Delta<'a> {
 
 impl Streamed {
     fn send(&self, frames: &mut Frames, choices: &[DeltaChoice<'_>], usage: Option<Usage>) {
+        self.send_with(frames, choices, usage, None);
+    }
+
+    fn send_with(
+        &self,
+        frames: &mut Frames,
+        choices: &[DeltaChoice<'_>],
+        usage: Option<Usage>,
+        prompt_logprobs: Option<PromptLogprobs>,
+    ) {
         frames.push(&Chunk {
             id: &self.head.id,
             object: "chat.completion.chunk",
@@ -364,6 +463,7 @@ impl Streamed {
             model: &self.head.model,
             choices,
             usage: ChunkUsage::of(self.usage, usage),
+            prompt_logprobs,
         });
     }
 }
@@ -375,8 +475,11 @@ impl Dialect for Streamed {
             self.send(frames, &[DeltaChoice { index, delta, logprobs, finish_reason }], None);
         };
         if !self.begun[index] {
-            let role = Delta { role: Some("assistant"), content: Some("") };
-            send(role, None, None, frames);
+            let delta = Delta { role: Some("assistant"), content: Some("") };
+            let told = self.prompts.as_ref().zip(piece.prompt.as_ref()).filter(|_| index == 0);
+            let told = told.map(|((spelling, most), of)| prompt_logprobs(spelling, *most, of));
+            let choice = DeltaChoice { index, delta, logprobs: None, finish_reason: None };
+            self.send_with(frames, &[choice], None, told);
         }
         let mut logprobs = told(self.spelling.as_ref(), &piece.logprobs);
         if !piece.text.is_empty() {

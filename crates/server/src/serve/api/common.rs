@@ -1,27 +1,41 @@
 //! What requests for chats and completions have in common.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use infernum_frontend_hf::tokenizer::TokenizerError;
-use infernum_runtime::{Request, SamplingParams};
-use serde::de::{DeserializeOwned, Error, Unexpected, Visitor};
+use infernum_runtime::Request;
+use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
+use super::options::Options;
+use super::read::{TokenId, Unknown, whole};
 use crate::serve::app::App;
 use crate::serve::auth::Tenant;
-use crate::serve::error::ApiError;
+use crate::serve::budget::Held;
+use crate::serve::connections::Connection;
+use crate::serve::error::{ApiError, quoted};
 use crate::serve::generation::{MOST_CHOICES, TokenLogprob, Used};
+use crate::serve::lanes::Client;
 use crate::serve::model::Served;
-use crate::serve::text::Spelling;
+use crate::serve::text::{Spelling, Stops, TextRules};
 
-/// Names the fields of a request that nobody knows.
+/// Says what a request asked for and did not get.
 pub(crate) const WARNING: HeaderName = HeaderName::from_static("x-infernum-warning");
+/// Characters of that header: room for the names of unknown fields, and more.
+const LONGEST_WARNING: usize = 2048;
 
 /// Stop strings of one request at most.
-const MOST_STOPS: usize = 4;
+const MOST_STOPS: usize = 64;
+/// Bytes of them all together at most.
+const MOST_STOP_BYTES: usize = 16 << 10;
+/// Tokens of one request at most that end its text.
+const MOST_STOP_TOKENS: usize = 256;
+/// Tokens of one request at most that have a bias, which the host adds at every step.
+const MOST_BIASES: usize = 1024;
 /// Likeliest tokens that are told at most.
 pub(crate) const MOST_LOGPROBS: i64 = 20;
 /// Stands for minus infinity, which JSON has not.
@@ -30,44 +44,37 @@ const NEVER: f32 = -9999.0;
 /// Fields that chats and completions share.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct CommonFields {
-    /// One of the models that `/v1/models` lists.
-    pub(crate) model: String,
-    /// Most tokens to generate. More than the model has room for is cut to that.
+    /// One of the models that `/v1/models` lists. May be left out where there is but one.
+    pub(crate) model: Option<String>,
+    /// Most tokens to generate. More than the model has room for is cut to that, and said in the header
+    /// `x-infernum-warning`.
     #[schema(minimum = 0)]
     #[serde(default, deserialize_with = "whole")]
     pub(crate) max_tokens: Option<i64>,
-    /// 0 picks the likeliest. The checkpoint's own (generation_config.json) when left out, else 1.
-    #[schema(minimum = 0, maximum = 2)]
-    temperature: Option<f64>,
-    /// Only the likeliest tokens that together have this probability. The checkpoint's, else 1.
-    #[schema(exclusive_minimum = 0, maximum = 1)]
-    top_p: Option<f64>,
-    /// Only the K likeliest tokens; 0 and -1 for all. The checkpoint's, else all.
-    #[schema(minimum = -1, maximum = 4_294_967_295_i64)]
-    #[serde(default, deserialize_with = "whole")]
-    top_k: Option<i64>,
-    /// Only tokens at least this likely, relative to the likeliest.
-    #[schema(minimum = 0, maximum = 1)]
-    min_p: Option<f64>,
-    /// Subtracted from a token's logit for each time it was generated.
-    #[schema(minimum = -2, maximum = 2)]
-    frequency_penalty: Option<f64>,
-    /// Subtracted from a token's logit if it was generated.
-    #[schema(minimum = -2, maximum = 2)]
-    presence_penalty: Option<f64>,
-    /// Makes tokens seen in prompt or output less likely.
-    #[schema(minimum = 0.01, maximum = 100)]
-    repetition_penalty: Option<f64>,
-    /// Up to four strings that end the text; they are not part of it.
+    /// Up to 64 strings that end the text, of 16384 bytes together; they are not part of it.
     stop: Option<Stop>,
-    /// Fixes the random choices.
+    /// Tokens that end the text, up to 256, beside the model's own; they are not part of it.
+    #[schema(value_type = Option<Vec<u32>>, max_items = 256)]
+    stop_token_ids: Option<Vec<TokenId>>,
+    /// Make the stop string that ended the text, or the text of the token that did, part of it.
+    include_stop_str_in_output: Option<bool>,
+    /// Go on past the model's own end tokens.
+    ignore_eos: Option<bool>,
+    /// Give tokens such as `<|im_end|>` no text; true when left out.
+    skip_special_tokens: Option<bool>,
+    /// Only the last so many tokens of the prompt; -1 for as many as there is room for.
+    #[schema(minimum = -1)]
     #[serde(default, deserialize_with = "whole")]
-    seed: Option<i64>,
+    truncate_prompt_tokens: Option<i64>,
+    /// Tell the log-probabilities of the prompt's tokens, and of so many of the likeliest, as vLLM does.
+    #[schema(minimum = 0, maximum = 20)]
+    #[serde(default, deserialize_with = "whole")]
+    prompt_logprobs: Option<i64>,
     /// How many choices.
     #[schema(minimum = 1, maximum = 128)]
     #[serde(default, deserialize_with = "whole")]
     n: Option<i64>,
-    /// Added to the logits of tokens, -100 to 100, by token id.
+    /// Added to the logits of tokens, -100 to 100, by token id; of up to 1024.
     logit_bias: Option<BTreeMap<String, f64>>,
     /// Send the text as it comes, as server-sent events.
     pub(crate) stream: Option<bool>,
@@ -81,16 +88,43 @@ pub(crate) struct CommonFields {
     priority: Option<i64>,
     /// Cached prefixes are shared among requests of one key with the same salt only.
     cache_salt: Option<String>,
-    /// Go on past the model's end token.
-    ignore_eos: Option<bool>,
 }
 
 /// One stop string, or several.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, ToSchema)]
 #[serde(untagged)]
+#[allow(dead_code, reason = "the first is for the API's description")]
 pub(crate) enum Stop {
     One(String),
     Several(Vec<String>),
+}
+
+impl<'de> Deserialize<'de> for Stop {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Stop, D::Error> {
+        input.deserialize_any(StopVisitor)
+    }
+}
+
+struct StopVisitor;
+
+impl<'de> Visitor<'de> for StopVisitor {
+    type Value = Stop;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a string or a list of them")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Stop, E> {
+        Ok(Stop::Several(vec![text.to_owned()]))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Stop, A::Error> {
+        let mut stops = Vec::new();
+        while let Some(stop) = items.next_element()? {
+            stops.push(stop);
+        }
+        Ok(Stop::Several(stops))
+    }
 }
 
 /// How it is streamed.
@@ -103,16 +137,24 @@ pub(crate) struct StreamOptions {
 /// What of a request was asked for in common fields, checked.
 pub(crate) struct Common {
     pub(crate) n: usize,
-    pub(crate) stops: Vec<String>,
+    pub(crate) text: TextRules,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
+    /// Likeliest tokens to tell with the prompt's log-probabilities, where they are told.
+    pub(crate) prompt_logprobs: Option<usize>,
+    truncate: Option<i64>,
     /// For each choice but its prompt.
     template: Request,
 }
 
 impl CommonFields {
     /// Checks all that does not depend on the prompt.
-    pub(crate) fn check(&self, served: &Served, tenant: Tenant) -> Result<Common, ApiError> {
+    pub(crate) fn check(
+        &self,
+        options: &Options,
+        served: &Served,
+        tenant: Tenant,
+    ) -> Result<Common, ApiError> {
         let n = within("n", self.n.unwrap_or(1), 1, MOST_CHOICES as i64)? as usize;
         let stream = self.stream.unwrap_or(false);
         if self.stream_options.is_some() && !stream {
@@ -122,69 +164,78 @@ impl CommonFields {
         let usage = self.stream_options.as_ref().and_then(|o| o.include_usage);
         let low = i64::from(i32::MIN);
         let priority = within("priority", self.priority.unwrap_or(0), low, i64::from(i32::MAX))?;
-        let stop = if self.ignore_eos == Some(true) { Vec::new() } else { served.stop.clone() };
+        let sampling = options.sampling(served.defaults.sampling)?;
+        let include_stop = self.include_stop_str_in_output.unwrap_or(false);
+        let text = TextRules {
+            stops: self.stops()?,
+            include_stop,
+            min_tokens: sampling.min_tokens as usize,
+            skip_special: self.skip_special_tokens.unwrap_or(true),
+        };
+        let prompt_logprobs =
+            self.prompt_logprobs.map(|n| within("prompt_logprobs", n, 0, MOST_LOGPROBS));
+        let truncate = self.truncate_prompt_tokens;
+        if truncate.is_some_and(|n| n < -1 || n == 0) {
+            let message = "truncate_prompt_tokens: expected -1 or at least 1";
+            return Err(ApiError::value("truncate_prompt_tokens", message));
+        }
         let template = Request {
-            stop,
-            sampling: self.sampling(served)?,
+            stop: self.stop_tokens(served)?,
+            tell_stop: include_stop,
+            sampling,
             bias: self.bias(served)?,
             priority: priority as i32,
             salt: tenant.salt(self.cache_salt.as_deref()),
             ..Request::default()
         };
-        let include_usage = usage.unwrap_or(false);
-        Ok(Common { n, stops: self.stops()?, stream, include_usage, template })
+        Ok(Common {
+            n,
+            text,
+            stream,
+            include_usage: usage.unwrap_or(false),
+            prompt_logprobs: prompt_logprobs.transpose()?.map(|n| n as usize),
+            truncate,
+            template,
+        })
     }
 
-    fn sampling(&self, served: &Served) -> Result<SamplingParams, ApiError> {
-        let defaults = served.defaults.0;
-        let number = |name, given: Option<f64>, default: f32, low: f64, high: f64| {
-            let Some(x) = given else { return Ok(default) };
-            if (low..=high).contains(&x) {
-                return Ok(x as f32);
-            }
-            let message = format!("{name}: expected {low} to {high}, found {x}");
-            Err(ApiError::value(name, message))
-        };
-        // What is above 0 must not be rounded to it.
-        let least = |x: f64| if x > 0.0 { x.max(f64::from(f32::MIN_POSITIVE)) } else { x };
-        let top_k = match self.top_k {
-            None => defaults.top_k,
-            Some(-1) => 0,
-            Some(k) => within("top_k", k, -1, i64::from(u32::MAX))? as u32,
-        };
-        let sampling = SamplingParams {
-            temperature: number("temperature", self.temperature, defaults.temperature, 0.0, 2.0)?,
-            top_k,
-            top_p: number("top_p", self.top_p.map(least), defaults.top_p, 0.0, 1.0)?,
-            min_p: number("min_p", self.min_p, defaults.min_p, 0.0, 1.0)?,
-            repetition_penalty: number(
-                "repetition_penalty",
-                self.repetition_penalty,
-                defaults.repetition_penalty,
-                0.01,
-                100.0,
-            )?,
-            frequency_penalty: number("frequency_penalty", self.frequency_penalty, 0.0, -2.0, 2.0)?,
-            presence_penalty: number("presence_penalty", self.presence_penalty, 0.0, -2.0, 2.0)?,
-            seed: self.seed.map_or_else(|| fastrand::u64(..), |seed| seed as u64),
-        };
-        // What is left is what rounding made of it.
-        sampling.check().map_err(|e| ApiError::value(e.name, e.to_string()))?;
-        Ok(sampling)
-    }
-
-    fn stops(&self) -> Result<Vec<String>, ApiError> {
+    fn stops(&self) -> Result<Stops, ApiError> {
+        let refuse = |message: String| ApiError::value("stop", format!("stop: {message}"));
         let stops = match &self.stop {
-            None => return Ok(Vec::new()),
-            Some(Stop::One(stop)) => vec![stop.clone()],
-            Some(Stop::Several(stops)) => stops.clone(),
+            None => return Ok(Stops::default()),
+            Some(Stop::One(stop)) => std::slice::from_ref(stop),
+            Some(Stop::Several(stops)) => stops,
         };
         if stops.len() > MOST_STOPS {
-            let message =
-                format!("stop: expected at most {MOST_STOPS} strings, found {}", stops.len());
-            return Err(ApiError::value("stop", message));
+            let found = stops.len();
+            return Err(refuse(format!("expected at most {MOST_STOPS} strings, found {found}")));
         }
-        Ok(stops)
+        let bytes: usize = stops.iter().map(String::len).sum();
+        if bytes > MOST_STOP_BYTES {
+            let message = format!("expected at most {MOST_STOP_BYTES} bytes in all, found {bytes}");
+            return Err(refuse(message));
+        }
+        Stops::new(stops).map_err(|e| refuse(e.to_string()))
+    }
+
+    /// Tokens that end the text.
+    fn stop_tokens(&self, served: &Served) -> Result<Vec<u32>, ApiError> {
+        let given: Vec<u32> = self.stop_token_ids.iter().flatten().map(|t| t.0).collect();
+        let refuse = |message| Err(ApiError::value("stop_token_ids", message));
+        if given.len() > MOST_STOP_TOKENS {
+            let found = given.len();
+            return refuse(format!(
+                "stop_token_ids: expected at most {MOST_STOP_TOKENS} tokens, found {found}"
+            ));
+        }
+        if let Some(token) = given.iter().find(|t| **t as usize >= served.vocab) {
+            let vocab = served.vocab;
+            return refuse(format!(
+                "stop_token_ids: token {token} is outside the vocabulary of {vocab}"
+            ));
+        }
+        let own: &[u32] = if self.ignore_eos == Some(true) { &[] } else { &served.defaults.end };
+        Ok(own.iter().copied().chain(given).collect())
     }
 
     fn bias(&self, served: &Served) -> Result<Vec<(u32, f32)>, ApiError> {
@@ -193,13 +244,21 @@ impl CommonFields {
         let pair = |(key, bias): (&String, &f64)| {
             let token = key.parse::<u32>().ok().filter(|t| (*t as usize) < served.vocab);
             let token = token.ok_or_else(|| {
-                refuse(format!("expected token ids below {}, found `{key}`", served.vocab))
+                refuse(format!(
+                    "expected token ids below {}, found `{}`",
+                    served.vocab,
+                    quoted(key)
+                ))
             })?;
             if !(-100.0..=100.0).contains(bias) {
                 return Err(refuse(format!("expected -100 to 100 for token {key}, found {bias}")));
             }
             Ok((token, *bias as f32))
         };
+        let biases = self.logit_bias.as_ref().map_or(0, BTreeMap::len);
+        if biases > MOST_BIASES {
+            return Err(refuse(format!("expected at most {MOST_BIASES} tokens, found {biases}")));
+        }
         self.logit_bias.iter().flatten().map(pair).collect()
     }
 }
@@ -212,11 +271,34 @@ impl Common {
         max_tokens: usize,
         choice: usize,
         logprobs: Option<usize>,
-        prompt_logprobs: Option<usize>,
     ) -> Request {
         let mut request = self.template.clone();
         request.sampling.seed = derived_seed(request.sampling.seed, choice as u64);
-        Request { tokens, max_tokens, logprobs, prompt_logprobs, ..request }
+        Request { tokens, max_tokens, logprobs, prompt_logprobs: self.prompt_logprobs, ..request }
+    }
+
+    /// Tokens that a prompt may have before it is cut: what there is room for, or where it is to be
+    /// cut a few times that.
+    pub(crate) fn readable(&self, served: &Served) -> usize {
+        served.max_length.saturating_mul(if self.truncate.is_some() { 4 } else { 1 })
+    }
+
+    /// How many tokens at the end of a prompt are taken; all where nothing is said.
+    pub(crate) fn taken(&self, wanted: Option<usize>, served: &Served) -> usize {
+        match self.truncate {
+            None => usize::MAX,
+            // Room for one token of the answer, at least.
+            Some(-1) => served.max_length.saturating_sub(wanted.unwrap_or(1)).max(1),
+            Some(n) => n as usize,
+        }
+    }
+
+    /// Refuses fewer tokens than there must be.
+    pub(crate) fn check_least(&self, wanted: Option<usize>) -> Result<(), ApiError> {
+        let least = self.text.min_tokens;
+        let Some(most) = wanted.filter(|most| *most < least) else { return Ok(()) };
+        let message = format!("min_tokens: expected at most max_tokens, {most}, found {least}");
+        Err(ApiError::value("min_tokens", message))
     }
 }
 
@@ -240,72 +322,66 @@ pub(crate) fn within(name: &str, x: i64, low: i64, high: i64) -> Result<i64, Api
     Err(ApiError::value(name, format!("{name}: expected {low} to {high}, found {x}")))
 }
 
-/// Tokens that may follow a prompt: what was asked for, as far as there is room.
+/// Tokens that may follow a prompt: what was asked for, as far as there is room; where there is less,
+/// that is said.
 pub(crate) fn room_for(
     param: &str,
     prompt: usize,
     wanted: Option<usize>,
     served: &Served,
+    warnings: &mut Warnings,
 ) -> Result<usize, ApiError> {
     let limit = served.max_length;
     let left = limit.saturating_sub(prompt);
     if prompt > limit || (left == 0 && wanted != Some(0)) {
         let message = format!(
             "this model's maximum context length is {limit} tokens, and the prompt has {prompt}; \
-             shorten it"
+             shorten it, or send `truncate_prompt_tokens`"
         );
         return Err(ApiError::too_long(param, message));
     }
-    Ok(wanted.map_or(left, |n| n.min(left)))
+    if let Some(wanted) = wanted.filter(|n| *n > left) {
+        warnings.add(format!("max_tokens: {wanted} were asked for, and there is room for {left}"));
+    }
+    let most = wanted.or_else(|| served.defaults.max_tokens(prompt)).unwrap_or(left);
+    Ok(most.min(left))
 }
 
-/// Reads a whole number; `2.0` is one, as JSON schemas have it.
-pub(crate) fn whole<'de, D: Deserializer<'de>>(input: D) -> Result<Option<i64>, D::Error> {
-    Ok(Option::<Whole>::deserialize(input)?.map(|n| n.0))
-}
+/// What a request asked for and did not get.
+#[derive(Debug, Default)]
+pub(crate) struct Warnings(Vec<String>);
 
-/// As [`whole`], for lists of token ids.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TokenId(pub(crate) u32);
-
-impl<'de> Deserialize<'de> for TokenId {
-    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<TokenId, D::Error> {
-        let Whole(n) = Whole::deserialize(input)?;
-        u32::try_from(n).map(TokenId).map_err(|_| D::Error::custom(format!("{n} is no token id")))
-    }
-}
-
-struct Whole(i64);
-
-impl<'de> Deserialize<'de> for Whole {
-    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Whole, D::Error> {
-        input.deserialize_any(WholeVisitor)
-    }
-}
-
-struct WholeVisitor;
-
-impl Visitor<'_> for WholeVisitor {
-    type Value = Whole;
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a whole number")
-    }
-
-    fn visit_i64<E>(self, n: i64) -> Result<Whole, E> {
-        Ok(Whole(n))
-    }
-
-    fn visit_u64<E: Error>(self, n: u64) -> Result<Whole, E> {
-        // Out of every range, and told so there.
-        Ok(Whole(i64::try_from(n).unwrap_or(i64::MAX)))
-    }
-
-    fn visit_f64<E: Error>(self, x: f64) -> Result<Whole, E> {
-        if x.fract() == 0.0 {
-            return Ok(Whole(x as i64));
+impl Warnings {
+    /// Names unknown fields, and those without effect.
+    pub(crate) fn new(unknown: &Unknown, without_effect: &[&str]) -> Warnings {
+        let mut warnings = Warnings::default();
+        if let Some(names) = unknown.names() {
+            warnings.add(format!("unknown fields were ignored: {names}"));
         }
-        Err(E::invalid_type(Unexpected::Float(x), &self))
+        if !without_effect.is_empty() {
+            warnings.add(format!("without effect here: {}", without_effect.join(", ")));
+        }
+        warnings
+    }
+
+    pub(crate) fn add(&mut self, warning: String) {
+        if !self.0.contains(&warning) {
+            self.0.push(warning);
+        }
+    }
+
+    /// Says them in a header.
+    pub(crate) fn tell(&self, mut response: Response) -> Response {
+        if self.0.is_empty() {
+            return response;
+        }
+        let text = self.0.join("; ");
+        let text: String = text.chars().filter(|c| (' '..='~').contains(c)).collect();
+        let text: String = text.chars().take(LONGEST_WARNING).collect();
+        if let Ok(value) = HeaderValue::from_str(&text) {
+            response.headers_mut().insert(WARNING, value);
+        }
+        response
     }
 }
 
@@ -318,78 +394,45 @@ pub(crate) fn token_limit(
     given.map(|n| within(name, n, least, i64::MAX).map(|n| n as usize)).transpose()
 }
 
-/// Token ids of a text; long ones take a while and must not hold up others.
-pub(crate) async fn encode<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(ApiError::internal("the text could not be encoded")))
+/// Token ids of a text, of which there may be `limit`: most often what the model has room for.
+pub(crate) fn encode(
+    served: &Served,
+    param: &str,
+    text: &str,
+    add_special: bool,
+    limit: usize,
+) -> Result<Vec<u32>, ApiError> {
+    let tokens = served.tokenizer.encode_within(text, add_special, limit);
+    tokens.map_err(|error| match error {
+        TokenizerError::TooLong { limit } if limit == served.max_length => too_long(
+            param,
+            &format!(
+                "this model's maximum context length is {limit} tokens, and the prompt has more"
+            ),
+        ),
+        TokenizerError::TooLong { limit } => too_long(
+            param,
+            &format!("at most {limit} tokens are taken at a time, and the text has more"),
+        ),
+        error => encode_error(param, &error),
+    })
+}
+
+/// Refuses more tokens than `limit` that were given as such.
+pub(crate) fn check_count(param: &str, found: usize, limit: usize) -> Result<(), ApiError> {
+    if found <= limit {
+        return Ok(());
+    }
+    Err(too_long(param, &format!("at most {limit} tokens are taken at a time, found {found}")))
+}
+
+fn too_long(param: &str, message: &str) -> ApiError {
+    ApiError::too_long(param, format!("{message}; shorten it"))
 }
 
 /// What the tokenizer could not do.
 pub(crate) fn encode_error(param: &str, error: &TokenizerError) -> ApiError {
     ApiError::value(param, error.to_string())
-}
-
-/// Reads JSON. Also gives the fields that the type does not have.
-pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Vec<String>), ApiError> {
-    // serde would take a list for the fields in order.
-    if bytes.trim_ascii_start().first().is_some_and(|b| *b != b'{') {
-        return Err(ApiError::malformed("the body is not JSON: expected an object"));
-    }
-    let mut unknown = Vec::new();
-    let mut track = serde_path_to_error::Track::new();
-    let mut json = serde_json::Deserializer::from_slice(bytes);
-    let tracked = serde_path_to_error::Deserializer::new(&mut json, &mut track);
-    let read = serde_ignored::deserialize(tracked, |path| {
-        // An option that is there is a step of its own: `?`.
-        unknown.push(path.to_string().replace(".?", ""));
-    });
-    let read = read.and_then(|value: T| json.end().map(|()| value));
-    let error = match read {
-        Ok(value) => return Ok((value, unknown)),
-        Err(error) => error,
-    };
-    if !error.is_data() {
-        return Err(ApiError::malformed(format!("the body is not JSON: {error}")));
-    }
-    let (path, message) = (track.path().to_string(), error.to_string());
-    // serde names a missing field in its message only.
-    let missing = message.strip_prefix("missing field `").and_then(|m| m.split_once('`'));
-    let param = match missing {
-        Some((field, _)) if path == "." => field.to_owned(),
-        Some((field, _)) => format!("{path}.{field}"),
-        None => path,
-    };
-    let error = ApiError::malformed(if param == "." {
-        message.clone()
-    } else {
-        format!("{param}: {message}")
-    });
-    Err(if param == "." { error } else { error.param(param) })
-}
-
-/// Reads a request of two parts that stand in one object, `T` and [`CommonFields`].
-pub(crate) fn parse_with_common<T: DeserializeOwned>(
-    bytes: &[u8],
-) -> Result<(T, CommonFields, Vec<String>), ApiError> {
-    let (own, others) = parse::<T>(bytes)?;
-    let (common, mut unknown) = parse::<CommonFields>(bytes)?;
-    unknown.retain(|field| others.contains(field));
-    Ok((own, common, unknown))
-}
-
-/// Names unknown fields in a header.
-pub(crate) fn warn(mut response: Response, unknown: &[String]) -> Response {
-    if unknown.is_empty() {
-        return response;
-    }
-    let names: String = unknown.join(", ").chars().filter(|c| (' '..='~').contains(c)).collect();
-    let names: String = names.chars().take(512).collect();
-    if let Ok(value) = HeaderValue::from_str(&format!("unknown fields were ignored: {names}")) {
-        response.headers_mut().insert(WARNING, value);
-    }
-    response
 }
 
 /// Tokens that a request used.
@@ -435,6 +478,9 @@ pub(crate) struct Chunk<'a, C: Serialize> {
     pub(crate) choices: &'a [C],
     #[serde(skip_serializing_if = "ChunkUsage::is_absent")]
     pub(crate) usage: ChunkUsage,
+    /// With the first chunk of a chat, where they are told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
 }
 
 /// What a chunk says of usage.
@@ -482,6 +528,48 @@ pub(crate) fn likelihood(spelling: &Spelling, token: u32, logprob: f32) -> Likel
     Likelihood { token: Spelling::shown(&bytes), logprob: finite(logprob), bytes: Some(bytes) }
 }
 
+/// A token of a prompt, or one that could have stood in its place, as vLLM tells it.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct PromptLogprob {
+    logprob: f32,
+    /// How many tokens are likelier, and 1.
+    rank: u32,
+    decoded_token: String,
+}
+
+/// For each token of a prompt, by token id: it and the likeliest; null for the first.
+pub(crate) type PromptLogprobs = Vec<Option<BTreeMap<u32, PromptLogprob>>>;
+
+/// Log-probabilities of a prompt, with those of the `most` likeliest.
+pub(crate) fn prompt_logprobs(
+    spelling: &Spelling,
+    most: usize,
+    of: &[TokenLogprob],
+) -> PromptLogprobs {
+    let one = |token, logprob, rank| {
+        let decoded_token = Spelling::shown(&spelling.bytes(token));
+        (token, PromptLogprob { logprob: finite(logprob), rank, decoded_token })
+    };
+    let all = |l: &TokenLogprob| {
+        let top = (1u32..)
+            .zip(&l.top)
+            .take(most)
+            .map(|(rank, (token, logprob))| one(*token, *logprob, rank));
+        let own = one(l.token, l.logprob?, l.rank);
+        let mut all: BTreeMap<u32, PromptLogprob> = top.collect();
+        all.entry(own.0).or_insert(own.1);
+        Some(all)
+    };
+    of.iter().map(all).collect()
+}
+
+/// Leaves out the beginning of a prompt; true where there was something to leave out.
+pub(crate) fn take_last(tokens: &mut Vec<u32>, most: usize) -> bool {
+    let left_out = tokens.len().saturating_sub(most);
+    tokens.drain(..left_out);
+    left_out > 0
+}
+
 /// What all answers begin with.
 pub(crate) struct Head {
     pub(crate) id: String,
@@ -504,7 +592,11 @@ impl Head {
 pub(crate) struct Asked {
     pub(crate) bytes: axum::body::Bytes,
     pub(crate) tenant: Tenant,
+    /// Whose share of the machine it uses.
+    pub(crate) client: Client,
     pub(crate) request_id: String,
+    /// The memory that `bytes` take.
+    _held: Held,
 }
 
 impl Asked {
@@ -514,11 +606,24 @@ impl Asked {
         request: axum::extract::Request,
     ) -> Result<Asked, ApiError> {
         let (parts, body) = request.into_parts();
-        Ok(Asked {
-            tenant: parts.extensions.get().copied().unwrap_or_default(),
-            request_id: crate::serve::app::request_id(&parts.extensions),
-            bytes: app.body(body).await?,
-        })
+        let tenant: Tenant = parts.extensions.get().copied().unwrap_or_default();
+        let client = Client::of(&parts.extensions);
+        let (bytes, held) = app.body(client, body).await?;
+        if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
+            connection.read();
+        }
+        let request_id = crate::serve::app::request_id(&parts.extensions);
+        Ok(Asked { bytes, tenant, client, request_id, _held: held })
+    }
+
+    /// Makes of it what is asked for, off the runtime.
+    pub(crate) async fn prepare<T: Send + 'static>(
+        self,
+        app: &Arc<App>,
+        work: fn(&App, &Asked) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let (client, bytes, shared) = (self.client, self.bytes.len(), app.clone());
+        app.lanes.run(client, bytes, move || work(&shared, &self)).await
     }
 }
 
@@ -534,26 +639,5 @@ mod tests {
         seeds.sort_unstable();
         seeds.dedup();
         assert_eq!(seeds.len(), 200);
-    }
-
-    #[test]
-    fn parsing_names_what_is_wrong_and_what_is_unknown() {
-        let fails = |json: &str| {
-            let error = parse::<CommonFields>(json.as_bytes()).expect_err(json);
-            serde_json::to_value(error.response()).expect("JSON")["error"]["param"].clone()
-        };
-        assert_eq!(fails("{}"), "model");
-        assert_eq!(fails("{"), serde_json::Value::Null);
-        assert_eq!(fails("[]"), serde_json::Value::Null);
-        assert_eq!(fails(r#"{"model":"m","temperature":"hot"}"#), "temperature");
-        assert_eq!(
-            fails(r#"{"model":"m","stream_options":{"include_usage":1}}"#),
-            "stream_options.include_usage"
-        );
-        assert_eq!(fails(r#"{"model":"m"} x"#), serde_json::Value::Null);
-        let (_, unknown) =
-            parse::<CommonFields>(br#"{"model":"m","x":1,"stream_options":{"y":[2]},"n":null}"#)
-                .expect("it is one");
-        assert_eq!(unknown, ["x", "stream_options.y"]);
     }
 }

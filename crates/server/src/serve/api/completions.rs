@@ -6,16 +6,21 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, IntoDeserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use super::common::{
-    Asked, Chunk, ChunkUsage, Common, CommonFields, Head, MOST_LOGPROBS, TokenId, Usage, encode,
-    encode_error, finite, parse_with_common, room_for, token_limit, warn, whole, within,
+    Asked, Chunk, ChunkUsage, Common, CommonFields, Head, MOST_LOGPROBS, PromptLogprobs, Usage,
+    Warnings, encode, encode_error, finite, prompt_logprobs, room_for, take_last, token_limit,
+    within,
 };
+use super::options::SamplingFields;
+use super::read::{TokenId, parse_parts, whole};
 use crate::serve::app::App;
 use crate::serve::error::{ApiError, json};
 use crate::serve::generation::{Generation, Job, MOST_CHOICES, Piece, TokenLogprob, Used, Whole};
+use crate::serve::lanes::Client;
 use crate::serve::model::Served;
 use crate::serve::sse::{self, Dialect, Frames};
 use crate::serve::text::Spelling;
@@ -37,13 +42,15 @@ pub(crate) struct CompletionFields {
     #[schema(minimum = 0, maximum = 20)]
     #[serde(default, deserialize_with = "whole")]
     logprobs: Option<i64>,
+    /// Add what the tokenizer puts around a text; true when left out.
+    add_special_tokens: Option<bool>,
     /// Not supported yet.
     #[schema(max_length = 0)]
     suffix: Option<String>,
 }
 
 /// What to continue.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Prompt {
     Text(String),
@@ -54,12 +61,112 @@ pub(crate) enum Prompt {
     TokenLists(Vec<Vec<TokenId>>),
 }
 
+impl Prompt {
+    /// How many prompts it is.
+    fn count(&self) -> usize {
+        match self {
+            Prompt::Text(_) | Prompt::Tokens(_) => 1,
+            Prompt::Texts(texts) => texts.len(),
+            Prompt::TokenLists(lists) => lists.len(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Prompt {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Prompt, D::Error> {
+        input.deserialize_any(PromptVisitor)
+    }
+}
+
+struct PromptVisitor;
+
+impl<'de> Visitor<'de> for PromptVisitor {
+    type Value = Prompt;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a text, token ids, or a list of either")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Prompt, E> {
+        Ok(Prompt::Text(text.to_owned()))
+    }
+
+    /// The first item says what the others are.
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Prompt, A::Error> {
+        fn all<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(
+            first: T,
+            items: &mut A,
+        ) -> Result<Vec<T>, A::Error> {
+            let mut all = vec![first];
+            while let Some(item) = items.next_element()? {
+                all.push(item);
+            }
+            Ok(all)
+        }
+        Ok(match items.next_element()? {
+            None => Prompt::Texts(Vec::new()),
+            Some(Item::Text(text)) => Prompt::Texts(all(text, &mut items)?),
+            Some(Item::Token(token)) => Prompt::Tokens(all(token, &mut items)?),
+            Some(Item::Tokens(tokens)) => Prompt::TokenLists(all(tokens, &mut items)?),
+        })
+    }
+}
+
+/// The first of a list of prompts, or of a prompt's tokens.
+enum Item {
+    Text(String),
+    Token(TokenId),
+    Tokens(Vec<TokenId>),
+}
+
+impl<'de> Deserialize<'de> for Item {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Item, D::Error> {
+        input.deserialize_any(ItemVisitor)
+    }
+}
+
+struct ItemVisitor;
+
+impl<'de> Visitor<'de> for ItemVisitor {
+    type Value = Item;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a text, a token id, or a list of them")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Item, E> {
+        Ok(Item::Text(text.to_owned()))
+    }
+
+    fn visit_i64<E: Error>(self, n: i64) -> Result<Item, E> {
+        TokenId::deserialize(n.into_deserializer()).map(Item::Token)
+    }
+
+    fn visit_u64<E: Error>(self, n: u64) -> Result<Item, E> {
+        TokenId::deserialize(n.into_deserializer()).map(Item::Token)
+    }
+
+    fn visit_f64<E: Error>(self, x: f64) -> Result<Item, E> {
+        TokenId::deserialize(x.into_deserializer()).map(Item::Token)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Item, A::Error> {
+        let mut tokens = Vec::new();
+        while let Some(token) = items.next_element()? {
+            tokens.push(token);
+        }
+        Ok(Item::Tokens(tokens))
+    }
+}
+
 /// A request, for the API's description.
 #[derive(ToSchema)]
 #[allow(dead_code, reason = "read in two parts, described in one")]
 pub(crate) struct CompletionRequest {
     #[serde(flatten)]
     own: CompletionFields,
+    #[serde(flatten)]
+    sampling: SamplingFields,
     #[serde(flatten)]
     common: CommonFields,
 }
@@ -85,6 +192,10 @@ struct CompletionChoice {
     /// `stop` or `length`
     #[schema(required = true)]
     finish_reason: Option<&'static str>,
+    /// Where `prompt_logprobs` asks for them.
+    #[schema(value_type = Option<Vec<Option<BTreeMap<String, super::common::PromptLogprob>>>>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs>,
 }
 
 /// Lists of one length, an entry a token.
@@ -114,34 +225,64 @@ pub(crate) async fn create(
     request: Request,
 ) -> Result<Response, ApiError> {
     let asked = Asked::read(&app, request).await?;
-    let (fields, common_fields, unknown) = parse_with_common::<CompletionFields>(&asked.bytes)?;
-    let served = app.model_for_work(Some(&common_fields.model))?.clone();
-    let common = common_fields.check(&served, asked.tenant)?;
-    let wanted = token_limit("max_tokens", common_fields.max_tokens, 0)?;
-    let plan = Plan::check(&fields, &common, wanted.unwrap_or(DEFAULT_TOKENS))?;
-    served.check_room(plan.best_of)?;
-    let (of, prompt) = (served.clone(), fields.prompt);
-    let prompts = encode(move || encode_prompts(&of, prompt, plan.echo)).await?;
-    let job = plan.job(&served, &common, prompts, asked.request_id)?;
+    let client = asked.client;
+    let prepared = asked.prepare(&app, prepare).await?;
+    let Prepared { served, job, plan, warnings } = prepared;
     let generation = Generation::start(&app, &served, job).await?;
-    let response = answer(&served, &common, &plan, generation).await?;
-    Ok(warn(response, &unknown))
+    let response = answer(&app, client, &served, plan, generation).await?;
+    Ok(warnings.tell(response))
+}
+
+/// A request that was read and checked.
+struct Prepared {
+    served: Arc<Served>,
+    job: Job,
+    plan: Plan,
+    warnings: Warnings,
+}
+
+fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
+    let parts = parse_parts::<CompletionFields>(&asked.bytes)?;
+    let (fields, common_fields) = (parts.own, parts.common);
+    let mut warnings = Warnings::new(&parts.unknown, parts.options.without_effect());
+    let served = app.model_for_work(common_fields.model.as_deref())?.clone();
+    parts.options.check(false)?;
+    let common = common_fields.check(&parts.options, &served, asked.tenant)?;
+    let wanted = token_limit("max_tokens", common_fields.max_tokens, 0)?;
+    let plan = Plan::check(&fields, &common, wanted, &served)?;
+    served.check_room(plan.best_of)?;
+    plan.check_choices(fields.prompt.count())?;
+    let prompts = encode_prompts(&served, fields.prompt, plan)?;
+    let job = plan.job(&served, &common, prompts, asked.request_id.clone(), &mut warnings)?;
+    Ok(Prepared { served, job, plan, warnings })
 }
 
 /// What is wanted, checked.
 #[derive(Clone, Copy)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a field of the request")]
 struct Plan {
+    n: usize,
     best_of: usize,
+    stream: bool,
+    include_usage: bool,
+    prompt_logprobs: Option<usize>,
     echo: bool,
     logprobs: Option<usize>,
-    max_tokens: usize,
+    /// `None` for as many as the checkpoint says.
+    max_tokens: Option<usize>,
+    /// Tokens of each prompt that are taken, from its end.
+    taken: usize,
+    /// Tokens of each prompt that are read.
+    readable: usize,
+    special: bool,
 }
 
 impl Plan {
     fn check(
         fields: &CompletionFields,
         common: &Common,
-        max_tokens: usize,
+        wanted: Option<usize>,
+        served: &Served,
     ) -> Result<Plan, ApiError> {
         if fields.suffix.as_ref().is_some_and(|s| !s.is_empty()) {
             return Err(ApiError::unsupported("suffix", "suffix: not supported yet"));
@@ -155,7 +296,34 @@ impl Plan {
         }
         let logprobs = fields.logprobs.map(|n| within("logprobs", n, 0, MOST_LOGPROBS));
         let logprobs = logprobs.transpose()?.map(|n| n as usize);
-        Ok(Plan { best_of, echo: fields.echo.unwrap_or(false), logprobs, max_tokens })
+        let own = served.defaults.max_tokens(0).is_none().then_some(DEFAULT_TOKENS);
+        let max_tokens = wanted.or(own);
+        common.check_least(max_tokens)?;
+        Ok(Plan {
+            n: common.n,
+            best_of,
+            stream: common.stream,
+            include_usage: common.include_usage,
+            prompt_logprobs: common.prompt_logprobs,
+            echo: fields.echo.unwrap_or(false),
+            logprobs,
+            max_tokens,
+            taken: common.taken(max_tokens, served),
+            readable: common.readable(served),
+            special: fields.add_special_tokens.unwrap_or(true),
+        })
+    }
+
+    /// Refuses more choices in all than there can be.
+    fn check_choices(self, prompts: usize) -> Result<(), ApiError> {
+        if prompts.saturating_mul(self.best_of) <= MOST_CHOICES {
+            return Ok(());
+        }
+        let message = format!(
+            "prompt: expected at most {MOST_CHOICES} choices in all, found {prompts} prompts of {}",
+            self.best_of,
+        );
+        Err(ApiError::value("prompt", message))
     }
 
     fn job(
@@ -164,30 +332,27 @@ impl Plan {
         common: &Common,
         prompts: Vec<(Vec<u32>, String)>,
         request_id: String,
+        warnings: &mut Warnings,
     ) -> Result<Job, ApiError> {
-        let all = prompts.len().saturating_mul(self.best_of);
-        if all > MOST_CHOICES {
-            let message = format!(
-                "prompt: expected at most {MOST_CHOICES} choices in all, found {} prompts of {}",
-                prompts.len(),
-                self.best_of,
-            );
-            return Err(ApiError::value("prompt", message));
-        }
-        let mut requests = Vec::with_capacity(all);
+        let mut requests = Vec::with_capacity(prompts.len() * self.best_of);
         // What is best is judged by log-probabilities.
         let chooses = self.best_of > common.n;
         let logprobs = self.logprobs.or(chooses.then_some(0));
         let of_prompt = self.logprobs.filter(|_| self.echo);
         for (tokens, _) in &prompts {
-            let most = room_for("prompt", tokens.len(), Some(self.max_tokens), served)?;
-            let request = |i| common.request(tokens.clone(), most, i, logprobs, of_prompt);
+            let most = room_for("prompt", tokens.len(), self.max_tokens, served, warnings)?;
+            let request = |i| {
+                let request = common.request(tokens.clone(), most, i, logprobs);
+                let prompt_logprobs = request.prompt_logprobs.max(of_prompt);
+                infernum_runtime::Request { prompt_logprobs, ..request }
+            };
             requests.extend((0..self.best_of).map(request));
         }
         Ok(Job {
             requests,
             per_prompt: self.best_of,
-            stops: common.stops.clone(),
+            text: common.text.clone(),
+            tell_prompts: common.prompt_logprobs.is_some(),
             echo: self.echo.then(|| prompts.into_iter().map(|(_, text)| text).collect()),
             request_id,
         })
@@ -198,22 +363,29 @@ impl Plan {
 fn encode_prompts(
     served: &Served,
     prompt: Prompt,
-    echo: bool,
+    plan: Plan,
 ) -> Result<Vec<(Vec<u32>, String)>, ApiError> {
+    let decoded = |tokens: Vec<u32>| {
+        let decode = || served.tokenizer.decode(&tokens, true);
+        let text = if plan.echo { decode() } else { Ok(String::new()) };
+        let text = text.map_err(|e| encode_error("prompt", &e))?;
+        Ok((tokens, text))
+    };
     let encode = |text: String| {
-        let tokens = served.tokenizer.encode(&text, true);
-        let mut tokens = tokens.map_err(|e| encode_error("prompt", &e))?;
+        let mut tokens = encode(served, "prompt", &text, plan.special, plan.readable)?;
         if tokens.is_empty() {
             // Nothing to continue: a text of its own.
             tokens.extend(served.tokenizer.bos_id());
         }
-        Ok((tokens, text))
+        // What is echoed is what was taken.
+        if take_last(&mut tokens, plan.taken) { decoded(tokens) } else { Ok((tokens, text)) }
     };
     let decode = |tokens: Vec<TokenId>| {
-        let tokens: Vec<u32> = tokens.into_iter().map(|t| t.0).collect();
-        let text = if echo { served.tokenizer.decode(&tokens, true) } else { Ok(String::new()) };
-        let text = text.map_err(|e| encode_error("prompt", &e))?;
-        Ok((tokens, text))
+        let mut tokens: Vec<u32> = tokens.into_iter().map(|t| t.0).collect();
+        take_last(&mut tokens, plan.taken);
+        // Before its text is made.
+        room_for("prompt", tokens.len(), Some(0), served, &mut Warnings::default())?;
+        decoded(tokens)
     };
     let prompts: Result<Vec<_>, ApiError> = match prompt {
         Prompt::Text(text) => encode(text).map(|p| vec![p]),
@@ -229,29 +401,40 @@ fn encode_prompts(
 }
 
 async fn answer(
-    served: &Arc<Served>,
-    common: &Common,
-    plan: &Plan,
+    app: &App,
+    client: Client,
+    served: &Served,
+    plan: Plan,
     mut generation: Generation,
 ) -> Result<Response, ApiError> {
     let head = Head::new("cmpl", served);
-    let spelling = plan.logprobs.map(|_| served.spelling.clone());
-    if common.stream {
-        let streamed = Streamed { head, spelling, usage: common.include_usage };
+    let tells = Tells {
+        spelling: served.spelling.clone(),
+        tokens: plan.logprobs,
+        prompts: plan.prompt_logprobs,
+    };
+    if plan.stream {
+        let streamed = Streamed { head, tells, usage: plan.include_usage };
         return Ok(sse::stream(generation, streamed));
     }
-    let wholes = best(generation.collect().await?, plan.best_of, common.n);
+    let wholes = best(generation.collect().await?, plan.best_of, plan.n);
+    let usage = generation.used().into();
+    let size = wholes.iter().map(Whole::size).sum();
+    app.lanes.run(client, size, move || Ok(whole_answer(head, &tells, wholes, usage))).await
+}
+
+fn whole_answer(head: Head, tells: &Tells, wholes: Vec<Whole>, usage: Usage) -> Response {
     let choice = |(index, whole): (usize, Whole)| CompletionChoice {
         text: whole.text,
         index,
-        logprobs: told(spelling.as_ref(), &whole.logprobs),
+        logprobs: tells.of_tokens(&whole.logprobs),
         finish_reason: Some(whole.finish.name()),
+        prompt_logprobs: tells.of_prompt(whole.prompt.as_deref()),
     };
     let choices = wholes.into_iter().enumerate().map(choice).collect();
-    let usage = generation.used().into();
     let Head { id, created, model } = head;
     let body = Completion { id, object: "text_completion", created, model, choices, usage };
-    Ok(json(StatusCode::OK, &body))
+    json(StatusCode::OK, &body)
 }
 
 /// The `n` likeliest of each prompt's `of` choices, the likeliest first; all in order where no
@@ -272,25 +455,39 @@ fn best(wholes: Vec<Whole>, of: usize, n: usize) -> Vec<Whole> {
     }
 }
 
-fn told(spelling: Option<&Spelling>, logprobs: &[TokenLogprob]) -> Option<CompletionLogprobs> {
-    let spelling = spelling?;
-    let shown = |token| Spelling::shown(&spelling.bytes(token));
-    let mut told = CompletionLogprobs::default();
-    for l in logprobs {
-        told.tokens.push(shown(l.token));
-        told.token_logprobs.push(l.logprob.map(finite));
-        let top = || l.top.iter().map(|(token, logprob)| (shown(*token), finite(*logprob)));
-        told.top_logprobs.push(l.logprob.map(|_| top().collect()));
-        told.text_offset.push(l.offset);
+/// Which log-probabilities are told, with how many of the likeliest.
+struct Tells {
+    spelling: Spelling,
+    tokens: Option<usize>,
+    prompts: Option<usize>,
+}
+
+impl Tells {
+    fn of_tokens(&self, logprobs: &[TokenLogprob]) -> Option<CompletionLogprobs> {
+        let most = self.tokens?;
+        let shown = |token| Spelling::shown(&self.spelling.bytes(token));
+        let mut told = CompletionLogprobs::default();
+        for l in logprobs {
+            told.tokens.push(shown(l.token));
+            told.token_logprobs.push(l.logprob.map(finite));
+            let top = l.top.iter().take(most);
+            let top = || top.map(|(token, logprob)| (shown(*token), finite(*logprob))).collect();
+            told.top_logprobs.push(l.logprob.map(|_| top()));
+            told.text_offset.push(l.offset);
+        }
+        Some(told)
     }
-    Some(told)
+
+    fn of_prompt(&self, logprobs: Option<&[TokenLogprob]>) -> Option<PromptLogprobs> {
+        let (most, logprobs) = self.prompts.zip(logprobs)?;
+        Some(prompt_logprobs(&self.spelling, most, logprobs))
+    }
 }
 
 /// The answer as a stream.
 struct Streamed {
     head: Head,
-    /// Present where log-probabilities are told.
-    spelling: Option<Spelling>,
+    tells: Tells,
     usage: bool,
 }
 
@@ -303,18 +500,22 @@ impl Streamed {
             model: &self.head.model,
             choices,
             usage: ChunkUsage::of(self.usage, usage),
+            prompt_logprobs: None,
         });
     }
 }
 
 impl Dialect for Streamed {
     fn piece(&mut self, frames: &mut Frames, piece: Piece) {
-        let mut logprobs = told(self.spelling.as_ref(), &piece.logprobs);
+        let mut logprobs = self.tells.of_tokens(&piece.logprobs);
+        let mut prompt_logprobs = self.tells.of_prompt(piece.prompt.as_deref());
+        let index = piece.choice;
         let mut send = |text, logprobs, finish_reason| {
-            let choice = CompletionChoice { text, index: piece.choice, logprobs, finish_reason };
+            let prompt_logprobs = prompt_logprobs.take();
+            let choice = CompletionChoice { text, index, logprobs, finish_reason, prompt_logprobs };
             self.send(frames, &[choice], None);
         };
-        if !piece.text.is_empty() {
+        if !piece.text.is_empty() || (piece.prompt.is_some() && piece.finish.is_none()) {
             send(piece.text, logprobs.take(), None);
         }
         if let Some(finish) = piece.finish {
@@ -338,6 +539,7 @@ mod tests {
     #[test]
     fn the_likeliest_are_given_back() {
         let whole = |text: &str, mean| Whole {
+            prompt: None,
             text: text.to_owned(),
             logprobs: Vec::new(),
             finish: Finish::Stop,

@@ -8,7 +8,7 @@ use axum::response::{Html, Response};
 use utoipa::OpenApi;
 
 use crate::serve::app::App;
-use crate::serve::error::json;
+use crate::serve::error::json_text;
 use crate::serve::openapi::Api;
 
 /// A page to chat on.
@@ -23,10 +23,13 @@ pub(crate) async fn docs() -> Html<&'static str> {
 
 /// The API's description, with the models of this server.
 pub(crate) async fn openapi(State(app): State<Arc<App>>) -> Response {
-    let mut api = serde_json::to_value(Api::openapi()).unwrap_or_default();
-    if let Some(model) = api.pointer_mut("/components/schemas/CommonFields/properties/model") {
-        let names: Vec<&str> = app.models.iter().map(|m| m.name.as_str()).collect();
-        model["enum"] = names.into();
-    }
-    json(StatusCode::OK, &api)
+    let text = app.description.get_or_init(|| {
+        let mut api = serde_json::to_value(Api::openapi()).unwrap_or_default();
+        if let Some(model) = api.pointer_mut("/components/schemas/CommonFields/properties/model") {
+            let names: Vec<&str> = app.models.iter().map(|m| m.name.as_str()).collect();
+            model["enum"] = names.into();
+        }
+        api.to_string().into()
+    });
+    json_text(StatusCode::OK, text.clone())
 }

@@ -5,20 +5,22 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use infernum_frontend_hf::chat::Message;
+use infernum_frontend_hf::chat::{Message, RenderOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::chat::{self, ChatMessage};
-use super::common::{Asked, TokenId, encode, encode_error, parse, warn};
+use super::common::{Asked, Warnings, check_count, encode, encode_error};
+use super::read::{TokenId, parse};
 use crate::serve::app::App;
 use crate::serve::error::{ApiError, json};
+use crate::serve::model::Served;
 
 /// A text, or a conversation.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct TokenizeRequest {
-    /// The first model when left out.
+    /// May be left out where there is but one.
     model: Option<String>,
     prompt: Option<String>,
     /// Instead of `prompt`.
@@ -43,7 +45,7 @@ pub(crate) struct Tokenized {
 /// Tokens.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct DetokenizeRequest {
-    /// The first model when left out.
+    /// May be left out where there is but one.
     model: Option<String>,
     #[schema(value_type = Vec<u32>)]
     tokens: Vec<TokenId>,
@@ -65,26 +67,42 @@ pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let asked = Asked::read(&app, request).await?;
+    Asked::read(&app, request).await?.prepare(&app, count).await
+}
+
+fn count(app: &App, asked: &Asked) -> Result<Response, ApiError> {
     let (request, unknown) = parse::<TokenizeRequest>(&asked.bytes)?;
-    let served = app.model(request.model.as_deref())?.clone();
-    let max_model_len = served.max_length;
-    let tokens = encode(move || match (request.prompt, request.messages) {
+    let served = app.model(request.model.as_deref())?;
+    let limit = most_tokens(served);
+    let tokens = match (request.prompt, request.messages) {
         (Some(text), None) => {
             let special = request.add_special_tokens.unwrap_or(true);
-            served.tokenizer.encode(&text, special).map_err(|e| encode_error("prompt", &e))
+            encode(served, "prompt", &text, special, limit)?
         }
         (None, Some(messages)) => {
             let messages = chat::messages(messages)?;
-            let prompt = request.add_generation_prompt.unwrap_or(true);
-            let extra = request.chat_template_kwargs.unwrap_or_default();
-            chat::prompt(&served, &messages, prompt, extra)
+            let options = RenderOptions {
+                add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
+                extra: request.chat_template_kwargs.unwrap_or_default(),
+                ..RenderOptions::default()
+            };
+            let special = request.add_special_tokens.unwrap_or(false);
+            chat::prompt(served, &messages, &options, special, limit)?
         }
-        _ => Err(ApiError::malformed("expected either `prompt` or `messages`").param("prompt")),
-    });
-    let tokens = tokens.await?;
-    let body = Tokenized { count: tokens.len(), max_model_len, tokens };
-    Ok(warn(json(StatusCode::OK, &body), &unknown))
+        _ => {
+            let message = "expected either `prompt` or `messages`";
+            return Err(ApiError::malformed(message).param("prompt"));
+        }
+    };
+    check_count("prompt", tokens.len(), limit)?;
+    let body = Tokenized { count: tokens.len(), max_model_len: served.max_length, tokens };
+    Ok(Warnings::new(&unknown, &[]).tell(json(StatusCode::OK, &body)))
+}
+
+/// Tokens that are counted, or spelt, at a time. A text may well be too long for the model: whoever
+/// asks wants to know by how much.
+fn most_tokens(served: &Served) -> usize {
+    served.max_length.saturating_mul(4)
 }
 
 /// The text of tokens.
@@ -97,17 +115,19 @@ pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let asked = Asked::read(&app, request).await?;
+    Asked::read(&app, request).await?.prepare(&app, spell).await
+}
+
+fn spell(app: &App, asked: &Asked) -> Result<Response, ApiError> {
     let (request, unknown) = parse::<DetokenizeRequest>(&asked.bytes)?;
-    let served = app.model(request.model.as_deref())?.clone();
+    let served = app.model(request.model.as_deref())?;
+    check_count("tokens", request.tokens.len(), most_tokens(served))?;
     let tokens: Vec<u32> = request.tokens.iter().map(|t| t.0).collect();
     if let Some(token) = tokens.iter().find(|t| **t as usize >= served.vocab) {
         let message =
             format!("tokens: token {token} is outside the vocabulary of {}", served.vocab);
         return Err(ApiError::value("tokens", message));
     }
-    let prompt = encode(move || {
-        served.tokenizer.decode(&tokens, false).map_err(|e| encode_error("tokens", &e))
-    });
-    Ok(warn(json(StatusCode::OK, &Detokenized { prompt: prompt.await? }), &unknown))
+    let prompt = served.tokenizer.decode(&tokens, false).map_err(|e| encode_error("tokens", &e))?;
+    Ok(Warnings::new(&unknown, &[]).tell(json(StatusCode::OK, &Detokenized { prompt })))
 }

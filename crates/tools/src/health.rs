@@ -1,13 +1,15 @@
 //! `infernum health`: asks a running server whether it is ready, for container and service managers.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use infernum_tools::report::{self, Outcome};
+use hyper::StatusCode;
 
+use crate::http::Http;
+use crate::report::{self, Outcome};
+
+/// The command line.
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Where the server listens.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: String,
@@ -19,7 +21,8 @@ pub(crate) struct Args {
     timeout: u64,
 }
 
-pub(crate) fn run(args: &Args) -> Outcome {
+/// Asks; an error unless it is ready.
+pub fn run(args: &Args) -> Outcome {
     let port = match (args.port, std::env::var("INFERNUM_PORT")) {
         (Some(port), _) => port,
         (None, Ok(text)) => {
@@ -27,35 +30,29 @@ pub(crate) fn run(args: &Args) -> Outcome {
         }
         (None, Err(_)) => 8000,
     };
-    let place = format!("{}:{port}", args.host);
-    let answer = ask(&place, Duration::from_secs(args.timeout))
-        .map_err(|e| format!("no answer from http://{place}/health: {e}"))?;
-    match answer.split(' ').nth(1) {
-        Some("200") => report::line("ready"),
-        Some("503") => Err("the server runs, but is not ready (503)".into()),
-        _ => {
-            Err(format!("expected HTTP status 200 from http://{place}/health, found `{answer}`")
-                .into())
-        }
+    let url = format!("http://{}:{port}", args.host);
+    let status = ask(&url, Duration::from_secs(args.timeout))
+        .map_err(|e| format!("no answer from {url}/health: {}", report::chain(&*e)))?;
+    match status.as_u16() {
+        200 => report::line("ready"),
+        503 => Err("the server runs, but is not ready (503)".into()),
+        other => Err(format!("expected HTTP status 200 from {url}/health, found {other}").into()),
     }
 }
 
-/// The first line of the answer to `GET /health`.
-fn ask(place: &str, timeout: Duration) -> std::io::Result<String> {
-    let none = || std::io::Error::other("the name has no address");
-    let address = place.to_socket_addrs()?.next().ok_or_else(none)?;
-    let mut stream = TcpStream::connect_timeout(&address, timeout)?;
-    stream.set_read_timeout(Some(timeout))?;
-    stream.set_write_timeout(Some(timeout))?;
-    write!(stream, "GET /health HTTP/1.1\r\nhost: {place}\r\nconnection: close\r\n\r\n")?;
-    let mut line = String::new();
-    let limited = std::io::Read::take(stream, 1024);
-    BufReader::new(limited).read_line(&mut line)?;
-    Ok(line.trim_end().to_owned())
+/// The status of the answer to `GET /health`.
+fn ask(url: &str, timeout: Duration) -> Result<StatusCode, Box<dyn std::error::Error>> {
+    let server = Http::new(url, None)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let answer = async { tokio::time::timeout(timeout, server.get("/health")).await };
+    let late = |_| format!("none within {} s", timeout.as_secs());
+    let (status, _) = runtime.block_on(answer).map_err(late)??;
+    Ok(status)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
     use std::net::TcpListener;
 
     use super::*;
@@ -79,15 +76,12 @@ mod tests {
 
     #[test]
     fn only_200_is_ready() {
-        assert_eq!(said("HTTP/1.1 200 OK\r\n\r\n"), Ok(()));
+        assert_eq!(said("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"), Ok(()));
         assert!(
             said("HTTP/1.1 503 Service Unavailable\r\n\r\n")
                 .is_err_and(|e| e.contains("not ready"))
         );
-        assert!(
-            said("HTTP/1.1 404 Not Found\r\n\r\n")
-                .is_err_and(|e| e.contains("found `HTTP/1.1 404"))
-        );
+        assert!(said("HTTP/1.1 404 Not Found\r\n\r\n").is_err_and(|e| e.contains("found 404")));
         assert!(said("").is_err());
     }
 

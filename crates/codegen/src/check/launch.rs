@@ -1,0 +1,210 @@
+//! Launches: their places, their kernels, and their types.
+
+use infernum_ir::{Attr, DType, OpSet, StepInput, Sym, TensorType, Type};
+
+use super::{Checked, fault};
+use crate::plan::{
+    Arg, Argument, KernelLaunch, Launch, Matmul, Plan, Program, Run, TargetKind, TileMap, Value,
+};
+
+impl Plan {
+    pub(super) fn check_launch(&self, place: &str, program: &Program, launch: &Launch) -> Checked {
+        if launch.names.len() != launch.operands.len() + launch.results.len() {
+            return fault(place, "expected a name for each operand and result");
+        }
+        let operands = || launch.operands.iter().flatten();
+        for value in operands().chain(&launch.results) {
+            self.check_value(place, program, value)?;
+        }
+        check_results(place, program, launch, self)?;
+        if let Some(freed) = launch.frees.iter().find(|f| **f as usize >= program.buffers.len()) {
+            return fault(place, format!("it frees buffer {freed}, which is not there"));
+        }
+        match &launch.run {
+            None if self.target == TargetKind::Cuda && self.device.is_some() => {
+                fault(place, "it has no kernel")
+            }
+            None => Ok(()),
+            Some(Run::Kernel(kernel)) => self.check_kernel(place, launch, kernel),
+            Some(Run::Matmul(matmul)) => {
+                check_matmul(launch, matmul).or_else(|e| fault(place, format!("product: {e}")))
+            }
+        }
+    }
+
+    fn check_kernel(&self, place: &str, launch: &Launch, run: &KernelLaunch) -> Checked {
+        if run.kernel as usize >= self.kernels.len() {
+            return fault(place, format!("there is no kernel {}", run.kernel));
+        }
+        let (grid, block) = (run.geometry.grid.len(), run.geometry.block);
+        if grid > 3 || !(1..=1024).contains(&block) {
+            return fault(place, format!("{grid} dimensions of blocks of {block} threads"));
+        }
+        let missing = |a: &Argument| match a {
+            Argument::Value(i) => {
+                launch.named_values().nth(*i as usize).and_then(|(_, v)| v).is_none()
+            }
+            _ => false,
+        };
+        if run.arguments.iter().flatten().any(missing) {
+            return fault(place, "its kernel is given a value that is not there");
+        }
+        for tile in &run.tiles {
+            let value = launch.named_values().nth(tile.value as usize).and_then(|(_, v)| v);
+            let ty = value.and_then(|v| v.ty.tensor().ok());
+            let halves = |ty: &&TensorType| matches!(ty.dtype, DType::Bf16 | DType::F16);
+            // The copy engine takes rows that begin at multiples of 16 bytes.
+            let whole = |ty: &&TensorType| ty.last_const().is_some_and(|n| n > 0 && n % 8 == 0);
+            if ty.filter(halves).filter(whole).is_none() {
+                return fault(place, format!("value {} cannot be read in tiles", tile.value));
+            }
+            if !(1..=TileMap::MOST_ROWS).contains(&tile.rows) {
+                return fault(place, format!("it reads tiles of {} rows", tile.rows));
+            }
+        }
+        Ok(())
+    }
+
+    /// The launches that belong to no program: they pick tokens, and feed them.
+    pub(super) fn check_apart(&self) -> Checked {
+        let logits = self.outputs().first().map(|o| &o.ty);
+        let picked = logits.and_then(|ty| ty.shape.split_last());
+        let picked = picked.map(|(_, rows)| TensorType::act(DType::U32, rows));
+        let tokens = TensorType::act(DType::U32, [Sym::T.into()]);
+        if self.sample.is_some() && self.output_rows != Some(Sym::B) {
+            return fault("sample", "expected a row of logits for each sequence");
+        }
+        if self.feed.is_some() && self.sample.is_none() {
+            return fault("feed", "nothing samples what it feeds");
+        }
+        let launches = [
+            ("pick", &self.pick, logits, picked.as_ref()),
+            ("sample", &self.sample, logits, picked.as_ref()),
+            ("feed", &self.feed, picked.as_ref(), Some(&tokens)),
+        ];
+        for (place, launch, x, y) in launches {
+            let Some(launch) = launch else { continue };
+            let is = |value: Option<&Value>, ty: Option<&TensorType>| {
+                value.is_some_and(|v| v.ty.tensor().ok() == ty && ty.is_some())
+            };
+            let one = launch.operands.len() == 1 && launch.results.len() == 1;
+            let fits = is(launch.operands.first().and_then(Option::as_ref), x)
+                && is(launch.results.first(), y)
+                && launch.names.len() == 2;
+            if !one || !fits {
+                return fault(place, "expected one operand and one result, of the outputs' types");
+            }
+            match &launch.run {
+                Some(Run::Kernel(run)) if run.arguments.is_none() => {
+                    self.check_kernel(place, launch, run)?;
+                }
+                _ => return fault(place, "expected a kernel"),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Results go to the arena, each to a place of its own or to that of an operand of the same size; or
+/// they are the next versions of the planes that are operands, in order.
+fn check_results(place: &str, program: &Program, launch: &Launch, plan: &Plan) -> Checked {
+    let operands = || launch.operands.iter().flatten();
+    let mut planes = operands().filter(|v| matches!(v.ty, Type::State(_)));
+    let span = |value: &Value| match (value.arg, &value.ty) {
+        (Arg::Buffer(b), Type::Tensor(ty)) => {
+            let region = program.buffers.get(b as usize)?;
+            Some((region.offset, region.offset + ty.bytes(&plan.limits)))
+        }
+        _ => None,
+    };
+    for (i, result) in launch.results.iter().enumerate() {
+        match result.arg {
+            Arg::Buffer(_) => {}
+            Arg::State(_) if planes.next().is_some_and(|p| p == result) => continue,
+            _ => return fault(place, format!("result {i} cannot go to {:?}", result.arg)),
+        }
+        let Some((start, end)) = span(result) else { continue };
+        let meets = |other: &(u64, u64)| other.0 < end && start < other.1;
+        let taken = operands().filter_map(span).filter(meets).any(|other| other != (start, end));
+        let twice = launch.results[..i].iter().filter_map(span).any(|other| meets(&other));
+        if taken || twice {
+            return fault(place, format!("result {i} lies over another value"));
+        }
+    }
+    Ok(())
+}
+
+/// A product reads operands of its launch, in sizes that go together.
+fn check_matmul(launch: &Launch, m: &Matmul) -> Result<(), String> {
+    let optional = [&m.add, &m.bias];
+    let given = [&m.x, &m.w].into_iter().chain(optional.into_iter().flatten());
+    let is_operand = |v: &&Value| launch.operands.iter().flatten().any(|o| o == *v);
+    if !given.clone().all(|v| is_operand(&v)) {
+        return Err("expected its values to be operands of the launch".to_owned());
+    }
+    let y = launch.results.first().ok_or("it has no result")?.ty.tensor()?;
+    let (x, w) = (m.x.ty.tensor()?, m.w.ty.tensor()?);
+    let (Some((k, rows)), [n, inner]) = (x.shape.split_last(), &w.shape[..]) else {
+        return Err(format!("expected rows and a matrix, found {x} and {w}"));
+    };
+    let fits =
+        k == inner && y.shape.split_last() == Some((n, rows)) && !y.is_ragged() && !x.is_ragged();
+    let is = |v: &Option<Value>, shape: &[_]| {
+        v.as_ref().is_none_or(|v| v.ty.tensor().is_ok_and(|t| t.shape == shape))
+    };
+    if fits && is(&m.add, &y.shape) && is(&m.bias, &[*n]) {
+        Ok(())
+    } else {
+        Err(format!("{x} by {w} is not {y}"))
+    }
+}
+
+/// That every launch is a call of an op whose results are what it says, and that tokens have the rows that
+/// they pick.
+pub(super) fn types(
+    (i, program): (usize, &Program),
+    token_rows: Option<u64>,
+    ops: &OpSet,
+) -> Checked {
+    for (j, launch) in program.launches.iter().enumerate() {
+        let place = format!("programs[{i}] `{}`.launches[{j}] `%{}`", program.name, launch.name);
+        call(launch, token_rows, ops).or_else(|e| fault(place, format!("`{}`: {e}", launch.op)))?;
+    }
+    Ok(())
+}
+
+fn call(launch: &Launch, token_rows: Option<u64>, ops: &OpSet) -> Result<(), String> {
+    let operands: Vec<Option<&Type>> =
+        launch.operands.iter().map(|v| v.as_ref().map(|v| &v.ty)).collect();
+    let results = || launch.results.iter().map(|v| &v.ty);
+    if launch.op == Launch::COPY {
+        let copies = match (&operands[..], &results().collect::<Vec<_>>()[..]) {
+            ([Some(Type::Tensor(x))], [Type::Tensor(y)]) => {
+                (x.dtype, &x.shape) == (y.dtype, &y.shape)
+            }
+            _ => false,
+        };
+        return if copies { Ok(()) } else { Err("expected one tensor and its copy".to_owned()) };
+    }
+    let op = ops.find(&launch.op)?;
+    if !op.attrs.iter().map(|d| d.name).eq(launch.attrs.iter().map(|(name, _)| name.as_str())) {
+        return Err("its attributes are not those of the op".to_owned());
+    }
+    for (def, value) in op.operands.iter().zip(&launch.operands) {
+        let by_tokens = value.as_ref().is_some_and(|v| v.arg == Arg::Step(StepInput::Tokens));
+        let table =
+            def.rows_of.filter(|_| by_tokens).and_then(|of| *operands.get(op.operand(of)?)?);
+        let rows = table.and_then(|ty| ty.tensor().ok()?.shape.first()?.as_const());
+        if let Some(rows) = rows.filter(|rows| token_rows.is_none_or(|n| n > *rows)) {
+            let tokens = token_rows.map_or_else(|| "any number of".to_owned(), |n| n.to_string());
+            return Err(format!("{tokens} tokens pick from {rows} row(s)"));
+        }
+    }
+    let attrs: Vec<Attr> = launch.attrs.iter().map(|(_, attr)| attr.clone()).collect();
+    let inferred = op.infer(&operands, &attrs)?;
+    if inferred.iter().eq(results()) {
+        Ok(())
+    } else {
+        Err("its results are of other types".to_owned())
+    }
+}

@@ -1,0 +1,183 @@
+//! What a spec says without effect: parameters that nothing reads, and values that do not arrive where
+//! their names suggest.
+//!
+//! This looks at the text of the spec, not at what one config makes of it: a parameter that only some
+//! configs need is no mistake.
+
+use std::collections::BTreeSet;
+
+use infernum_ir::SourceWarning;
+use infernum_ir::expr::Expr;
+
+use super::body::Blocks;
+use super::scope::Context;
+use crate::spec::{Arg, Argument, Block, Call, Entries, Family, Part, Source, WeightDecl};
+
+/// Names that every expression may use, beside parameters.
+pub(super) const ENGINE: [&str; 2] = ["dtype", "max_length"];
+
+/// Names, as pieces of the sources.
+type Names<'a> = BTreeSet<&'a str>;
+
+/// The warnings on a family, whose own file is `own`. What a base says and this family does not use is
+/// no mistake of either.
+pub(super) fn lint<'a>(
+    cx: &Context<'a>,
+    family: &Family<'a>,
+    own: &Source,
+    blocks: &Blocks<'a>,
+) -> Vec<SourceWarning> {
+    let mut lint = Lint { cx, family, blocks, found: Vec::new() };
+    let mut called: Vec<_> = blocks.iter().map(|(name, block)| (*name, *block)).collect();
+    called.sort_unstable_by_key(|(name, _)| *name);
+    let mut read = lint.family_reads();
+    for (_, block) in &called {
+        read.extend(lint.block(block));
+    }
+    for (name, _) in family.params.iter() {
+        let written_here = cx.place(name).is_some_and(|(source, _)| source.file == own.file);
+        if written_here && !read.contains(name) {
+            lint.warn(name, format!("nothing reads the parameter `{name}`"));
+        }
+    }
+    lint.found.sort_by_key(SourceWarning::place);
+    lint.found.dedup();
+    lint.found
+}
+
+struct Lint<'a, 'c> {
+    cx: &'c Context<'a>,
+    family: &'c Family<'a>,
+    blocks: &'c Blocks<'a>,
+    found: Vec<SourceWarning>,
+}
+
+impl<'a> Lint<'a, '_> {
+    fn warn(&mut self, place: &str, message: String) {
+        self.found.push(SourceWarning(self.cx.at(place, message)));
+    }
+
+    /// The parameters that the family's own expressions read.
+    fn family_reads(&mut self) -> Names<'a> {
+        let family = self.family;
+        let mut read = Names::new();
+        let mut before = Names::new();
+        for (name, definition) in family.params.iter() {
+            // One that mentions itself reads the config's key.
+            let mentioned = names(*definition);
+            read.extend(mentioned.iter().filter_map(|n| before.get(n.as_str()).copied()));
+            before.insert(name);
+            self.hides_engine(name);
+        }
+        let known: Vec<&'a str> = family.params.iter().map(|(n, _)| n).collect();
+        let mut mentioned = Vec::new();
+        family.checks.iter().for_each(|(_, check)| mentioned.extend(names(*check)));
+        let parts = [&family.embed, &family.head].into_iter().flatten();
+        let kinds = family.layers.iter().flat_map(|l| l.kinds.iter().map(|(_, part)| part));
+        for Part { weights, body, .. } in parts.chain(kinds) {
+            mentioned.extend(weight_names(weights));
+            mentioned.extend(body_names(body));
+            self.calls(body, &Names::new());
+        }
+        if let Some(layers) = &family.layers {
+            mentioned.extend(names(layers.count));
+            mentioned.extend(layers.kind.map(names).unwrap_or_default());
+        }
+        read.extend(known.iter().filter(|k| mentioned.iter().any(|m| m == *k)));
+        read
+    }
+
+    /// Looks at a block; the names outside of it that it reads.
+    fn block(&mut self, block: &Block<'a>) -> Names<'a> {
+        let (mut own, mut read, mut outer) = (Names::new(), Names::new(), Vec::new());
+        for (name, default) in block.params.iter() {
+            for mentioned in names(*default) {
+                match own.get(mentioned.as_str()) {
+                    Some(param) => drop(read.insert(param)),
+                    None => outer.push(mentioned),
+                }
+            }
+            own.insert(name);
+            self.hides_engine(name);
+        }
+        let mut mentioned = weight_names(&block.weights);
+        block.checks.iter().for_each(|(_, check)| mentioned.extend(names(*check)));
+        for (_, state) in block.state.iter() {
+            mentioned.extend(names(state.heads).into_iter().chain(names(state.dim)));
+        }
+        mentioned.extend(body_names(&block.body));
+        for name in mentioned {
+            match own.get(name.as_str()) {
+                Some(param) => drop(read.insert(param)),
+                None => outer.push(name),
+            }
+        }
+        for name in own.difference(&read) {
+            self.warn(name, format!("nothing reads the parameter `{name}` of this block"));
+        }
+        self.calls(&block.body, &own);
+        let family = self.family.params.iter().map(|(n, _)| n);
+        family.filter(|n| outer.iter().any(|o| o == n)).collect()
+    }
+
+    fn hides_engine(&mut self, name: &str) {
+        if ENGINE.contains(&name) {
+            let message =
+                format!("the parameter `{name}` hides the engine's own: give it another name");
+            self.warn(name, message);
+        }
+    }
+
+    /// Calls of blocks that leave out a parameter which has a value under the same name where the call
+    /// stands: names are lexical, so the block's default is what counts.
+    fn calls(&mut self, body: &Entries<'a, Call<'a>>, own: &Names<'a>) {
+        for (_, call) in body.iter() {
+            let Some(block) = self.blocks.get(call.name) else { continue };
+            for (param, default) in block.params.iter() {
+                let family = self.family.params.get(param).is_some();
+                let whose = match (own.contains(param), family) {
+                    (true, _) => "this block's",
+                    (false, true) => "the family's",
+                    (false, false) => continue,
+                };
+                // `"x": "x ?? false"` is the family's value where the call says nothing.
+                let falls_back = family && names(*default).iter().any(|n| n == param);
+                if call.arg(param).is_none() && !(falls_back && whose == "the family's") {
+                    let name = call.name;
+                    self.warn(name, format!(
+                        "`{name}` has a parameter `{param}` that hides {whose}, and this call leaves it \
+                         out: the block's default counts; pass `{param}: \"{param}\"`, or `{param}: \
+                         None` if none is meant"
+                    ));
+                }
+            }
+        }
+    }
+}
+
+/// The names that an argument mentions; those of values and weights look the same, and do no harm.
+fn names(arg: Arg<'_>) -> Vec<String> {
+    let mut found = Vec::new();
+    if let Arg::Text(text) = arg
+        && let Ok(e) = text.parse::<Expr>()
+    {
+        e.names(&mut |n| found.push(n.to_owned()));
+    }
+    found
+}
+
+fn body_names(body: &Entries<'_, Call<'_>>) -> Vec<String> {
+    let arguments = body.iter().flat_map(|(_, call)| &call.args);
+    let all = arguments.flat_map(|(_, argument)| match argument {
+        Argument::One(arg) => vec![*arg],
+        Argument::List(list) => list.clone(),
+    });
+    all.flat_map(names).collect()
+}
+
+fn weight_names(weights: &Entries<'_, WeightDecl<'_>>) -> Vec<String> {
+    let all = weights.iter().flat_map(|(_, w)| {
+        w.shape.iter().copied().chain([w.when, w.same_as, w.stack].into_iter().flatten())
+    });
+    all.flat_map(names).collect()
+}

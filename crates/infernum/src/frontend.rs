@@ -1,0 +1,72 @@
+//! The text side of a model: from words to requests, and from tokens to words.
+
+use infernum_frontend_hf::Model;
+use infernum_frontend_hf::chat::{ChatError, ChatTemplate, Message, RenderOptions};
+use infernum_frontend_hf::tokenizer::{TextStream, Tokenizer};
+use infernum_runtime::Request;
+
+use crate::defaults::GenerationDefaults;
+use crate::error::Error;
+
+/// What stands between words and an engine: tokenizer, chat template and the checkpoint's defaults. It holds
+/// no weights and no engine, so that it may live in another thread or process than they do.
+#[derive(Debug)]
+pub struct Frontend {
+    tokenizer: Tokenizer,
+    template: Result<ChatTemplate, ChatError>,
+    defaults: GenerationDefaults,
+}
+
+impl Frontend {
+    /// Reads what lies beside the weights. A model without a chat template, or with a broken one, can be used
+    /// but for [`Frontend::chat`].
+    pub fn open(model: &Model) -> Result<Frontend, Error> {
+        let tokenizer = Tokenizer::open(&model.files)?;
+        let defaults = GenerationDefaults::read(&model.config, tokenizer.eos_id())?;
+        Ok(Frontend { tokenizer, template: ChatTemplate::open(&model.files), defaults })
+    }
+
+    /// A request that continues `text`. All else is as the checkpoint says, and without a bound on the length
+    /// but the engine's where it says none; change what you like.
+    pub fn prompt(&self, text: &str) -> Result<Request, Error> {
+        Ok(self.request(self.tokenizer.encode(text, true)?))
+    }
+
+    /// A request for the assistant's next message. All else as for [`Frontend::prompt`].
+    pub fn chat(&self, messages: &[Message]) -> Result<Request, Error> {
+        let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+        let text = self.template()?.render(messages, &options)?;
+        // The template writes special tokens itself.
+        Ok(self.request(self.tokenizer.encode(&text, false)?))
+    }
+
+    /// A request that continues these tokens, as the checkpoint says.
+    pub fn request(&self, tokens: Vec<u32>) -> Request {
+        Request {
+            max_tokens: self.defaults.max_tokens(tokens.len()).unwrap_or(usize::MAX),
+            stop: self.defaults.end.clone(),
+            sampling: self.defaults.sampling,
+            ..Request::new(tokens, 0)
+        }
+    }
+
+    /// Turns generated tokens into text, one by one. Special tokens are left out.
+    pub fn text(&self) -> TextStream {
+        self.tokenizer.stream(true)
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chat template; an error where there is none, or none that can be read.
+    pub fn template(&self) -> Result<&ChatTemplate, Error> {
+        self.template.as_ref().map_err(|e| Error::NoTemplate { message: e.to_string() })
+    }
+
+    /// What the checkpoint says of how its texts are made.
+    pub fn defaults(&self) -> &GenerationDefaults {
+        &self.defaults
+    }
+}

@@ -1,0 +1,50 @@
+//! One sequence, step by step: for whoever drives an executor without an engine.
+
+use super::{ExecError, StepInputs};
+
+/// A sequence on blocks of the cache that are its own. A prompt in chunks, on an executor:
+///
+/// ```
+/// # use infernum_runtime::{ExecError, Executor, SequenceSteps};
+/// fn logits(executor: &mut dyn Executor, prompt: &[u32], chunk: usize) -> Result<Vec<f32>, ExecError> {
+///     let mut sequence = SequenceSteps::for_tokens(prompt.len());
+///     let mut logits = Vec::new();
+///     for tokens in prompt.chunks(chunk) {
+///         logits.extend_from_slice(&executor.run(sequence.next(tokens)?)?.logits);
+///     }
+///     Ok(logits)
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct SequenceSteps {
+    inputs: StepInputs,
+    blocks: Vec<u32>,
+    context: usize,
+}
+
+impl SequenceSteps {
+    /// An empty sequence on `blocks`, in order, each of `block_size` tokens.
+    pub fn new(block_size: usize, blocks: Vec<u32>) -> SequenceSteps {
+        SequenceSteps { inputs: StepInputs::new(block_size), blocks, context: 0 }
+    }
+
+    /// An empty sequence with room for so many tokens, on the first blocks of a cache whose blocks are of
+    /// [`StepInputs::BLOCK_SIZE`] tokens.
+    pub fn for_tokens(tokens: usize) -> SequenceSteps {
+        let blocks = tokens.div_ceil(StepInputs::BLOCK_SIZE) as u32;
+        SequenceSteps::new(StepInputs::BLOCK_SIZE, (0..blocks).collect())
+    }
+
+    /// The step that computes its next tokens. It must run before the next is asked for.
+    pub fn next(&mut self, tokens: &[u32]) -> Result<&StepInputs, ExecError> {
+        self.inputs.clear();
+        self.inputs.push(tokens, self.context + tokens.len(), &self.blocks)?;
+        self.context += tokens.len();
+        Ok(&self.inputs)
+    }
+
+    /// Tokens of all steps so far.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+}
