@@ -51,11 +51,12 @@ impl Plan {
         }
         for tile in &run.tiles {
             let value = launch.named_values().nth(tile.value as usize).and_then(|(_, v)| v);
-            let ty = value.and_then(|v| v.ty.tensor().ok());
-            let halves = |ty: &&TensorType| matches!(ty.dtype, DType::Bf16 | DType::F16);
             // The copy engine takes rows that begin at multiples of 16 bytes.
-            let whole = |ty: &&TensorType| ty.last_const().is_some_and(|n| n > 0 && n % 8 == 0);
-            if ty.filter(halves).filter(whole).is_none() {
+            let readable = |ty: &TensorType| {
+                matches!(ty.dtype, DType::Bf16 | DType::F16)
+                    && ty.last_const().is_some_and(|n| n > 0 && n % 8 == 0)
+            };
+            if !value.and_then(|v| v.ty.tensor().ok()).is_some_and(readable) {
                 return fault(place, format!("value {} cannot be read in tiles", tile.value));
             }
             if !(1..=TileMap::MOST_ROWS).contains(&tile.rows) {

@@ -10,12 +10,13 @@ use infernum_ir::{DType, Dims, StepInput, TensorType};
 
 use super::blas::Blas;
 use super::code::{Code, reads_contexts, uses_library};
-use super::driver::{DeviceMemory, Event, Extent, Function, Gpu, Stream, capture};
+use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream, capture};
 use super::frame::Frame;
 use super::graphs::{self, Graphs, Key};
 use super::inputs::Layout;
 use super::penalised::Penalised;
 use super::tiles::Tiles;
+use super::timer::Timer;
 use super::turn::Turn;
 use super::upload::Weights;
 use super::watch::{DeviceState, Watch};
@@ -595,22 +596,4 @@ struct Output {
 
 impl Output {
     const NONE: Output = Output { rows: 0, columns: 0, dtype: DType::F32, address: 0 };
-}
-
-/// Time on the GPU.
-struct Timer(Event);
-
-impl Timer {
-    fn start(gpu: &Arc<Gpu>, stream: &Stream) -> Result<Timer, GpuError> {
-        let event = Event::new(gpu)?;
-        stream.record(&event)?;
-        Ok(Timer(event))
-    }
-
-    fn stop(self, gpu: &Arc<Gpu>, stream: &Stream) -> Result<Duration, GpuError> {
-        let end = Event::new(gpu)?;
-        stream.record(&end)?;
-        end.synchronize()?;
-        Ok(Duration::from_secs_f64(f64::from(self.0.until(&end)?) / 1e3))
-    }
 }

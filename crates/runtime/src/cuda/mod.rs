@@ -12,6 +12,7 @@ mod inputs;
 mod penalised;
 mod retarget;
 mod tiles;
+mod timer;
 mod turn;
 mod upload;
 mod watch;
