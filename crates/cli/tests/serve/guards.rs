@@ -1,16 +1,37 @@
 //! What web pages cannot do, and what operators see of refusals.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
 use serde_json::json;
+use ureq::http::{HeaderName, HeaderValue};
 
 use crate::support::{Answer, CHAT, Server, TEXT, story};
 
+/// Sends these headers and no others but the length, which an HTTP client would not let one choose.
 fn ask(server: &Server, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
-    let mut request = ureq::http::Request::builder().method(method).uri(server.url(path));
-    for (name, value) in headers {
-        request = request.header(*name, *value);
+    let mut head = format!("{method} {path} HTTP/1.1\r\n");
+    let host = ("host", "127.0.0.1");
+    let named = headers.iter().any(|(name, _)| *name == "host");
+    let length = body.len().to_string();
+    let more = [("connection", "close"), ("content-length", length.as_str())];
+    for (name, value) in headers.iter().chain(&more).chain((!named).then_some(&host)) {
+        head += &format!("{name}: {value}\r\n");
     }
-    let request = request.body(body.to_owned()).expect("a request");
-    Answer::of(server.agent.run(request).expect("an answer"))
+    let mut socket = TcpStream::connect(("127.0.0.1", server.port)).expect("a connection");
+    socket.write_all((head + "\r\n" + body).as_bytes()).expect("sent");
+    let mut text = String::new();
+    socket.read_to_string(&mut text).expect("text");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+    let mut lines = head.lines();
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok());
+    let header = |line: &str| {
+        let (name, value) = line.split_once(": ")?;
+        let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+        Some((name, HeaderValue::from_str(value).ok()?))
+    };
+    let headers = lines.filter_map(header).collect();
+    Answer { status: status.expect("a status"), headers, text: body.to_owned() }
 }
 
 const JSON: (&str, &str) = ("content-type", "application/json");

@@ -141,7 +141,8 @@ impl Options {
             }
         } else if let Some(name) = WITHOUT_EFFECT.iter().find(|name| **name == key) {
             let value = map.next_value::<Option<Anything>>()?;
-            self.without_effect.extend(value.map(|_| name));
+            let new = value.filter(|_| !self.without_effect.contains(name));
+            self.without_effect.extend(new.map(|_| name));
         } else {
             map.next_value::<IgnoredAny>()?;
         }
