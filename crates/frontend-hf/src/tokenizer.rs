@@ -267,7 +267,7 @@ impl Tokenizer {
 ///
 /// A run of tokens that are no characters would make the window grow for ever, and each token cost
 /// as much as all before it. So the start of a long window is dropped: UTF-8 finds its way again
-/// after the three bytes that can follow a cut, and [`KEPT`] tokens have more.
+/// after the three bytes that can follow a cut, and the tokens that are kept have more.
 #[derive(Clone, Debug)]
 pub struct TextStream {
     tokenizer: Tokenizer,

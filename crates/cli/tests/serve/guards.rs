@@ -16,7 +16,7 @@ fn ask(server: &Server, method: &str, path: &str, headers: &[(&str, &str)], body
     let length = body.len().to_string();
     let more = [("connection", "close"), ("content-length", length.as_str())];
     for (name, value) in headers.iter().chain(&more).chain((!named).then_some(&host)) {
-        head += &format!("{name}: {value}\r\n");
+        head.extend([name, ": ", value, "\r\n"]);
     }
     let mut socket = TcpStream::connect(("127.0.0.1", server.port)).expect("a connection");
     socket.write_all((head + "\r\n" + body).as_bytes()).expect("sent");

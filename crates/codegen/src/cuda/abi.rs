@@ -75,6 +75,7 @@ macro_rules! shared {
     ($(#[doc = $doc:literal])+ $name:ident { $($(#[doc = $about:literal])+ $field:ident: $ty:ty,)+ }) => {
         $(#[doc = $doc])+
         #[allow(non_snake_case, reason = "the names are those of kernels")]
+        #[allow(rustdoc::broken_intra_doc_links, reason = "`[T]` is a shape")]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
         #[repr(C)]
         pub struct $name {
