@@ -11,7 +11,8 @@ use crate::support::{Answer, CHAT, Server, TEXT, story};
 /// Sends these headers and no others but the length, which an HTTP client would not let one choose.
 fn ask(server: &Server, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
     let mut head = format!("{method} {path} HTTP/1.1\r\n");
-    let host = ("host", "127.0.0.1");
+    let own = format!("127.0.0.1:{}", server.port);
+    let host = ("host", own.as_str());
     let named = headers.iter().any(|(name, _)| *name == "host");
     let length = body.len().to_string();
     let more = [("connection", "close"), ("content-length", length.as_str())];

@@ -49,7 +49,7 @@ fn errors_have_one_shape_and_say_what_is_wrong() {
             ("max_tokens", json!(-1)),
             ("priority", json!(1i64 << 40)),
             ("stop", json!(vec!["a"; 65])),
-            ("stop", json!(["x".repeat(1025)])),
+            ("stop", json!(["x".repeat((16 << 10) + 1)])),
             ("stop_token_ids", json!([999_999])),
             ("stop_token_ids", json!(vec![1; 257])),
             ("prompt_logprobs", json!(21)),

@@ -76,6 +76,10 @@ impl Choices {
     pub fn load(path: &Path) -> Result<Choices, ChoicesError> {
         let error = |message: String| ChoicesError { path: path.display().to_string(), message };
         match std::fs::read(path) {
+            // A list would do for a struct, too; what is saved is an object.
+            Ok(bytes) if !bytes.trim_ascii_start().starts_with(b"{") => {
+                Err(error("expected an object".to_owned()))
+            }
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| error(e.to_string())),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Choices::default()),
             Err(e) => Err(error(e.to_string())),

@@ -131,7 +131,7 @@ impl Options {
         let named = |row: &&Refused| row.0 == key;
         if let Some(option) = SamplingParams::option(key) {
             if self.given.iter().any(|(o, _)| o.name == option.name) {
-                return Err(A::Error::custom("is given twice"));
+                return Err(A::Error::duplicate_field(option.name));
             }
             let value = map.next_value_seed(OptionValue(option))?;
             self.given.extend(value.map(|value| (option, value)));
