@@ -250,7 +250,9 @@ mod tests {
         let message = body["error"]["message"].as_str().expect("text").to_owned();
         for internal in ["untagged", "enum", "struct", "variant", "invalid type", "f64", "at line"]
         {
-            assert!(!message.contains(internal), "{message}");
+            // Where a text ceases to be JSON is the client's business.
+            let place = internal == "at line" && message.starts_with("the body is not JSON");
+            assert!(place || !message.contains(internal), "{message}");
         }
         (body["error"]["param"].clone(), message)
     }
