@@ -158,7 +158,7 @@ pub struct Stats {
     pub preemptions: u64,
     /// Steps computed.
     pub steps: u64,
-    /// Rows whose logits were no distribution: a NaN among them, or none above -inf. Each was the end
-    /// of a request.
-    pub broken_rows: u64,
+    /// Requests that ended because their logits were no distribution: a NaN among them, or none above
+    /// -inf.
+    pub corrupted: u64,
 }

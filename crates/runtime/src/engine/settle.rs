@@ -69,8 +69,8 @@ impl<E: Executor> Engine<E> {
         }
         // Before anything that they computed is kept for others.
         for planned in broken {
-            self.stats.broken_rows += 1;
-            self.fail_one(planned, events);
+            // A prompt may have several such rows in a step; its request ends once.
+            self.stats.corrupted += u64::from(self.fail_one(planned, events));
         }
         for planned in &flight.planned {
             self.after_row(*planned, events);
@@ -114,14 +114,19 @@ impl<E: Executor> Engine<E> {
 
     /// Ends all that had a part in a step.
     pub(super) fn fail(&mut self, flight: &Flight, events: &mut Vec<Event>) {
-        flight.planned.iter().for_each(|planned| self.fail_one(*planned, events));
+        for planned in &flight.planned {
+            self.fail_one(*planned, events);
+        }
     }
 
-    fn fail_one(&mut self, planned: Planned, events: &mut Vec<Event>) {
-        if self.sequences.get(planned.slot).is_some_and(|s| s.id == planned.id) {
+    /// Ends a request as failed, unless it has ended already: whether it did.
+    fn fail_one(&mut self, planned: Planned, events: &mut Vec<Event>) -> bool {
+        let lives = self.sequences.get(planned.slot).is_some_and(|s| s.id == planned.id);
+        if lives {
             events.push(Event::Finished(planned.id, FinishReason::Failed));
             self.remove(planned.slot);
         }
+        lives
     }
 }
 

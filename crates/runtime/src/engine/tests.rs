@@ -335,7 +335,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
             assert!(starved.is_none(), "waits since long: {:?}", starved.map(|l| &l.request));
         }
     }
-    assert_eq!(engine.stats().broken_rows, failed, "rows that are no distribution are counted");
+    assert_eq!(engine.stats().corrupted, failed, "logits that are no distribution are counted");
     for _ in 0..bound {
         engine.step(&mut events).expect("a step");
         events.drain(..).for_each(|e| {

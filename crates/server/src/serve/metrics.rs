@@ -228,7 +228,7 @@ impl ModelMetrics {
         self.prefix_hits.absolute(stats.prefix_hits);
         self.prefix_queries.absolute(stats.prefix_queries);
         self.preemptions.absolute(stats.preemptions);
-        self.corrupted.absolute(stats.broken_rows);
+        self.corrupted.absolute(stats.corrupted);
     }
 
     /// Counts a request that ended by itself.
@@ -288,7 +288,7 @@ mod tests {
                 used_blocks: 2,
                 total_blocks: 8,
                 running: 1,
-                broken_rows: 5,
+                corrupted: 5,
                 ..Stats::default()
             };
             model.set(&used, 3);
