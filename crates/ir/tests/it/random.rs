@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use infernum_ir::expr::Expr;
 use infernum_ir::interp::Tensor;
 use infernum_ir::{
-    Attr, AttrDef, AttrKind, CallSite, DType, Dim, Effect, Graph, Loc, Module, Op, Param,
-    StateType, StepInput, Sym, TensorType, Type, ValueId, WeightRef,
+    Attr, AttrDef, AttrKind, CallSite, DType, Dim, Effect, Graph, Loc, Module, NodeKind, Op, Param,
+    StateType, StepInput, Sym, TensorType, Type, ValueId, WeightRef, row_picks,
 };
 
 /// A small generator of our own, so that a number names a graph for ever.
@@ -59,8 +59,7 @@ pub(crate) fn module(seeds: &[u64]) -> Module {
     results.sort();
     results.splice(0..0, last);
     graph.set_results(results);
-    let schedule = vec![CallSite { graph: 0, layer: Some(3) }];
-    Module { name: "any".into(), graphs: vec![graph], schedule }
+    one_graph(graph)
 }
 
 fn is_activation(ty: &Type) -> bool {
@@ -135,16 +134,40 @@ fn try_op(
     if matches!(op.effect, Effect::Writes) && written.contains(&operands[0]) {
         return None;
     }
+    // What was not written in this step is not there to be read.
+    let is_unwritten =
+        |v: &ValueId| matches!(graph.node(v.node).kind, NodeKind::Param(Param::State(_)));
+    if op.effect == Effect::Reads && operands.iter().flatten().any(is_unwritten) {
+        return None;
+    }
     let attrs: Vec<Attr> = op.attrs.iter().map(|def| attr(rng, def)).collect();
     let types: Vec<_> = operands.iter().map(|v| v.map(|v| graph.ty(v))).collect();
-    let results = op.infer(&types, &attrs).ok()?.len();
+    let results = op.infer(&types, &attrs).ok()?;
+    let is_empty = |ty: &Type| ty.tensor().is_ok_and(|t| t.shape.contains(&Dim::Const(0)));
+    if results.iter().any(is_empty) {
+        return None;
+    }
+    let results = results.len();
     let names = (0..results).map(|r| format!("{}.{index}_{r}", op.name)).collect();
     let loc = (rng.below(2) == 0).then(|| Loc {
         file: rng.pick(&["a b.ron", "dir/é:1.ron", " \"", ""]).into(),
         line: rng.below(100) as u32,
         col: rng.below(100) as u32,
     });
-    graph.call(names, op, &operands, attrs, loc).ok()
+    let mut longer = graph.clone();
+    let values = longer.call(names, op, &operands, attrs, loc).ok()?;
+    // Nor are rows beyond a table.
+    let mut module = one_graph(longer);
+    if row_picks(&module).into_iter().any(|pick| pick.fault().is_some()) {
+        return None;
+    }
+    *graph = module.graphs.pop()?;
+    Some(values)
+}
+
+fn one_graph(graph: Graph) -> Module {
+    let schedule = vec![CallSite { graph: 0, layer: Some(3) }];
+    Module { name: "any".into(), graphs: vec![graph], schedule }
 }
 
 fn attr(rng: &mut Rng, def: &AttrDef) -> Attr {

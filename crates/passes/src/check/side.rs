@@ -5,7 +5,10 @@ use std::collections::HashMap;
 use infernum_ir::body::{Emit, Env, apply, truth};
 use infernum_ir::expr::Expr;
 use infernum_ir::interp::{Step, Tensor};
-use infernum_ir::{Attr, Call, Eval, Graph, NodeKind, Op, OperandDef, Param, Type, ValueId};
+use infernum_ir::{
+    Attr, Call, Dim, Effect, Eval, Graph, NodeKind, Op, OperandDef, Param, Sym, TensorType, Type,
+    ValueId,
+};
 
 use super::sample::{Rng, Trial};
 use super::{Element, TOLERANCE};
@@ -306,6 +309,7 @@ pub(super) fn module(rule: &Rule, rng: &mut Rng) -> Option<infernum_ir::Module> 
     let mut graph = Graph::new("planted");
     let mut env = Env { attrs: planted.env.attrs.clone(), ..Env::default() };
     let mut states = Vec::new();
+    let writes = rule.left.iter().any(|s| s.op.effect == Effect::Writes);
     for (i, ((name, _), ty)) in rule.values.iter().zip(&trial.types).enumerate() {
         let param = |ty: &Type| {
             let param = match ty {
@@ -317,7 +321,17 @@ pub(super) fn module(rule: &Rule, rng: &mut Rng) -> Option<infernum_ir::Module> 
             };
             graph.param(name, param, ty.clone())
         };
-        let value = ty.as_ref().map(param);
+        let mut value = ty.as_ref().map(param);
+        if let (Some(plane), Some(Type::State(row)), false) = (value, ty, writes) {
+            // What the rule reads is what this step has written.
+            let shape = [Dim::sym(Sym::T), Dim::Const(row.heads), Dim::Const(row.dim)];
+            let (carried, named) = ((rule.values.len() + i) as u32, format!("{name}.rows"));
+            let rows = TensorType::act(row.dtype, shape);
+            let rows = graph.param(named, Param::Carry(carried), rows);
+            let (op, named) = (Op::find("kv_write").ok()?, vec![format!("{name}.written")]);
+            let next = graph.call(named, op, &[Some(plane), Some(rows)], Vec::new(), None).ok()?;
+            value = next.first().copied();
+        }
         states.extend(value.filter(|v| matches!(graph.ty(*v), Type::State(_))));
         env.values.insert(name.clone(), value);
     }

@@ -69,8 +69,8 @@ impl<E: Executor> Engine<E> {
         }
         // Before anything that they computed is kept for others.
         for planned in broken {
-            // A prompt may have several such rows in a step; its request ends once.
-            self.stats.corrupted += u64::from(self.fail_one(planned, events));
+            self.stats.corrupted += 1;
+            self.fail_one(planned, events);
         }
         for planned in &flight.planned {
             self.after_row(*planned, events);
@@ -114,19 +114,15 @@ impl<E: Executor> Engine<E> {
 
     /// Ends all that had a part in a step.
     pub(super) fn fail(&mut self, flight: &Flight, events: &mut Vec<Event>) {
-        for planned in &flight.planned {
-            self.fail_one(*planned, events);
-        }
+        flight.planned.iter().for_each(|planned| self.fail_one(*planned, events));
     }
 
-    /// Ends a request as failed, unless it has ended already: whether it did.
-    fn fail_one(&mut self, planned: Planned, events: &mut Vec<Event>) -> bool {
-        let lives = self.sequences.get(planned.slot).is_some_and(|s| s.id == planned.id);
-        if lives {
+    /// Ends a request as failed, unless it has ended already.
+    fn fail_one(&mut self, planned: Planned, events: &mut Vec<Event>) {
+        if self.sequences.get(planned.slot).is_some_and(|s| s.id == planned.id) {
             events.push(Event::Finished(planned.id, FinishReason::Failed));
             self.remove(planned.slot);
         }
-        lives
     }
 }
 
