@@ -132,7 +132,6 @@ fn each_rule_fires_where_it_should() {
 }
 
 #[test]
-#[ignore = "its snapshots are not yet those of the merged rules"]
 fn each_rule_refuses_what_it_should_and_says_why() {
     let kernels = kernels();
     for rule in &kernels.rules {

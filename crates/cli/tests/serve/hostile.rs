@@ -140,6 +140,13 @@ fn hangs_up(mut socket: &TcpStream) -> bool {
     }
 }
 
+/// Whether the other side, which sends nothing else, has hung up by now.
+fn has_hung_up(mut socket: &TcpStream) -> bool {
+    socket.set_nonblocking(true).expect("a socket");
+    let end = socket.read(&mut [0]);
+    end.map_or_else(|e| e.kind() == ErrorKind::ConnectionReset, |bytes| bytes == 0)
+}
+
 #[test]
 fn idle_connections_make_room() {
     let server = Server::start(&["--max-connections", "4"]);
@@ -157,7 +164,9 @@ fn idle_connections_make_room() {
         halves.push(half);
     }
     assert_eq!(server.get("/v1/models").status, 200);
-    assert!(halves[..4].iter().all(hangs_up));
+    // Which of them the server has read from is known to it alone: how many go is asked, not which.
+    let gone = || halves.iter().filter(|half| has_hung_up(half)).count();
+    wait("most of them are gone", || gone() >= 5);
     assert_eq!(server.metric("infernum:num_requests_running"), 1.0);
     drop(running);
 }

@@ -44,7 +44,9 @@ impl Server {
         wait("it listens", || read().is_some());
         let port = read().and_then(|t| t.trim().parse().ok()).expect("a port");
         let config = ureq::Agent::config_builder().http_status_as_error(false);
-        let agent = config.timeout_global(Some(PATIENCE)).build().into();
+        // A connection that is kept may be ended by the server just as it is used again.
+        let config = config.timeout_global(Some(PATIENCE)).max_idle_connections(0);
+        let agent = config.build().into();
         Server { process, port, agent, key: None, _folder: folder }
     }
 

@@ -5,10 +5,7 @@ use std::collections::HashMap;
 use infernum_ir::body::{Emit, Env, apply, truth};
 use infernum_ir::expr::Expr;
 use infernum_ir::interp::{Step, Tensor};
-use infernum_ir::{
-    Attr, Call, Dim, Effect, Eval, Graph, NodeKind, Op, OperandDef, Param, Sym, TensorType, Type,
-    ValueId,
-};
+use infernum_ir::{Attr, Call, Eval, Graph, NodeKind, Op, OperandDef, Param, Type, ValueId};
 
 use super::sample::{Rng, Trial};
 use super::{Element, TOLERANCE};
