@@ -7,7 +7,7 @@ mod common;
 
 use common::{TEXT, bounded};
 use infernum_ir::text::{parse, print};
-use infernum_ir::{Call, Dims, Graph, Module, NodeKind, verify};
+use infernum_ir::{OpCall, Dims, Graph, Module, NodeKind, verify};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -46,7 +46,7 @@ fn work(graph: &Graph) {
         if let NodeKind::Op { op, attrs } = &node.kind {
             let operands = graph.operands(index);
             let types: Vec<_> = operands.iter().map(|v| v.map(|v| graph.ty(v))).collect();
-            let call = Call { op: *op, operands: &types, attrs };
+            let call = OpCall { op: *op, operands: &types, attrs };
             for dims in [Dims::default(), most] {
                 std::hint::black_box((op.work)(&call, &node.types, &dims));
             }

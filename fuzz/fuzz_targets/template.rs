@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use infernum_codegen::cuda::{Choices, Device, Library, attach};
+use infernum_codegen::cuda::{TunedVariants, Device, Library, attach};
 use infernum_codegen::{Plan, TargetKind, plan};
 use infernum_ir::{Dims, OpSet, text};
 use libfuzzer_sys::fuzz_target;
@@ -43,7 +43,7 @@ fuzz_target!(|data: &[u8]| {
     std::fs::write(folder.join("kernels/templates/gather_rows.cu.j2"), text).expect("a file");
     let (library, device) = (Library::new(Some(folder)), Device::named("sm_90a").expect("known"));
     let mut plan = PLAN.clone();
-    match attach(&mut plan, &OpSet::default(), &library, &device, &Choices::default()) {
+    match attach(&mut plan, &OpSet::default(), &library, &device, &TunedVariants::default()) {
         Ok(()) => {
             std::hint::black_box(plan.check().map_err(|e| e.to_string())).ok();
         }

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use infernum_codegen::Limits;
 use infernum_codegen::compile::{Compiled, Options, compile};
-use infernum_codegen::cuda::{Choices, Device, Library, attach};
+use infernum_codegen::cuda::{Device, Library, TunedVariants, attach};
 use infernum_codegen::{Recipe, Run};
 use infernum_frontend_hf::LowerOptions;
-use infernum_ir::interp::{Interpreter, Rounding, States, Step, Tensor};
+use infernum_ir::interp::{Interpreter, Rounding, States, StepShape, Tensor};
 use infernum_ir::{DType, Module, NodeKind, Sym, Type, WeightRef, text};
 use infernum_passes::Pipeline;
 use infernum_passes::check::check_rule;
@@ -78,7 +78,7 @@ fn interpreted(fixture: &Fixture, module: &Module) -> Vec<f64> {
         Ok(Tensor { shape, data })
     };
     let tokens = &fixture.tokens[..24.min(fixture.tokens.len())];
-    let step = Step::one(tokens.len(), tokens.len());
+    let step = StepShape::one(tokens.len(), tokens.len());
     let interpreter = Interpreter::new(&weights, Rounding::Exact);
     let carried = interpreter
         .step(module, &step, tokens, &mut States::default(), &mut |_, _| {})
@@ -312,7 +312,7 @@ fn a_foreign_kernel_is_a_file() {
     let device = Device::named("sm_90a").expect("a known architecture");
     let mut plan = compiled_with(&fixture, "sm_90a", false, "default", Some(&data)).plan;
     let library = Library::new(Some(&data));
-    attach(&mut plan, &kernels.ops, &library, &device, &Choices::default())
+    attach(&mut plan, &kernels.ops, &library, &device, &TunedVariants::default())
         .unwrap_or_else(|e| panic!("{e}"));
     let ptx: Vec<&str> =
         plan.kernels.iter().filter(|k| k.is_ptx).map(|k| k.name.as_str()).collect();

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use infernum_ir::interp::{Carried, Interpreter, Rounding, States, Step, Tensor};
+use infernum_ir::interp::{Carried, Interpreter, Rounding, States, StepShape, Tensor};
 use infernum_ir::{Type, WeightRef};
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{Bucket, CostTable, FuseOptions, fuse};
@@ -64,7 +64,7 @@ impl Fixture {
         for &new in steps {
             let part = inputs.each_ref().map(|t| rows(t, done, new));
             done += new;
-            let step = Step::one(new, done);
+            let step = StepShape::one(new, done);
             let graph = &self.module.graphs[0];
             let out = interpreter.graph(graph, Some(0), &step, &[], &part, &mut states).unwrap();
             results.resize(out.len(), Tensor::default());

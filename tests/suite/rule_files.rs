@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqStep, States, Step, Tensor};
+use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqShape, States, StepShape, Tensor};
 use infernum_ir::{Module, Param, Type, WeightRef, random, text, verify};
 use infernum_passes::Bucket;
 use infernum_passes::data::{Kernels, Rule};
@@ -81,9 +81,9 @@ fn run(module: &Module) -> Vec<f64> {
     let graph = &module.graphs[0];
     let interpreter = Interpreter::new(&weights, Rounding::Exact);
     let (mut states, mut found) = (States::default(), Vec::new());
-    let seq = |new, context| SeqStep { new, context };
+    let seq = |new, context| SeqShape { new, context };
     for seqs in [vec![seq(3, 3), seq(5, 5)], vec![seq(1, 4), seq(1, 6)]] {
-        let step = Step { seqs };
+        let step = StepShape { seqs };
         let mut carried: Vec<(u32, Tensor)> = Vec::new();
         for (value, param, ty) in graph.params() {
             let (Param::Carry(i), Type::Tensor(ty)) = (param, ty) else { continue };

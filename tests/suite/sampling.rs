@@ -5,7 +5,7 @@ use infernum_codegen::cuda::{self, Compiler, Device};
 use infernum_codegen::{Plan, TargetKind};
 use infernum_ir::{DType, Dims, NO_TOKEN, OpSet, text};
 use infernum_runtime::{
-    Choice, PlanExecutor, SamplingParams, Seen, StepInputs, TensorBytes, WeightSource,
+    PlanExecutor, SamplingParams, SeenToken, StepInputs, TensorBytes, TokenPick, WeightSource,
 };
 
 use crate::support::{Launches, executor, machine};
@@ -65,7 +65,7 @@ schedule g
                 &OpSet::default(),
                 &templates,
                 device,
-                &cuda::Choices::default(),
+                &cuda::TunedVariants::default(),
             )
             .unwrap_or_else(|e| panic!("{e}"));
         }
@@ -74,11 +74,15 @@ schedule g
 }
 
 /// Tokens after sequences that end in `row` and are picked by `choice`.
-fn pick(table: &Table, executor: &mut dyn PlanExecutor, asked: &[(usize, Choice<'_>)]) -> Vec<u32> {
+fn pick(
+    table: &Table,
+    executor: &mut dyn PlanExecutor,
+    asked: &[(usize, TokenPick<'_>)],
+) -> Vec<u32> {
     let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
     for (i, (row, choice)) in asked.iter().enumerate() {
         inputs.push(&[*row as u32], 1, &[i as u32]).expect("a well-formed step");
-        inputs.choose(choice);
+        inputs.set_pick(choice);
     }
     let samples = executor.samples();
     executor.set_logits(!samples);
@@ -152,17 +156,17 @@ fn executors_pick_what_the_host_would() {
     for vocab in [40, 8192, 20_001] {
         let table = table(vocab);
         let mut executor = table.executor();
-        let seen: Vec<Seen> = (0..vocab as u32)
+        let seen: Vec<SeenToken> = (0..vocab as u32)
             .step_by(3)
-            .map(|token| Seen { token, generated: token % 4 })
+            .map(|token| SeenToken { token, generated: token % 4 })
             .collect();
-        let bans: Vec<Seen> = (0..vocab as u32)
+        let bans: Vec<SeenToken> = (0..vocab as u32)
             .step_by(5)
-            .map(|token| Seen { token, generated: Seen::BANNED })
+            .map(|token| SeenToken { token, generated: SeenToken::BANNED })
             .collect();
         let cases =
             (0..8).flat_map(|seed| params().into_iter().map(move |p| SamplingParams { seed, ..p }));
-        let asked: Vec<(usize, Choice<'_>)> = (0..table.rows.len())
+        let asked: Vec<(usize, TokenPick<'_>)> = (0..table.rows.len())
             .flat_map(|row| cases.clone().map(move |p| (row, p)))
             .map(|(row, params)| {
                 let penalties = params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0;
@@ -173,7 +177,7 @@ fn executors_pick_what_the_host_would() {
                     (false, _) if row >= BROKEN => &[],
                     (false, _) => &bans[..],
                 };
-                (row, Choice { params, position: 11 + params.seed, seen })
+                (row, TokenPick { params, position: 11 + params.seed, seen })
             })
             .collect();
         let mut others = 0;
@@ -187,7 +191,7 @@ fn executors_pick_what_the_host_would() {
                     assert_eq!(token, expected, "vocabulary of {vocab}, row {row}: {p:?}");
                 }
                 let found = choice.seen.iter().find(|s| s.token == token);
-                assert!(found.is_none_or(|s| s.generated != Seen::BANNED), "{p:?}");
+                assert!(found.is_none_or(|s| s.generated != SeenToken::BANNED), "{p:?}");
                 others += usize::from(token != expected);
             }
         }
@@ -220,7 +224,7 @@ fn draws_have_the_right_frequencies() {
         for step in 0..STEPS {
             let choice = |i: usize| {
                 let position = (step * SEQUENCES + i) as u64;
-                (0, Choice { params, position, seen: &[] })
+                (0, TokenPick { params, position, seen: &[] })
             };
             let asked: Vec<_> = (0..SEQUENCES).map(choice).collect();
             for token in pick(&table, &mut *executor, &asked) {
@@ -269,14 +273,14 @@ fn kernels_compile_for_every_architecture() {
 fn a_choice_depends_neither_on_the_batch_nor_on_the_run() {
     let table = table(20_001);
     let mut executor = table.executor();
-    let asked: Vec<(usize, Choice<'_>)> = params()
+    let asked: Vec<(usize, TokenPick<'_>)> = params()
         .into_iter()
         .cycle()
         .take(SEQUENCES)
         .enumerate()
         .map(|(i, p)| {
             let params = SamplingParams { seed: i as u64, ..p };
-            (i % 6, Choice { params, position: 3, seen: &[] })
+            (i % 6, TokenPick { params, position: 3, seen: &[] })
         })
         .collect();
     let together = pick(&table, &mut *executor, &asked);

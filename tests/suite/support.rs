@@ -118,7 +118,7 @@ impl Fixture {
             machine.costs(&CompileOptions::default()).expect("a built-in cost table");
         let device = machine.device();
         let templates = infernum_codegen::cuda::Library::default();
-        let choices = infernum_codegen::cuda::Choices::default();
+        let tuned = infernum_codegen::cuda::TunedVariants::default();
         let options = Options {
             model: &self.model,
             lower: LowerOptions { rows, ..self.options(dtype) },
@@ -128,7 +128,7 @@ impl Fixture {
             rules: None,
             explain: false,
             limits,
-            device: device.as_ref().map(|d| (d, &templates, &choices)),
+            device: device.as_ref().map(|d| (d, &templates, &tuned)),
         };
         let compiled =
             compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name));
@@ -137,7 +137,7 @@ impl Fixture {
 
     /// The logits that a module gives, in one step.
     pub(crate) fn run_module(&self, module: &Module) -> Vec<f64> {
-        let limits = self.limits().of(module);
+        let limits = self.limits().within(module);
         let plan = infernum_codegen::plan(module, TargetKind::Cpu, limits).expect("a plan");
         self.run_plan(plan, usize::MAX)
     }

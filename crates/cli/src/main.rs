@@ -8,6 +8,10 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use infernum_server as server;
 use infernum_tools::{self as tools, report};
 
+/// The C library's allocator keeps what a crowd of connections took; this one gives it back.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// An LLM inference engine that works like a compiler.
 #[derive(Parser)]
 #[command(name = "infernum", version, about, max_term_width = 100)]

@@ -7,7 +7,7 @@ use infernum_passes::fuse::{CostTable, FuseOptions, Report};
 use infernum_passes::{Context, Pipeline};
 
 use crate::check::MAX_ROWS;
-use crate::cuda::{Choices, CudaError, Device, Library, attach};
+use crate::cuda::{CudaError, Device, Library, TunedVariants, attach};
 use crate::{Bucket, ExpandError, Plan, PlanError, TargetKind, expand, plan_buckets};
 
 /// What a compilation is of and for.
@@ -30,7 +30,7 @@ pub struct Options<'a> {
     pub limits: Limits,
     /// The GPU to make kernels for, their templates, and what is known of which are fast. Without it, a plan of a GPU's costs can be
     /// looked at but not run.
-    pub device: Option<(&'a Device, &'a Library, &'a Choices)>,
+    pub device: Option<(&'a Device, &'a Library, &'a TunedVariants)>,
 }
 
 /// The largest step that a plan must hold.
@@ -50,7 +50,7 @@ const RAGGED_BYTES: u64 = 32 << 20;
 impl Limits {
     /// The step's sizes for this module: as many token-context pairs as its ragged values leave
     /// room for, but never fewer than one token of every sequence needs.
-    pub fn of(&self, module: &Module) -> Dims {
+    pub fn within(&self, module: &Module) -> Dims {
         let s = self.max_length.saturating_mul(self.sequences).min(MAX_ROWS);
         let row = |ty: &Type| {
             let ty = ty.tensor().ok().filter(|t| t.is_ragged())?;
@@ -120,22 +120,22 @@ struct Session<'a, 'o> {
     warnings: Vec<SourceWarning>,
 }
 
-/// One step.
-struct Step {
+/// One step of compilation.
+struct Stage {
     name: &'static str,
     run: fn(&mut Session<'_, '_>) -> Result<(), CompileError>,
 }
 
 /// What is done once for a model.
-static SHARED: &[Step] = &[
-    Step { name: "lower", run: lower },
-    Step { name: "verify", run: |s| check(&s.module, "lower") },
+static SHARED: &[Stage] = &[
+    Stage { name: "lower", run: lower },
+    Stage { name: "verify", run: |s| check(&s.module, "lower") },
 ];
 
 /// What is done for each kind of step. The pipeline's passes run inside `passes`, each observed by
 /// its own name. The plan is made of what the last step leaves.
-static PER_BUCKET: &[Step] =
-    &[Step { name: "passes", run: run_passes }, Step { name: "expand", run: expand_rest }];
+static PER_BUCKET: &[Stage] =
+    &[Stage { name: "passes", run: run_passes }, Stage { name: "expand", run: expand_rest }];
 
 /// Names that a module can be dumped after: those of the steps and of the pipeline's passes.
 pub fn step_names(pipeline: &Pipeline) -> Vec<&'static str> {
@@ -156,7 +156,7 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     let mut session = Session { options, observe, module, bucket: None, report, warnings };
     session.run(SHARED)?;
     let lowered = session.module.clone();
-    let mut limits = options.limits.of(&lowered);
+    let mut limits = options.limits.within(&lowered);
     limits.pairs = u64::MAX;
     let mut buckets = Vec::new();
     for bucket in &options.pipeline.buckets {
@@ -168,7 +168,7 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
         session.bucket = Some(bucket);
         session.run(PER_BUCKET)?;
         // What is left ragged, if anything, says how large a step may be.
-        limits.pairs = limits.pairs.min(options.limits.of(&session.module).pairs);
+        limits.pairs = limits.pairs.min(options.limits.within(&session.module).pairs);
         let report = std::mem::take(&mut session.report);
         buckets.push(CompiledBucket { bucket, module: session.module.clone(), report });
     }
@@ -177,14 +177,14 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     let is_cuda = options.costs.1.kind == "cuda";
     let target = if is_cuda { TargetKind::Cuda } else { TargetKind::Cpu };
     let mut plan = plan_buckets(&modules, target, limits)?;
-    if let Some((device, templates, choices)) = options.device {
-        attach(&mut plan, &options.kernels.ops, templates, device, choices)?;
+    if let Some((device, templates, tuned)) = options.device {
+        attach(&mut plan, &options.kernels.ops, templates, device, tuned)?;
     }
     Ok(Compiled { buckets, plan, warnings: session.warnings })
 }
 
 impl Session<'_, '_> {
-    fn run(&mut self, steps: &[Step]) -> Result<(), CompileError> {
+    fn run(&mut self, steps: &[Stage]) -> Result<(), CompileError> {
         for step in steps {
             (step.run)(self)?;
             (self.observe)(step.name, self.bucket, &self.module);

@@ -1,7 +1,7 @@
 //! Expansion keeps what a module computes; buckets share what they can and leave no gap.
 
 use infernum_codegen::{Bucket, Plan, PlanError, TargetKind, expand, plan_buckets};
-use infernum_ir::interp::{Interpreter, Rounding, SeqStep, States, Step, Tensor};
+use infernum_ir::interp::{Interpreter, Rounding, SeqShape, States, StepShape, Tensor};
 use infernum_ir::{Dims, Module, NodeKind, Op, Type, WeightRef, text, verify};
 use infernum_passes::data::Kernels;
 
@@ -69,10 +69,10 @@ fn run(module: &Module) -> Vec<Vec<f64>> {
     let mut states = States::default();
     let mut out = Vec::new();
     for sizes in [[(5, 5), (1, 1)], [(1, 6), (3, 4)]] {
-        let seqs = sizes.map(|(new, context)| SeqStep { new, context }).to_vec();
+        let seqs = sizes.map(|(new, context)| SeqShape { new, context }).to_vec();
         let tokens: Vec<u32> = (0..seqs.iter().map(|s| s.new as u32).sum()).collect();
         let result = Interpreter::new(&weights, Rounding::Exact)
-            .step(module, &Step { seqs }, &tokens, &mut states, &mut |_, _| {})
+            .step(module, &StepShape { seqs }, &tokens, &mut states, &mut |_, _| {})
             .unwrap_or_else(|e| panic!("{e}"));
         out.push(result[0].data.clone());
     }

@@ -18,9 +18,9 @@ fn hidden() -> TensorType {
 }
 
 /// One random op: (which, operand, operand), operands counted back from the newest value.
-type Step = (u8, usize, usize);
+type BodyStep = (u8, usize, usize);
 
-fn body(name: &str, carries: usize, steps: &[Step], results: &[usize]) -> Graph {
+fn body(name: &str, carries: usize, steps: &[BodyStep], results: &[usize]) -> Graph {
     let mut g = Graph::new(name);
     let mut values: Vec<ValueId> =
         (0..carries).map(|i| g.param(format!("c{i}"), Param::Carry(i as u32), hidden())).collect();

@@ -61,7 +61,7 @@ struct Span {
 }
 
 impl Span {
-    fn of(self, bytes: &[u8]) -> &[u8] {
+    fn text(self, bytes: &[u8]) -> &[u8] {
         bytes.get(self.start as usize..(self.start + self.len) as usize).unwrap_or_default()
     }
 }
@@ -159,7 +159,7 @@ impl Header {
     }
 
     fn name_bytes<'a>(&'a self, file: &'a [u8], entry: &Entry) -> &'a [u8] {
-        entry.name.of(if entry.escaped { self.decoded.as_bytes() } else { file })
+        entry.name.text(if entry.escaped { self.decoded.as_bytes() } else { file })
     }
 
     /// Appends one tensor, checking everything that concerns it alone.

@@ -2,7 +2,7 @@
 
 use infernum_codegen::VERSION;
 use infernum_codegen::compile::CompileError;
-use infernum_codegen::cuda::{CacheError, ChoicesError, CudaError};
+use infernum_codegen::cuda::{CacheError, CudaError, TunedVariantsError};
 use infernum_frontend_hf::ModelError;
 use infernum_frontend_hf::chat::ChatError;
 use infernum_frontend_hf::config::ConfigError;
@@ -51,7 +51,7 @@ pub enum Error {
     #[error(transparent)]
     Kernels(#[from] CacheError),
     #[error(transparent)]
-    Choices(#[from] ChoicesError),
+    TunedVariants(#[from] TunedVariantsError),
     #[error("{path}: {source}; --data names a folder with models/, kernels/ or both")]
     DataFolder { path: String, source: std::io::Error },
     #[error("the GPU fails: {0}; --device cpu does without it")]

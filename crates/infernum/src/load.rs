@@ -1,7 +1,7 @@
 //! From a model to an engine that is ready to run.
 
 use infernum_codegen::compile::{self, Options};
-use infernum_codegen::cuda::{Choices, Compiler, Cubin, Library};
+use infernum_codegen::cuda::{Compiler, Cubin, Library, TunedVariants};
 use infernum_codegen::{Limits, Plan};
 use infernum_frontend_hf::{Checkpoint, LowerOptions, Model};
 use infernum_ir::Sym;
@@ -60,14 +60,14 @@ impl<'a> Loader<'a> {
             let ops = self.compile.kernels()?.ops;
             return Ok(plan_file::read(folder, rows, capacity, self.machine, &ops)?);
         }
-        self.plan_with(rows, capacity, &self.choices()?)
+        self.plan_with(rows, capacity, &self.tuned()?)
     }
 
     /// The variants of kernels that `infernum tune` chose for this machine, if they are wanted.
-    pub fn choices(&self) -> Result<Choices, Error> {
+    pub fn tuned(&self) -> Result<TunedVariants, Error> {
         let device = self.machine.device();
-        let choices = device.map(|d| self.run.choices(&d.arch)).transpose()?;
-        Ok(choices.unwrap_or_default())
+        let tuned = device.map(|d| self.run.tuned(&d.arch)).transpose()?;
+        Ok(tuned.unwrap_or_default())
     }
 
     /// Compiles the model with these variants of kernels, where it is for a GPU.
@@ -75,7 +75,7 @@ impl<'a> Loader<'a> {
         &self,
         rows: Sym,
         capacity: Capacity,
-        choices: &Choices,
+        tuned: &TunedVariants,
     ) -> Result<Plan, Error> {
         capacity.check(self.chunk())?;
         let (device, templates) = (self.machine.device(), self.templates());
@@ -95,7 +95,7 @@ impl<'a> Loader<'a> {
             rules: None,
             explain: false,
             limits: self.limits(capacity),
-            device: device.as_ref().map(|d| (d, &templates, choices)),
+            device: device.as_ref().map(|d| (d, &templates, tuned)),
         };
         let total = compile::step_names(&pipeline).len() as u64;
         (self.progress)(Progress::Begin { stage: Stage::Compile, total });

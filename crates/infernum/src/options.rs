@@ -193,8 +193,8 @@ impl fmt::Display for DeviceId {
 
 impl RunOptions {
     /// What `infernum tune` found for an architecture, if it is wanted.
-    pub fn choices(&self, arch: &str) -> Result<cuda::Choices, cuda::ChoicesError> {
-        if self.untuned { Ok(cuda::Choices::default()) } else { self.kernels().choices(arch) }
+    pub fn tuned(&self, arch: &str) -> Result<cuda::TunedVariants, cuda::TunedVariantsError> {
+        if self.untuned { Ok(cuda::TunedVariants::default()) } else { self.kernels().tuned(arch) }
     }
 
     /// Where compiled kernels are.

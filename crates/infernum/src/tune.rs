@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use infernum_codegen::Plan;
-use infernum_codegen::cuda::{Choices, Device, Library, site, sites};
+use infernum_codegen::cuda::{Device, Library, TunedVariants, site, sites};
 use infernum_ir::Sym;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{Bucket, Measured};
@@ -85,7 +85,7 @@ pub struct Tuner<'a> {
     templates: Library,
     kernels: Kernels,
     capacity: Capacity,
-    choices: Choices,
+    tuned: TunedVariants,
     executor: CudaExecutor,
     /// The name of the cost table.
     target: String,
@@ -98,8 +98,8 @@ impl<'a> Tuner<'a> {
             return Err(Error::NothingToTune);
         };
         let capacity = Capacity::new(sequences as u64, (context as u64).saturating_add(1));
-        let choices = loader.choices()?;
-        let plan = loader.plan_with(Sym::B, capacity, &choices)?;
+        let tuned = loader.tuned()?;
+        let plan = loader.plan_with(Sym::B, capacity, &tuned)?;
         let cubins = loader.cubins(&plan)?;
         let options = CudaOptions { kv_blocks: capacity.blocks(), ..CudaOptions::default() };
         let weights = loader.weights(&plan);
@@ -108,7 +108,7 @@ impl<'a> Tuner<'a> {
         let kernels = loader.compile.kernels()?;
         let (target, _) = loader.machine.costs(loader.compile)?;
         let templates = loader.templates();
-        Ok(Tuner { loader, device, templates, kernels, capacity, choices, executor, target })
+        Ok(Tuner { loader, device, templates, kernels, capacity, tuned, executor, target })
     }
 
     /// One pass over the sites of a decode step, each variant in the place of the one chosen so far,
@@ -130,7 +130,7 @@ impl<'a> Tuner<'a> {
                     tell(Found::OutOfTime);
                     return Ok(());
                 }
-                let before = self.choices.choose(site, variant);
+                let before = self.tuned.choose(site, variant);
                 if before.as_ref() == Some(variant) {
                     continue;
                 }
@@ -141,8 +141,8 @@ impl<'a> Tuner<'a> {
                     tell(Found::Better { ms, variant: variant.clone(), site: site.clone() });
                 } else {
                     match before {
-                        Some(before) => _ = self.choices.choose(site, &before),
-                        None => self.choices.forget(site),
+                        Some(before) => _ = self.tuned.choose(site, &before),
+                        None => self.tuned.forget(site),
                     }
                 }
             }
@@ -187,8 +187,8 @@ impl<'a> Tuner<'a> {
     }
 
     /// Which variants were found to be fastest.
-    pub fn choices(&self) -> &Choices {
-        &self.choices
+    pub fn tuned(&self) -> &TunedVariants {
+        &self.tuned
     }
 
     /// What it runs on, for people.
@@ -201,12 +201,12 @@ impl<'a> Tuner<'a> {
         let path = self.loader.run.kernels().choices_file(&self.device.arch);
         let path = path.ok_or(Error::NoFolder)?;
         let fail = |source| Error::Io { path: path.display().to_string(), source };
-        self.choices.save(&path).map_err(fail)?;
+        self.tuned.save(&path).map_err(fail)?;
         Ok(path)
     }
 
     fn plan(&self) -> Result<Plan, Error> {
-        self.loader.plan_with(Sym::B, self.capacity, &self.choices)
+        self.loader.plan_with(Sym::B, self.capacity, &self.tuned)
     }
 
     fn retarget(&mut self) -> Result<(), Error> {

@@ -10,7 +10,7 @@ use crate::interp::Tensor;
 use crate::names::nearest;
 use crate::ops::common::bytes_of;
 use crate::ops::{
-    Call, Effect, Eval, Memory, Op, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work,
+    Effect, Eval, Memory, Op, OpCall, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work,
 };
 use crate::{DType, Dims, OPS, TensorType, Type};
 
@@ -154,7 +154,7 @@ pub struct Instance {
 
 impl Instance {
     /// Applies the body of the op called; an error says which of its calls does not type.
-    pub fn new(call: &Call<'_>) -> Result<Instance, String> {
+    pub fn new(call: &OpCall<'_>) -> Result<Instance, String> {
         let fused = call.op.fused.as_ref().ok_or("not a fused op")?;
         let mut graph = Graph::new(call.op.name);
         let mut env = Env::default();
@@ -195,7 +195,7 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
         let types: Vec<_> = operands.iter().map(|v| v.map(|v| instance.graph.ty(v))).collect();
         let inputs: Vec<_> =
             operands.iter().map(|v| v.map(|v| &values[v.node][v.result])).collect();
-        let call = Call { op: *op, operands: &types, attrs };
+        let call = OpCall { op: *op, operands: &types, attrs };
         let eval = Eval { call, values: &inputs, results: &node.types, step: eval.step };
         values[index] = (op.reference)(&eval)?;
     }
@@ -205,7 +205,7 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
 /// What the body reads of the operands moves once, and so do results and cache rows; what lies between
 /// stays on the chip. Every operation of the body is done, but nothing for context rows that all of
 /// its masks hide.
-fn work(call: &Call<'_>, results: &[Type], dims: &Dims) -> Work {
+fn work(call: &OpCall<'_>, results: &[Type], dims: &Dims) -> Work {
     let seen = masks(call.op).then(|| window(call)).flatten();
     let dims = &seen.map_or(*dims, |rows| dims.within(rows));
     let needs = needs(call, results, dims);
@@ -222,7 +222,7 @@ struct Needs {
     flops: u64,
 }
 
-fn needs(call: &Call<'_>, results: &[Type], dims: &Dims) -> Needs {
+fn needs(call: &OpCall<'_>, results: &[Type], dims: &Dims) -> Needs {
     let whole = call.operands.iter().map(|t| t.map_or(0, |t| bytes_of(t, dims)));
     let mut whole: Vec<u64> = whole.collect();
     let Some(Ok(instance)) = call.op.fused.is_some().then(|| Instance::new(call)) else {
@@ -240,7 +240,7 @@ fn needs(call: &Call<'_>, results: &[Type], dims: &Dims) -> Needs {
         let NodeKind::Op { op, attrs } = &node.kind else { continue };
         let operands = instance.graph.operands(index);
         let types: Vec<_> = operands.iter().map(|v| v.map(|v| instance.graph.ty(v))).collect();
-        let part = needs(&Call { op: *op, operands: &types, attrs }, &node.types, dims);
+        let part = needs(&OpCall { op: *op, operands: &types, attrs }, &node.types, dims);
         all.flops = all.flops.saturating_add(part.flops);
         all.cache = all.cache.saturating_add(part.cache);
         for (value, bytes) in operands.iter().zip(part.operands) {
@@ -260,7 +260,7 @@ fn masks(op: Op) -> bool {
 }
 
 /// The most context rows that a token sees in any mask of the body; `None` where one shows all.
-fn window(call: &Call<'_>) -> Option<u64> {
+fn window(call: &OpCall<'_>) -> Option<u64> {
     if let Reads::Window(attr) = call.op.reads {
         return call.maybe_int(attr);
     }
@@ -271,7 +271,7 @@ fn window(call: &Call<'_>) -> Option<u64> {
         if masks(*op) {
             let operands = instance.graph.operands(index);
             let types: Vec<_> = operands.iter().map(|v| v.map(|v| instance.graph.ty(v))).collect();
-            most = most.max(Some(window(&Call { op: *op, operands: &types, attrs })?));
+            most = most.max(Some(window(&OpCall { op: *op, operands: &types, attrs })?));
         }
     }
     most

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Graph, Module, NodeKind, Param, StepInput, ValueId};
-use crate::ops::{Call, Effect, Op};
+use crate::ops::{Effect, Op, OpCall};
 use crate::{Attr, Dim, Instance, Sym, Type};
 
 /// What the elements of an integer tensor are.
@@ -131,7 +131,7 @@ fn of_call(
     pick: &mut dyn FnMut(Indices, Dim),
 ) -> Vec<Indices> {
     if op.fused.is_some() {
-        let Ok(body) = Instance::new(&Call { op, operands: types, attrs }) else {
+        let Ok(body) = Instance::new(&OpCall { op, operands: types, attrs }) else {
             return vec![Indices::Unknown; results.len()];
         };
         let values = of_graph(&body.graph, given, &mut |_, by, rows| pick(by, rows));

@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::bf16;
 
 use crate::graph::{Graph, Module, NodeKind, Param, StepInput, ValueId, WeightRef};
-use crate::ops::{Call, Eval};
+use crate::ops::{Eval, OpCall};
 use crate::{DType, Dims, Type};
 
 /// A value: row-major, in `f64`.
@@ -20,14 +20,14 @@ pub struct Tensor {
 
 /// The sequences of one step.
 #[derive(Clone, Debug, PartialEq, Default)]
-pub struct Step {
+pub struct StepShape {
     /// In the order of their tokens.
-    pub seqs: Vec<SeqStep>,
+    pub seqs: Vec<SeqShape>,
 }
 
 /// One sequence's part in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SeqStep {
+pub struct SeqShape {
     /// Tokens computed in this step.
     pub new: usize,
     /// Rows its cache holds after the step, the new ones included.
@@ -54,15 +54,15 @@ impl TokenPlace {
     }
 }
 
-impl Step {
+impl StepShape {
     /// A step of one sequence.
-    pub fn one(new: usize, context: usize) -> Step {
-        Step { seqs: vec![SeqStep { new, context }] }
+    pub fn one(new: usize, context: usize) -> StepShape {
+        StepShape { seqs: vec![SeqShape { new, context }] }
     }
 
     /// The step's sizes.
     pub fn dims(&self) -> Dims {
-        let sum = |f: fn(&SeqStep) -> usize| self.seqs.iter().map(f).sum::<usize>() as u64;
+        let sum = |f: fn(&SeqShape) -> usize| self.seqs.iter().map(f).sum::<usize>() as u64;
         Dims {
             t: sum(|s| s.new),
             b: self.seqs.len() as u64,
@@ -124,7 +124,7 @@ impl<'a> Interpreter<'a> {
     pub fn step(
         &self,
         module: &Module,
-        step: &Step,
+        step: &StepShape,
         tokens: &[u32],
         states: &mut States,
         observe: &mut dyn FnMut(usize, &Carried),
@@ -143,7 +143,7 @@ impl<'a> Interpreter<'a> {
         &self,
         graph: &Graph,
         layer: Option<u32>,
-        step: &Step,
+        step: &StepShape,
         tokens: &[u32],
         carried: &[Tensor],
         states: &mut States,
@@ -173,7 +173,7 @@ impl<'a> Interpreter<'a> {
                     let types: Vec<_> = operands.iter().map(|v| v.map(|v| graph.ty(v))).collect();
                     let inputs: Vec<_> =
                         operands.iter().map(|v| v.map(|v| &values[v.node][v.result])).collect();
-                    let call = Call { op: *op, operands: &types, attrs };
+                    let call = OpCall { op: *op, operands: &types, attrs };
                     let eval = Eval { call, values: &inputs, results: &node.types, step };
                     let mut results =
                         (op.reference)(&eval).map_err(|e| format!("%{}: {e}", node.names[0]))?;
@@ -205,7 +205,7 @@ impl<'a> Interpreter<'a> {
         param: &Param,
         ty: &Type,
         layer: Option<u32>,
-        step: &Step,
+        step: &StepShape,
         tokens: &[u32],
         carried: &[Tensor],
         states: &States,
@@ -256,7 +256,7 @@ impl States {
         &self,
         layer: Option<u32>,
         plane: &str,
-        step: &Step,
+        step: &StepShape,
         ty: &Type,
     ) -> Result<Tensor, String> {
         let row = ty.state()?;
@@ -275,7 +275,7 @@ impl States {
         Ok(Tensor { shape: vec![step.dims().s as usize, heads, dim], data })
     }
 
-    fn store(&mut self, layer: Option<u32>, plane: &str, step: &Step, value: &Tensor) {
+    fn store(&mut self, layer: Option<u32>, plane: &str, step: &StepShape, value: &Tensor) {
         let width: usize = value.shape[1..].iter().product();
         let mut at = 0;
         let rows = step.seqs.iter().map(|s| {

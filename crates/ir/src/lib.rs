@@ -31,8 +31,8 @@ pub use graph::{
 pub use indices::{Indices, RowPick, row_picks, token_rows};
 pub use names::nearest;
 pub use ops::{
-    Call, Effect, Eval, Memory, NO_TOKEN, OPS, Op, OpDef, OperandDef, Pointwise, Reads, Tolerance,
-    Work,
+    Effect, Eval, Memory, NO_TOKEN, OPS, Op, OpCall, OpDef, OperandDef, Pointwise, Reads,
+    Tolerance, Work,
 };
 pub use types::{StateType, TensorType, Type};
 pub use verify::{Finding, VerifyError, verify};

@@ -22,6 +22,6 @@ pub use exec::{
     TunedProduct, WeightSource,
 };
 pub use sampling::{
-    Choice, Logprobs, Number, Range, Sampler, SamplingError, SamplingOption, SamplingParams, Seen,
-    argmax,
+    Logprobs, Number, Range, Sampler, SamplingError, SamplingOption, SamplingParams, SeenToken,
+    TokenPick, argmax,
 };

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use infernum::{CPU, ModelOptions};
 use infernum_codegen::compile::{self, CompileError, Compiled, Options};
-use infernum_codegen::cuda::{Cache, Choices, Compiler, Device, Library};
+use infernum_codegen::cuda::{Cache, Compiler, Device, Library, TunedVariants};
 use infernum_codegen::{Limits, Plan};
 use infernum_frontend_hf::{LowerOptions, Model};
 use infernum_ir::{Attr, Module, NodeKind, Sym, Type, nearest, text};
@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Outcome {
         }
         (out, device) => device.filter(|_| out.is_some()),
     };
-    let choices = Choices::default();
+    let tuned = TunedVariants::default();
     let options = Options {
         model: &model,
         lower: LowerOptions { dtype: args.model.dtype, max_length: Some(max_length), rows: Sym::B },
@@ -99,7 +99,7 @@ pub fn run(args: &Args) -> Outcome {
         rules: None,
         explain: args.explain || args.html.is_some(),
         limits: Limits { chunk: args.chunk, sequences: args.sequences, max_length },
-        device: device.as_ref().map(|d| (d, &templates, &choices)),
+        device: device.as_ref().map(|d| (d, &templates, &tuned)),
     };
     let (seen, compiled) = observed(args, &options, names.len());
     // What was dumped on the way is of use above all when a later step fails.
@@ -136,7 +136,7 @@ fn write(out: &Path, plan: &Plan, device: &Device) -> Outcome {
 
 /// What was seen on the way.
 #[derive(Default)]
-struct Seen {
+struct Observed {
     dumps: Vec<String>,
     /// For each bucket, the module before fusion and after the last pass.
     fused: Vec<(Module, Module)>,
@@ -154,7 +154,7 @@ fn write_page(
         .map(|b| {
             let prices = Prices::new(costs, target, b.bucket, context);
             move |op, operands: &[Option<&Type>], attrs: &[Attr], results: &[Type]| {
-                prices.of(op, operands, attrs, results).us
+                prices.price(op, operands, attrs, results).us
             }
         })
         .collect();
@@ -177,9 +177,9 @@ fn observed(
     args: &Args,
     options: &Options<'_>,
     steps: usize,
-) -> (Seen, Result<Compiled, CompileError>) {
+) -> (Observed, Result<Compiled, CompileError>) {
     let wanted: BTreeSet<&str> = args.dump_after.iter().map(String::as_str).collect();
-    let (mut seen, mut last, mut before) = (Seen::default(), None, None);
+    let (mut seen, mut last, mut before) = (Observed::default(), None, None);
     let bar = report::steps_bar("compiling", steps as u64);
     let compiled = compile::compile(options, &mut |name, bucket, module| {
         bar.inc(1);

@@ -67,5 +67,5 @@ pub fn run(args: &Args) -> Outcome {
         report::line(&format!("{}: {} call(s)", path.display(), measured.calls.len()))?;
     }
     let path = tuner.save()?;
-    report::line(&format!("{}: {} choice(s)", path.display(), tuner.choices().len()))
+    report::line(&format!("{}: {} choice(s)", path.display(), tuner.tuned().len()))
 }

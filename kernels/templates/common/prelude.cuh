@@ -14,7 +14,7 @@ struct f16 { u16 bits; };
 // By which the copy engine finds tiles of an operand: `TileMap` in crates/codegen/src/plan.rs.
 struct alignas(64) TileMap { u64 words[16]; };
 
-// What the host fills in: PAGE, FED, NO_TOKEN, BANNED, Seen, Choice and Step, as
+// What the host fills in: PAGE, FED, NO_TOKEN, BANNED, SeenToken, TokenPick and Step, as
 // crates/codegen/src/cuda/abi.rs defines them.
 {{ abi }}
 // The row in the cache's planes of row `i` of sequence `b`'s context.

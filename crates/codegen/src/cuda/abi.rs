@@ -104,7 +104,7 @@ macro_rules! shared {
 
 shared! {
     /// A token that penalties change.
-    Seen {
+    SeenToken {
         /// Seen in the prompt or generated.
         token: u32,
         /// How often it was generated, or BANNED.
@@ -112,14 +112,14 @@ shared! {
     }
 }
 
-impl Seen {
+impl SeenToken {
     /// In place of how often it was generated: it may not be picked. `BANNED` in kernels.
     pub const BANNED: u32 = u32::MAX;
 }
 
 shared! {
     /// How a sequence's next token is picked.
-    Choice {
+    TokenPick {
         /// log2(e) / temperature; 0 picks the largest logit.
         scale: f32,
         /// Only so many of the largest compete; 0 for all.
@@ -139,7 +139,7 @@ shared! {
         /// Elements of `seen`.
         seen_count: u32,
         /// Tokens with penalties, each once.
-        seen: Address<Seen>,
+        seen: Address<SeenToken>,
     }
 }
 
@@ -180,7 +180,7 @@ shared! {
         /// [B, block_stride] the cache's blocks of each sequence.
         blocks: Address<i32>,
         /// [B] for kernels that sample.
-        choices: Address<Choice>,
+        picks: Address<TokenPick>,
     }
 }
 
@@ -207,9 +207,9 @@ pub(super) fn declarations() -> String {
     comment(&mut out, "", " In place of a token where a row of logits has none.");
     line(&mut out, &format!("#define NO_TOKEN {NO_TOKEN:#x}u"));
     comment(&mut out, "", " In place of how often a token was generated: it may not be picked.");
-    line(&mut out, &format!("#define BANNED {:#x}u", Seen::BANNED));
-    Seen::declare(&mut out);
-    Choice::declare(&mut out);
+    line(&mut out, &format!("#define BANNED {:#x}u", SeenToken::BANNED));
+    SeenToken::declare(&mut out);
+    TokenPick::declare(&mut out);
     Step::declare(&mut out);
     out
 }
@@ -224,10 +224,10 @@ mod tests {
         for expected in [
             "#define PAGE 16\n",
             "#define FED 0x80000000u\n",
-            "// A token that penalties change.\nstruct Seen {\n    // Seen in the prompt or generated.\n    u32 token;\n",
+            "// A token that penalties change.\nstruct SeenToken {\n    // Seen in the prompt or generated.\n    u32 token;\n",
             "    // Of seed and position: see `common/noise.cuh`.\n    u32 key[2];\n",
-            "    // Tokens with penalties, each once.\n    const Seen* seen;\n};\nstatic_assert(sizeof(Choice) == 48, \"\");\n",
-            "    // [B] for kernels that sample.\n    const Choice* choices;\n};\nstatic_assert(sizeof(Step) == 120, \"\");\n",
+            "    // Tokens with penalties, each once.\n    const SeenToken* seen;\n};\nstatic_assert(sizeof(TokenPick) == 48, \"\");\n",
+            "    // [B] for kernels that sample.\n    const TokenPick* picks;\n};\nstatic_assert(sizeof(Step) == 120, \"\");\n",
         ] {
             assert!(text.contains(expected), "{expected:?} in\n{text}");
         }

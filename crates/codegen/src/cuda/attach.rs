@@ -8,7 +8,7 @@ use infernum_ir::{DType, Dims, OpSet, Sym, TensorType};
 use super::geometry::{Scope, whole};
 use super::template::{Foreign, Kind};
 use super::text::{self, Site};
-use super::{Choices, Device, Geometry, Library, Template, TemplateError, Variant};
+use super::{Device, Geometry, Library, Template, TemplateError, TunedVariants, Variant};
 use crate::plan::{Arg, Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, TileMap, Value};
 use infernum_passes::Bucket;
 
@@ -31,15 +31,15 @@ pub enum CudaError {
 }
 
 /// Chooses a kernel for every launch of `plan` and renders it: the first variant that is admitted,
-/// unless `choices` prefers another. Launches of the same text share one.
+/// unless `tuned` prefers another. Launches of the same text share one.
 pub fn attach(
     plan: &mut Plan,
     ops: &OpSet,
     library: &Library,
     device: &Device,
-    choices: &Choices,
+    tuned: &TunedVariants,
 ) -> Result<(), CudaError> {
-    let mut attach = Attach::new(ops, library, device, plan.limits, choices.clone());
+    let mut attach = Attach::new(ops, library, device, plan.limits, tuned.clone());
     let programs = std::mem::take(&mut plan.programs);
     for schedule in &mut plan.schedules {
         // What is the same in two buckets may run on different kernels.
@@ -91,7 +91,7 @@ pub fn admitted(
     library: &Library,
     device: &Device,
 ) -> Result<Vec<String>, CudaError> {
-    let mut attach = Attach::new(ops, library, device, plan.limits, Choices::default());
+    let mut attach = Attach::new(ops, library, device, plan.limits, TunedVariants::default());
     let (mut found, mut order) = (HashSet::new(), Vec::new());
     for schedule in &plan.schedules {
         let bucket = within(schedule.bucket, &plan.limits);
@@ -116,7 +116,7 @@ pub fn ceiling(
     bytes: u64,
 ) -> Result<(Launch, KernelLaunch, Kernel), CudaError> {
     let ops = OpSet::default();
-    let mut attach = Attach::new(&ops, library, device, Dims::default(), Choices::default());
+    let mut attach = Attach::new(&ops, library, device, Dims::default(), TunedVariants::default());
     let row = |cols: u64| TensorType::act(DType::U32, [1.into(), cols.into()]);
     let launch = apart(CEILING, row(bytes / 4), row(1));
     match (attach.launch(&launch, Bucket::ALL, CEILING)?, attach.kernels.pop()) {
@@ -177,7 +177,7 @@ pub(super) struct Attach<'a> {
     known: HashMap<String, u32>,
     kernels: Vec<Kernel>,
     limits: Dims,
-    choices: Choices,
+    tuned: TunedVariants,
 }
 
 impl<'a> Attach<'a> {
@@ -186,7 +186,7 @@ impl<'a> Attach<'a> {
         library: &'a Library,
         device: &'a Device,
         limits: Dims,
-        choices: Choices,
+        tuned: TunedVariants,
     ) -> Attach<'a> {
         Attach {
             ops,
@@ -197,7 +197,7 @@ impl<'a> Attach<'a> {
             known: HashMap::new(),
             kernels: Vec::new(),
             limits,
-            choices,
+            tuned,
         }
     }
 
@@ -236,7 +236,7 @@ impl<'a> Attach<'a> {
 
     fn launch(&mut self, launch: &Launch, bucket: Bucket, shown: &str) -> Result<Run, CudaError> {
         let mut template = self.template(launch, shown)?;
-        if let Some(name) = self.choices.of(launch, bucket, &template.name) {
+        if let Some(name) = self.tuned.variant(launch, bucket, &template.name) {
             template.variants.sort_by_key(|v| v.name != name);
         }
         let mut reasons = Vec::new();

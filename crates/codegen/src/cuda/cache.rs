@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::{Digest, Sha256};
 
-use super::{Choices, ChoicesError, Compiler, NvrtcError};
+use super::{Compiler, NvrtcError, TunedVariants, TunedVariantsError};
 use crate::plan::Kernel;
 
 /// Kernels could not be had.
@@ -49,8 +49,9 @@ impl Cache {
     }
 
     /// The variants that measurements chose for an architecture.
-    pub fn choices(&self, arch: &str) -> Result<Choices, ChoicesError> {
-        self.choices_file(arch).map_or_else(|| Ok(Choices::default()), |path| Choices::load(&path))
+    pub fn tuned(&self, arch: &str) -> Result<TunedVariants, TunedVariantsError> {
+        self.choices_file(arch)
+            .map_or_else(|| Ok(TunedVariants::default()), |path| TunedVariants::load(&path))
     }
 
     /// Where they are kept; `None` if nothing is.

@@ -4,21 +4,21 @@ pub mod abi;
 mod attach;
 mod c_expr;
 mod cache;
-mod choices;
 mod geometry;
 mod nvrtc;
 mod reach;
 mod template;
 mod text;
+mod tuned;
 
 pub use attach::{CudaError, admitted, attach, ceiling};
 pub use cache::{Cache, CacheError, Cubin};
-pub use choices::{Choices, ChoicesError, site, sites};
 pub use geometry::Geometry;
 pub use nvrtc::{Compiler, NvrtcError};
 pub use reach::{Unreached, unreached};
 pub use template::{CheckSizes, Foreign, Library, Template, TemplateError, Variant};
 pub use text::arguments as launch_arguments;
+pub use tuned::{TunedVariants, TunedVariantsError, site, sites};
 
 use serde::{Deserialize, Serialize};
 

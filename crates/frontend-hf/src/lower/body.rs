@@ -10,7 +10,7 @@ use infernum_ir::{
 
 use super::attrs;
 use super::scope::{Context, Scope};
-use crate::spec::{Arg, Argument, Block, Call, Entries, StateDecl, WeightDecl};
+use crate::spec::{Arg, Argument, Block, Entries, SpecCall, StateDecl, WeightDecl};
 
 /// Blocks may call blocks, but not themselves.
 const MAX_DEPTH: usize = 16;
@@ -203,7 +203,7 @@ impl<'a> Builder<'a> {
     pub(super) fn body(
         &mut self,
         frame: &mut Frame<'a>,
-        body: &'a Entries<'a, Call<'a>>,
+        body: &'a Entries<'a, SpecCall<'a>>,
     ) -> Result<()> {
         for (written, call) in body.iter() {
             let names: Vec<&str> = written.split(',').map(str::trim).collect();
@@ -224,7 +224,7 @@ impl<'a> Builder<'a> {
         &mut self,
         frame: &Frame<'a>,
         names: &[&str],
-        call: &'a Call<'a>,
+        call: &'a SpecCall<'a>,
     ) -> Result<Vec<ValueId>> {
         let target = match (self.blocks.get(call.name), Op::find(call.name)) {
             (Some(block), _) => Target::Block(block),
@@ -252,7 +252,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Whether the call's `when` holds.
-    fn wanted(&self, frame: &Frame<'a>, call: &Call<'a>) -> Result<bool> {
+    fn wanted(&self, frame: &Frame<'a>, call: &SpecCall<'a>) -> Result<bool> {
         match call.arg("when") {
             None => Ok(true),
             Some((key, Argument::One(arg))) => frame.scope.eval_bool(key, *arg),
@@ -265,7 +265,7 @@ impl<'a> Builder<'a> {
         &mut self,
         frame: &Frame<'a>,
         names: &[&str],
-        call: &'a Call<'a>,
+        call: &'a SpecCall<'a>,
         first: Option<&str>,
     ) -> Result<ValueId> {
         let operand = match first.and_then(|name| call.arg(name)) {
@@ -282,7 +282,7 @@ impl<'a> Builder<'a> {
         &mut self,
         frame: &Frame<'a>,
         names: &[&str],
-        call: &'a Call<'a>,
+        call: &'a SpecCall<'a>,
         op: Op,
     ) -> Result<Vec<ValueId>> {
         let mut operands = Vec::new();
@@ -327,7 +327,7 @@ impl<'a> Builder<'a> {
         &mut self,
         frame: &Frame<'a>,
         names: &[&str],
-        call: &Call<'a>,
+        call: &SpecCall<'a>,
         op: Op,
         operands: &[Option<ValueId>],
         values: Vec<Attr>,
@@ -442,7 +442,7 @@ impl<'a> Builder<'a> {
         &mut self,
         frame: &Frame<'a>,
         name: &str,
-        call: &'a Call<'a>,
+        call: &'a SpecCall<'a>,
         block: &'a Block<'a>,
     ) -> Result<ValueId> {
         if frame.depth >= MAX_DEPTH {
@@ -476,7 +476,7 @@ impl<'a> Builder<'a> {
         &mut self,
         frame: &Frame<'a>,
         inner: &mut Frame<'a>,
-        call: &'a Call<'a>,
+        call: &'a SpecCall<'a>,
         block: &'a Block<'a>,
     ) -> Result<()> {
         for input in &block.inputs {
@@ -506,7 +506,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The text of a block call's `at`.
-    fn at_prefix(&self, call: &Call<'a>) -> Result<&'a str> {
+    fn at_prefix(&self, call: &SpecCall<'a>) -> Result<&'a str> {
         match call.arg("at") {
             None => Ok(""),
             Some((_, Argument::One(Arg::Text(text)))) => Ok(text),
@@ -531,7 +531,7 @@ impl<'a> Target<'a> {
     }
 
     /// Refuses an argument that it does not take.
-    fn check_args(&self, cx: &Context<'a>, call: &Call<'a>) -> Result<()> {
+    fn check_args(&self, cx: &Context<'a>, call: &SpecCall<'a>) -> Result<()> {
         let known: Vec<&str> = match self {
             Target::Op(op) => {
                 let attrs = op.attrs.iter().map(|a| a.name);

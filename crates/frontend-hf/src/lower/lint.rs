@@ -11,7 +11,7 @@ use infernum_ir::expr::Expr;
 
 use super::body::Blocks;
 use super::scope::Context;
-use crate::spec::{Arg, Argument, Block, Call, Entries, Family, Part, Source, WeightDecl};
+use crate::spec::{Arg, Argument, Block, Entries, Family, Part, Source, SpecCall, WeightDecl};
 
 /// Names that every expression may use, beside parameters.
 pub(super) const ENGINE: [&str; 2] = ["dtype", "max_length"];
@@ -130,7 +130,7 @@ impl<'a> Lint<'a, '_> {
 
     /// Calls of blocks that leave out a parameter which has a value under the same name where the call
     /// stands: names are lexical, so the block's default is what counts.
-    fn calls(&mut self, body: &Entries<'a, Call<'a>>, own: &Names<'a>) {
+    fn calls(&mut self, body: &Entries<'a, SpecCall<'a>>, own: &Names<'a>) {
         for (_, call) in body.iter() {
             let Some(block) = self.blocks.get(call.name) else { continue };
             for (param, default) in block.params.iter() {
@@ -166,7 +166,7 @@ fn names(arg: Arg<'_>) -> Vec<String> {
     found
 }
 
-fn body_names(body: &Entries<'_, Call<'_>>) -> Vec<String> {
+fn body_names(body: &Entries<'_, SpecCall<'_>>) -> Vec<String> {
     let arguments = body.iter().flat_map(|(_, call)| &call.args);
     let all = arguments.flat_map(|(_, argument)| match argument {
         Argument::One(arg) => vec![*arg],

@@ -83,14 +83,14 @@ pub enum Argument<'a> {
 
 /// `op(name: value, ..)`.
 #[derive(Debug)]
-pub struct Call<'a> {
+pub struct SpecCall<'a> {
     /// The op or block called.
     pub name: &'a str,
     /// Its arguments in order.
     pub args: Vec<(&'a str, Argument<'a>)>,
 }
 
-impl<'a> Call<'a> {
+impl<'a> SpecCall<'a> {
     /// The argument of that name, with the name as it is written.
     pub fn arg(&self, name: &str) -> Option<(&'a str, &Argument<'a>)> {
         self.args.iter().find(|(k, _)| *k == name).map(|(k, a)| (*k, a))
@@ -190,7 +190,7 @@ pub struct Block<'a> {
     #[serde(default)]
     pub state: Entries<'a, StateDecl<'a>>,
     /// What it computes.
-    pub body: Entries<'a, Call<'a>>,
+    pub body: Entries<'a, SpecCall<'a>>,
     /// Which of the body's names it yields.
     pub result: &'a str,
 }
@@ -206,7 +206,7 @@ pub struct Part<'a> {
     #[serde(borrow, default)]
     pub weights: Entries<'a, WeightDecl<'a>>,
     /// What it computes, from the names that the part before gives.
-    pub body: Entries<'a, Call<'a>>,
+    pub body: Entries<'a, SpecCall<'a>>,
     /// The names it gives to the next part.
     pub gives: Vec<&'a str>,
 }

@@ -9,7 +9,7 @@ use serde::de::{
     self, Deserialize, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor,
 };
 
-use super::{Arg, Argument, Call, Entries, Source};
+use super::{Arg, Argument, Entries, Source, SpecCall};
 
 /// A spec is a page or two of text.
 const MAX_SPEC_BYTES: usize = 128 << 10;
@@ -90,20 +90,20 @@ impl<'de: 'a, 'a, T: Deserialize<'de>> Deserialize<'de> for Entries<'a, T> {
     }
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Call<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for SpecCall<'a> {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         struct CallVisitor<'a>(PhantomData<&'a ()>);
         impl<'de: 'a, 'a> Visitor<'de> for CallVisitor<'a> {
-            type Value = Call<'a>;
+            type Value = SpecCall<'a>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a call such as `add(a: \"x\", b: \"y\")`")
             }
 
-            fn visit_enum<A: EnumAccess<'de>>(self, data: A) -> Result<Call<'a>, A::Error> {
+            fn visit_enum<A: EnumAccess<'de>>(self, data: A) -> Result<SpecCall<'a>, A::Error> {
                 let (Ident(name), variant) = data.variant()?;
                 let args = variant.struct_variant(&[], ArgsVisitor(PhantomData))?;
-                Ok(Call { name, args })
+                Ok(SpecCall { name, args })
             }
         }
         // An enum whose variants are not listed: the op set stays open.

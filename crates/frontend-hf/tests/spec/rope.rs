@@ -1,7 +1,7 @@
 //! `RoPE`'s frequency tables, evaluated by the reference interpreter.
 
 use infernum_frontend_hf::spec::Source;
-use infernum_ir::interp::{Interpreter, Rounding, States, Step};
+use infernum_ir::interp::{Interpreter, Rounding, States, StepShape};
 use infernum_ir::{Attr, Graph, Module, NodeKind};
 use safetensors::SafeTensors;
 
@@ -21,7 +21,7 @@ fn tables(graph: &Graph) -> Vec<Vec<f32>> {
         let weights = |_: &_, _, _: &_| Err("a table has no weights".into());
         let interpreter = Interpreter::new(&weights, Rounding::ToType);
         let mut states = States::default();
-        let values = interpreter.graph(&alone, None, &Step::one(1, 1), &[0], &[], &mut states);
+        let values = interpreter.graph(&alone, None, &StepShape::one(1, 1), &[0], &[], &mut states);
         found.push(values.unwrap()[0].data.iter().map(|&x| x as f32).collect());
     }
     found

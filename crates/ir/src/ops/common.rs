@@ -1,11 +1,11 @@
 //! What many ops' type rules and references share.
 
-use super::{Call, Eval, Work};
+use super::{Eval, OpCall, Work};
 use crate::attr::Attr;
 use crate::interp::Tensor;
 use crate::{DType, Dim, Dims, StateType, TensorType, Type};
 
-impl<'a> Call<'a> {
+impl<'a> OpCall<'a> {
     /// Operand `i`, which the declaration says is present.
     pub fn tensor(&self, i: usize) -> Result<&'a TensorType, String> {
         self.optional(i)?.ok_or_else(|| format!("operand `{}` is missing", self.name(i)))
@@ -144,7 +144,7 @@ impl<'a> Eval<'a> {
 }
 
 /// One result with the type of operand 0.
-pub(super) fn like_first(call: &Call<'_>) -> Result<Vec<Type>, String> {
+pub(super) fn like_first(call: &OpCall<'_>) -> Result<Vec<Type>, String> {
     Ok(vec![call.float(0, 1)?.clone().into()])
 }
 
@@ -159,7 +159,7 @@ pub(super) fn dense(dtype: DType, shape: impl Into<Vec<Dim>>) -> Result<Vec<Type
 
 /// Reads every operand and writes every result once; `flops_per_element` on each result element.
 pub(super) fn streaming(
-    call: &Call<'_>,
+    call: &OpCall<'_>,
     results: &[Type],
     dims: &Dims,
     flops_per_element: u64,
@@ -183,7 +183,7 @@ pub(crate) fn bytes_of(ty: &Type, dims: &Dims) -> u64 {
 }
 
 /// No work at all.
-pub(super) fn free(_: &Call<'_>, _: &[Type], _: &Dims) -> Work {
+pub(super) fn free(_: &OpCall<'_>, _: &[Type], _: &Dims) -> Work {
     Work::default()
 }
 

@@ -1,7 +1,7 @@
 //! `expert_linear`.
 
 use super::common::dense;
-use super::{Call, Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
+use super::{Effect, Eval, OpCall, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 use crate::interp::Tensor;
 use crate::{Dim, Dims, Type};
 
@@ -32,7 +32,7 @@ pub(super) static OP: OpDef = OpDef {
 };
 
 /// The experts that are hit are read once each.
-fn work(call: &Call<'_>, results: &[Type], dims: &Dims) -> Work {
+fn work(call: &OpCall<'_>, results: &[Type], dims: &Dims) -> Work {
     let (Ok(w), Ok(out)) = (call.tensor(1), results[0].tensor()) else {
         return Work::default();
     };
@@ -48,7 +48,7 @@ fn work(call: &Call<'_>, results: &[Type], dims: &Dims) -> Work {
 
 /// Bytes of the experts' weights that are read. Of `E` experts, `T` tokens that choose `k` different
 /// ones each, all equally likely, are expected to hit `E (1 - (1 - k / E)^T)`.
-fn hit_bytes(call: &Call<'_>, dims: &Dims) -> u64 {
+fn hit_bytes(call: &OpCall<'_>, dims: &Dims) -> u64 {
     let (Ok(w), Ok(ids)) = (call.tensor(1), call.tensor(2)) else { return 0 };
     let size = |d: &Dim| d.eval(dims) as f64;
     let (experts, tokens, chosen) = (size(&w.shape[0]), size(&ids.shape[0]), size(&ids.shape[1]));

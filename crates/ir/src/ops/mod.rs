@@ -44,7 +44,7 @@ use std::hash::{Hash, Hasher};
 use crate::attr::{Attr, AttrDef};
 use crate::expr::{Expr, ScalarFn, Value};
 use crate::fused::{Fused, compose};
-use crate::interp::{Step, Tensor};
+use crate::interp::{StepShape, Tensor};
 use crate::names::nearest;
 use crate::{Dims, Type};
 
@@ -95,7 +95,7 @@ pub struct OpDef {
     /// Its attributes, in order.
     pub attrs: &'static [AttrDef],
     /// The types of its results. Whether a result is constant follows from the operands.
-    pub infer: fn(&Call<'_>) -> Result<Vec<Type>, String>,
+    pub infer: fn(&OpCall<'_>) -> Result<Vec<Type>, String>,
     /// What it does besides computing.
     pub effect: Effect,
     /// Its meaning in plain loops over `f64`: the oracle for every kernel.
@@ -103,7 +103,7 @@ pub struct OpDef {
     /// For an elementwise op, the expression it applies.
     pub pointwise: Pointwise,
     /// Bytes moved and operations done.
-    pub work: fn(&Call<'_>, &[Type], &Dims) -> Work,
+    pub work: fn(&OpCall<'_>, &[Type], &Dims) -> Work,
     /// What it needs of its operands, by which the work of a fused op follows from its body.
     pub reads: Reads,
     /// Stem of its CUDA template, if it has one.
@@ -178,7 +178,7 @@ pub enum Reads {
         /// The operand's position.
         operand: usize,
         /// The bytes, from the call and the types of its results.
-        bytes: fn(&Call<'_>, &[Type], &Dims) -> u64,
+        bytes: fn(&OpCall<'_>, &[Type], &Dims) -> u64,
     },
     /// Of a token's context rows those within the window that this attribute holds; all where it is
     /// absent.
@@ -236,7 +236,7 @@ impl Tolerance {
 }
 
 /// A call being typed: operand types and attributes.
-pub struct Call<'a> {
+pub struct OpCall<'a> {
     /// The op called.
     pub op: Op,
     /// One entry an operand declared; `None` where an optional one is left out.
@@ -248,13 +248,13 @@ pub struct Call<'a> {
 /// A call being evaluated.
 pub struct Eval<'a> {
     /// Types and attributes.
-    pub call: Call<'a>,
+    pub call: OpCall<'a>,
     /// Operand values.
     pub values: &'a [Option<&'a Tensor>],
     /// Result types.
     pub results: &'a [Type],
     /// The step it belongs to.
-    pub step: &'a Step,
+    pub step: &'a StepShape,
 }
 
 /// A handle to an op's definition; two handles are equal when they name the same op.
@@ -310,7 +310,7 @@ impl Op {
         for (def, attr) in self.attrs.iter().zip(attrs) {
             def.check(attr)?;
         }
-        let mut results = (self.0.infer)(&Call { op: self, operands, attrs })?;
+        let mut results = (self.0.infer)(&OpCall { op: self, operands, attrs })?;
         let constant =
             operands.iter().flatten().all(|t| matches!(t, Type::Tensor(t) if t.constant));
         for result in &mut results {

@@ -1,13 +1,13 @@
 //! What the elementwise ops share: broadcasting, and evaluation of their one expression.
 
-use super::{Call, Eval, Pointwise};
+use super::{Eval, OpCall, Pointwise};
 use crate::expr::ScalarFn;
 use crate::interp::Tensor;
 use crate::{Dim, TensorType, Type};
 
 /// The first operand's type; the others must broadcast onto it, and match its element type
 /// unless they are constant.
-pub(super) fn infer(call: &Call<'_>) -> Result<Vec<Type>, String> {
+pub(super) fn infer(call: &OpCall<'_>) -> Result<Vec<Type>, String> {
     let a = call.float(0, 1)?;
     for i in 1..call.operands.len() {
         let Some(b) = call.optional(i)? else { continue };
@@ -23,7 +23,7 @@ pub(super) fn infer(call: &Call<'_>) -> Result<Vec<Type>, String> {
 }
 
 /// An expression that was written for this call may name only operands that are there.
-fn check_expression(call: &Call<'_>) -> Result<(), String> {
+fn check_expression(call: &OpCall<'_>) -> Result<(), String> {
     let (Pointwise::Attr(_), Some(expr)) = (call.op.pointwise, call.op.pointwise(call.attrs))
     else {
         return Ok(());

@@ -1,7 +1,7 @@
 //! `table`.
 
 use super::common::free;
-use super::{Call, Effect, Eval, OpDef, Pointwise, Reads, Tolerance};
+use super::{Effect, Eval, OpCall, OpDef, Pointwise, Reads, Tolerance};
 use crate::attr::{Attr, AttrDef, AttrKind, Default};
 use crate::expr::ScalarFn;
 use crate::interp::Tensor;
@@ -40,7 +40,7 @@ pub(super) static OP: OpDef = OpDef {
     fused: None,
 };
 
-fn compile(call: &Call<'_>) -> Result<ScalarFn, String> {
+fn compile(call: &OpCall<'_>) -> Result<ScalarFn, String> {
     match &call.attrs[0] {
         Attr::Expr(e) => ScalarFn::compile(e, &["i"]).map_err(|e| e.to_string()),
         other => Err(format!("attribute `expr`: expected an expression, found {other}")),

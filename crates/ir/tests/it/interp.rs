@@ -1,6 +1,6 @@
 //! The reference interpreter: steps, batches, caches, rounding.
 
-use infernum_ir::interp::{Interpreter, Rounding, SeqStep, States, Step, Tensor, round};
+use infernum_ir::interp::{Interpreter, Rounding, SeqShape, States, StepShape, Tensor, round};
 use infernum_ir::text::parse;
 use infernum_ir::{DType, Module, OPS, Param, TensorType, Type, verify};
 use proptest::prelude::*;
@@ -74,7 +74,7 @@ fn run(module: &Module, tokens: &[u32], steps: &[usize]) -> Vec<f64> {
     let interpreter = Interpreter::new(&random::weight, Rounding::Exact);
     let (mut states, mut logits, mut done) = (States::default(), Vec::new(), 0);
     for &new in steps {
-        let step = Step::one(new, done + new);
+        let step = StepShape::one(new, done + new);
         let part = &tokens[done..done + new];
         let out = interpreter.step(module, &step, part, &mut states, &mut |_, _| {}).unwrap();
         logits.extend(&out[0].data);
@@ -110,9 +110,10 @@ fn a_batch_equals_its_sequences_alone() {
     // Both in prefill; then one decodes while the other goes on in a chunk; then both decode.
     let mut done = [0, 0];
     for new in [[5, 3], [1, 5], [1, 1]] {
-        let seqs = [0, 1].map(|i| SeqStep { new: new[i], context: done[i] + new[i] }).to_vec();
+        let seqs = [0, 1].map(|i| SeqShape { new: new[i], context: done[i] + new[i] }).to_vec();
         let tokens = [&a[done[0]..done[0] + new[0]], &b[done[1]..done[1] + new[1]]].concat();
-        let out = interpreter.step(&module, &Step { seqs }, &tokens, &mut states, &mut |_, _| {});
+        let out =
+            interpreter.step(&module, &StepShape { seqs }, &tokens, &mut states, &mut |_, _| {});
         let (first, second) = out.as_ref().unwrap()[0].data.split_at(new[0] * 50);
         logits[0].extend(first);
         logits[1].extend(second);
@@ -138,7 +139,7 @@ fn observers_see_every_call() {
     let (module, mut seen) = (decoder("none"), Vec::new());
     let interpreter = Interpreter::new(&random::weight, Rounding::Exact);
     let mut observe = |i: usize, carried: &Vec<Tensor>| seen.push((i, carried[0].shape.clone()));
-    let step = Step::one(3, 3);
+    let step = StepShape::one(3, 3);
     interpreter.step(&module, &step, &[1, 2, 3], &mut States::default(), &mut observe).unwrap();
     assert_eq!(seen, [(0, vec![3, 8]), (1, vec![3, 8]), (2, vec![3, 8]), (3, vec![3, 50])]);
 }
@@ -147,14 +148,18 @@ fn observers_see_every_call() {
 fn what_does_not_fit_is_an_error() {
     let module = decoder("none");
     let wrong = |_: &_, _, _: &Type| Ok(Tensor { shape: vec![2], data: vec![0.0; 2] });
-    let fails = |weights: &infernum_ir::interp::Weights<'_>, step: &Step, tokens: &[u32]| {
+    let fails = |weights: &infernum_ir::interp::Weights<'_>, step: &StepShape, tokens: &[u32]| {
         let interpreter = Interpreter::new(weights, Rounding::Exact);
         interpreter.step(&module, step, tokens, &mut States::default(), &mut |_, _| {}).unwrap_err()
     };
-    assert!(fails(&wrong, &Step::one(1, 1), &[1]).contains("expected [50, 8], found [2]"));
-    assert!(fails(&random::weight, &Step::one(2, 2), &[1]).contains("expected [2], found [1]"));
-    assert!(fails(&random::weight, &Step::one(1, 1), &[50]).contains("row 50 is outside"));
-    assert!(fails(&random::weight, &Step::one(1, 2), &[1]).contains("sequence 0 holds fewer rows"));
+    assert!(fails(&wrong, &StepShape::one(1, 1), &[1]).contains("expected [50, 8], found [2]"));
+    assert!(
+        fails(&random::weight, &StepShape::one(2, 2), &[1]).contains("expected [2], found [1]")
+    );
+    assert!(fails(&random::weight, &StepShape::one(1, 1), &[50]).contains("row 50 is outside"));
+    assert!(
+        fails(&random::weight, &StepShape::one(1, 2), &[1]).contains("sequence 0 holds fewer rows")
+    );
 }
 
 #[test]
@@ -210,7 +215,8 @@ proptest! {
 }
 
 fn check_shapes(module: &Module) -> Result<(), String> {
-    let step = Step { seqs: vec![SeqStep { new: 2, context: 2 }, SeqStep { new: 3, context: 3 }] };
+    let step =
+        StepShape { seqs: vec![SeqShape { new: 2, context: 2 }, SeqShape { new: 3, context: 3 }] };
     // Every tensor value of the graph is made a result, so that its shape is seen.
     let mut graph = module.graphs[0].clone();
     let states: Vec<_> = graph.results().to_vec();
@@ -249,9 +255,9 @@ fn check_shapes(module: &Module) -> Result<(), String> {
 #[test]
 fn random_graphs_use_every_op() {
     let mut rng = random::Rng(1);
-    let seeds: Vec<u64> = (0..4000).map(|_| rng.below(usize::MAX) as u64).collect();
+    let seeds: Vec<u64> = (0..16_000).map(|_| rng.below(usize::MAX) as u64).collect();
     let mut unused: Vec<&str> = OPS.iter().map(|op| op.name).collect();
-    for seeds in seeds.chunks(40) {
+    for seeds in seeds.chunks(80) {
         let module = random::module(seeds);
         check_shapes(&module).unwrap();
         for (_, node) in module.graphs[0].nodes() {

@@ -53,7 +53,7 @@ pub fn calls(
         let mut why = String::new();
         let mut attempts = 0..ATTEMPTS;
         let found = attempts.find_map(|_| {
-            let call = Call { op, signature: &signature, dtype, sizes };
+            let call = CallMaker { op, signature: &signature, dtype, sizes };
             call.module(&mut rng).map_err(|e| why = e).ok()
         });
         made.push(found.ok_or_else(|| format!("no call of `{}` could be made: {why}", op.name))?);
@@ -61,7 +61,7 @@ pub fn calls(
     Ok(made)
 }
 
-struct Call<'a> {
+struct CallMaker<'a> {
     op: Op,
     signature: &'a Signature,
     dtype: DType,
@@ -69,7 +69,7 @@ struct Call<'a> {
     sizes: Option<&'a HashMap<String, u64>>,
 }
 
-impl Call<'_> {
+impl CallMaker<'_> {
     fn module(&self, rng: &mut Rng) -> Result<CallModule, String> {
         let sizes = self.sizes(rng);
         let mut parts = Parts { graph: Graph::new("check"), dtype: self.dtype, rows: None };

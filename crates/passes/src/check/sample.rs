@@ -1,7 +1,7 @@
 //! Random trials of a rule.
 
 use infernum_ir::expr::Expr;
-use infernum_ir::interp::{SeqStep, Step, Tensor};
+use infernum_ir::interp::{SeqShape, StepShape, Tensor};
 use infernum_ir::{
     Attr, AttrDef, AttrDefault, AttrKind, DType, Dim, StateType, Sym, TensorType, Type,
 };
@@ -67,7 +67,7 @@ const SHOWN: usize = 12;
 
 /// One choice of sizes, attributes and types.
 pub(super) struct Trial {
-    pub(super) step: Step,
+    pub(super) step: StepShape,
     pub(super) sizes: Sizes,
     /// One a value variable of the rule; `None` where it is left out.
     pub(super) types: Vec<Option<Type>>,
@@ -157,13 +157,13 @@ impl Trial {
 }
 
 /// One to three sequences of a few tokens, with or without a past.
-fn step(small: bool, rng: &mut Rng) -> Step {
+fn step(small: bool, rng: &mut Rng) -> StepShape {
     let (seqs, most, past) = if small { (1, 2, 2) } else { (1 + rng.below(3), 3, 4) };
     let seq = |_| {
         let new = 1 + rng.below(most);
-        SeqStep { new, context: new + rng.below(past) }
+        SeqShape { new, context: new + rng.below(past) }
     };
-    Step { seqs: (0..seqs).map(seq).collect() }
+    StepShape { seqs: (0..seqs).map(seq).collect() }
 }
 
 fn sizes(rule: &Rule, small: bool, rng: &mut Rng) -> Sizes {
@@ -242,14 +242,14 @@ pub(super) fn attr(name: &str, def: &AttrDef, rng: &mut Rng) -> Result<Attr, Str
     })
 }
 
-fn shape(ty: &Type, step: &Step) -> Vec<usize> {
+fn shape(ty: &Type, step: &StepShape) -> Vec<usize> {
     match ty {
         Type::Tensor(t) => t.sizes(&step.dims()),
         Type::State(s) => vec![step.dims().s as usize, s.heads as usize, s.dim as usize],
     }
 }
 
-fn tensor(ty: &Type, magnitude: f64, below: usize, step: &Step, rng: &mut Rng) -> Tensor {
+fn tensor(ty: &Type, magnitude: f64, below: usize, step: &StepShape, rng: &mut Rng) -> Tensor {
     let shape = shape(ty, step);
     let index = matches!(ty, Type::Tensor(t) if !t.dtype.is_float());
     let element = |_| {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use infernum_ir::body::{Emit, Env, apply, truth};
 use infernum_ir::expr::Expr;
-use infernum_ir::interp::{Step, Tensor};
-use infernum_ir::{Attr, Call, Eval, Graph, NodeKind, Op, OperandDef, Param, Type, ValueId};
+use infernum_ir::interp::{StepShape, Tensor};
+use infernum_ir::{Attr, Eval, Graph, NodeKind, Op, OpCall, OperandDef, Param, Type, ValueId};
 
 use super::sample::{Rng, Trial};
 use super::{Element, TOLERANCE};
@@ -163,7 +163,7 @@ impl Planted {
 /// Most elements that a value of a trial may have: a mistaken rule must not fill memory.
 const LARGEST: u64 = 1 << 20;
 
-fn elements(ty: &Type, step: &Step) -> u64 {
+fn elements(ty: &Type, step: &StepShape) -> u64 {
     ty.tensor().map_or(0, |t| t.elements(&step.dims()))
 }
 
@@ -193,7 +193,7 @@ impl<'a> Values<'a> {
     }
 
     /// Computes these values and all that they need.
-    fn compute(&mut self, wanted: &[ValueId], step: &Step) -> Result<(), String> {
+    fn compute(&mut self, wanted: &[ValueId], step: &StepShape) -> Result<(), String> {
         let mut needed = vec![false; self.graph.len()];
         for v in wanted {
             needed[v.node] = true;
@@ -217,7 +217,7 @@ impl<'a> Values<'a> {
             let types: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.ty(v))).collect();
             let value = |v: ValueId| self.done[v.node].as_ref().map(|r| &r[v.result]);
             let inputs: Vec<_> = operands.iter().map(|v| v.and_then(value)).collect();
-            let call = Call { op: *op, operands: &types, attrs };
+            let call = OpCall { op: *op, operands: &types, attrs };
             let eval = Eval { call, values: &inputs, results: &node.types, step };
             let results = (op.reference)(&eval).map_err(|e| format!("`{}`: {e}", op.name))?;
             self.done[index] = Some(results);
@@ -298,6 +298,8 @@ pub(super) fn reference(rule: &Rule, rng: &mut Rng) -> Option<()> {
 /// A trial's left side as a module; `None` where the trial is none.
 #[cfg(test)]
 pub(super) fn module(rule: &Rule, rng: &mut Rng) -> Option<infernum_ir::Module> {
+    use infernum_ir::{Dim, Effect, Sym, TensorType};
+
     let trial = Trial::sample(rule, rng).ok()?;
     let planted = plant(rule, &trial).ok()?;
     if !rule.requires.iter().all(|(_, e)| planted.holds(e)) {

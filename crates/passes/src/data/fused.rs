@@ -1,6 +1,6 @@
 //! A fused op's file.
 
-use infernum_frontend_hf::spec::{Call, Entries, Source};
+use infernum_frontend_hf::spec::{Entries, Source, SpecCall};
 use infernum_ir::{
     AttrDef, AttrDefault, AttrKind, Fused, FusedDef, Op, OpSet, SourceError, nearest,
 };
@@ -22,7 +22,7 @@ pub(super) struct File<'a> {
     /// are int, float, bool, dtype, expr, with `?` where it may be absent.
     #[serde(default)]
     attrs: Vec<&'a str>,
-    body: Entries<'a, Call<'a>>,
+    body: Entries<'a, SpecCall<'a>>,
     results: Vec<&'a str>,
     /// Stem of its CUDA template.
     #[serde(default)]

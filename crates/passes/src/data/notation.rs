@@ -1,6 +1,6 @@
 //! From calls as written to statements of a body.
 
-use infernum_frontend_hf::spec::{Arg, Argument, Call, Entries, Source};
+use infernum_frontend_hf::spec::{Arg, Argument, Entries, Source, SpecCall};
 use infernum_ir::body::{AttrSource, Stmt};
 use infernum_ir::expr::{Expr, ExprError, Value};
 use infernum_ir::{Attr, AttrKind, DType, OpSet, SourceError, Sym, nearest};
@@ -27,7 +27,7 @@ pub(super) fn expression(source: &Source, text: &str) -> Result<Expr, SourceErro
 pub(super) fn body(
     source: &Source,
     ops: &OpSet,
-    calls: &Entries<'_, Call<'_>>,
+    calls: &Entries<'_, SpecCall<'_>>,
 ) -> Result<Vec<Stmt>, SourceError> {
     let mut body: Vec<Stmt> = Vec::new();
     for (names, call) in calls.iter() {
@@ -47,7 +47,7 @@ pub(super) fn body(
 }
 
 /// Where `name` is used in these calls: the text of the operand, attribute or condition.
-pub(super) fn use_of<'a>(calls: &Entries<'a, Call<'a>>, name: &str) -> Option<&'a str> {
+pub(super) fn use_of<'a>(calls: &Entries<'a, SpecCall<'a>>, name: &str) -> Option<&'a str> {
     let texts = |argument: &Argument<'a>| -> Vec<&'a str> {
         let list = match argument {
             Argument::One(arg) => std::slice::from_ref(arg),
@@ -69,7 +69,12 @@ pub(super) fn use_of<'a>(calls: &Entries<'a, Call<'a>>, name: &str) -> Option<&'
     all.iter().find(|t| **t == name).or_else(|| all.iter().find(|t| mentions(t))).copied()
 }
 
-fn stmt(source: &Source, ops: &OpSet, names: &str, call: &Call<'_>) -> Result<Stmt, SourceError> {
+fn stmt(
+    source: &Source,
+    ops: &OpSet,
+    names: &str,
+    call: &SpecCall<'_>,
+) -> Result<Stmt, SourceError> {
     let op = ops.find(call.name).map_err(|e| at(source, call.name, e))?;
     let known = || {
         let operands = op.operands.iter().map(|o| o.name);

@@ -1,6 +1,6 @@
 //! A file of rewrite rules.
 
-use infernum_frontend_hf::spec::{Arg, Call, Entries, Source};
+use infernum_frontend_hf::spec::{Arg, Entries, Source, SpecCall};
 use infernum_ir::body::Stmt;
 use infernum_ir::expr::Expr;
 use infernum_ir::{Attr, AttrDef, AttrKind, Loc, OpSet, SourceError, Type, nearest};
@@ -68,8 +68,8 @@ pub(super) struct File<'a> {
     vars: Entries<'a, &'a str>,
     #[serde(default)]
     samples: Entries<'a, &'a str>,
-    left: Entries<'a, Call<'a>>,
-    right: Entries<'a, Call<'a>>,
+    left: Entries<'a, SpecCall<'a>>,
+    right: Entries<'a, SpecCall<'a>>,
     #[serde(default)]
     requires: Vec<Arg<'a>>,
     #[serde(default)]

@@ -14,10 +14,10 @@ use super::notation::at;
 /// neox              a name of an enumeration, an element type, true or false
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Samples(Vec<Choice>);
+pub struct Samples(Vec<Sample>);
 
 #[derive(Clone, Debug, PartialEq)]
-enum Choice {
+enum Sample {
     Given(Attr),
     Whole(i64, i64),
     Between(f64, f64),
@@ -26,7 +26,7 @@ enum Choice {
 impl Samples {
     /// This value always.
     pub(super) fn one(attr: Attr) -> Samples {
-        Samples(vec![Choice::Given(attr)])
+        Samples(vec![Sample::Given(attr)])
     }
 
     /// One of the values. `below` gives a number in `0..n`, `unit` one in [0, 1).
@@ -36,13 +36,13 @@ impl Samples {
         unit: &mut dyn FnMut() -> f64,
     ) -> Attr {
         match &self.0[below(self.0.len())] {
-            Choice::Given(attr) => attr.clone(),
-            Choice::Whole(low, high) => Attr::Int(low + below((high - low + 1) as usize) as i64),
+            Sample::Given(attr) => attr.clone(),
+            Sample::Whole(low, high) => Attr::Int(low + below((high - low + 1) as usize) as i64),
             // Uniform in the logarithm, where there is one: a range such as 1e-6..0.1 spans magnitudes.
-            Choice::Between(low, high) if *low > 0.0 => {
+            Sample::Between(low, high) if *low > 0.0 => {
                 Attr::Float((low.ln() + unit() * (high / low).ln()).exp())
             }
-            Choice::Between(low, high) => Attr::Float(low + unit() * (high - low)),
+            Sample::Between(low, high) => Attr::Float(low + unit() * (high - low)),
         }
     }
 }
@@ -64,18 +64,18 @@ pub(super) fn parse(source: &Source, text: &str, def: &AttrDef) -> Result<Sample
     Ok(Samples(choices.collect::<Result<_, _>>()?))
 }
 
-fn choice(text: &str, def: &AttrDef) -> Option<Choice> {
+fn choice(text: &str, def: &AttrDef) -> Option<Sample> {
     if let Some((low, high)) = text.split_once("..") {
         let (low, high) = (low.trim(), high.trim());
         return match def.kind {
             AttrKind::Int => {
                 let (low, high) = (low.parse::<i64>().ok()?, high.parse::<i64>().ok()?);
-                (0 <= low && low <= high && high < 1 << 32).then_some(Choice::Whole(low, high))
+                (0 <= low && low <= high && high < 1 << 32).then_some(Sample::Whole(low, high))
             }
             AttrKind::Float => {
                 let (low, high) = (low.parse::<f64>().ok()?, high.parse::<f64>().ok()?);
                 let ok = low.is_finite() && high.is_finite() && low <= high;
-                ok.then_some(Choice::Between(low, high))
+                ok.then_some(Sample::Between(low, high))
             }
             _ => None,
         };
@@ -90,5 +90,5 @@ fn choice(text: &str, def: &AttrDef) -> Option<Choice> {
         (AttrKind::Expr, text) => Attr::Expr(text.parse().ok()?),
         (AttrKind::Dims, _) => return None,
     };
-    def.check(&attr).ok().map(|()| Choice::Given(attr))
+    def.check(&attr).ok().map(|()| Sample::Given(attr))
 }

@@ -7,7 +7,7 @@ use egg::Id;
 use infernum_ir::body::Emit;
 use infernum_ir::{Effect, Graph, Loc, Node, NodeKind, Param, Type, ValueId};
 
-use super::extract::{Choice, Picks, Problem};
+use super::extract::{Candidate, Picks, Problem};
 use super::language::{Data, EGraph, Head};
 use super::price::Prices;
 
@@ -107,7 +107,7 @@ impl<'g> Imported<'g> {
             let (class, id) = (at, out.ids[at]);
             at += 1;
             for (position, node) in self.graph.nodes(id).iter().enumerate() {
-                let mut choice = Choice { class, ..Choice::default() };
+                let mut choice = Candidate { class, ..Candidate::default() };
                 for child in &node.children {
                     let child = self.graph.find(*child);
                     // Leaves cost nothing and leave no choice.
@@ -119,7 +119,7 @@ impl<'g> Imported<'g> {
                 choice.children.dedup();
                 if let Some((op, types, attrs)) = self.graph.signature(node) {
                     let results = self.graph.result_types(id);
-                    choice.cost = prices.of(op, &types, &attrs, results).us;
+                    choice.cost = prices.price(op, &types, &attrs, results).us;
                     if op.effect == Effect::Writes {
                         let states = node.children.iter().map(|c| self.graph.find(*c));
                         let states = states

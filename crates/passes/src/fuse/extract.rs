@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 /// One node: a way to compute its class.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Choice {
+pub(super) struct Candidate {
     pub(super) class: usize,
     /// Classes it takes; sorted, no doubles.
     pub(super) children: Vec<usize>,
@@ -24,7 +24,7 @@ pub(super) struct Choice {
 /// What to extract from.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Problem {
-    pub(super) nodes: Vec<Choice>,
+    pub(super) nodes: Vec<Candidate>,
     /// The nodes of each class.
     pub(super) classes: Vec<Vec<usize>>,
     pub(super) roots: Vec<usize>,
@@ -229,7 +229,7 @@ impl Plan {
         (self.users[class].len() + usize::from(problem.roots.contains(&class))).max(1) as f64
     }
 
-    fn node_floor(&self, node: &Choice, problem: &Problem) -> f64 {
+    fn node_floor(&self, node: &Candidate, problem: &Problem) -> f64 {
         let child = |&c: &usize| self.floor[c] / self.shares(c, problem);
         node.cost + node.children.iter().map(child).sum::<f64>()
     }
@@ -501,7 +501,7 @@ mod tests {
                 children.dedup();
                 let writes = if write < 2 { vec![6 + usize::from(write)] } else { Vec::new() };
                 problem.classes[class].push(problem.nodes.len());
-                problem.nodes.push(Choice { class, children, cost: f64::from(cost), writes });
+                problem.nodes.push(Candidate { class, children, cost: f64::from(cost), writes });
             }
             problem
         })
@@ -532,7 +532,7 @@ mod tests {
     /// Three projections of one call, dearer than each part alone and cheaper than all.
     #[test]
     fn a_group_is_found_that_no_local_choice_finds() {
-        let node = |class, children: &[usize], cost| Choice {
+        let node = |class, children: &[usize], cost| Candidate {
             class,
             children: children.to_vec(),
             cost,

@@ -266,7 +266,7 @@ fn calls(
         let (graph, class) = (&imported.graph, extraction.problem.nodes[n].class);
         let (op, operands, attrs) = graph.signature(extraction.node(graph, n))?;
         let results = graph.result_types(extraction.ids[class]);
-        let Price { us, measured } = prices.of(op, &operands, &attrs, results);
+        let Price { us, measured } = prices.price(op, &operands, &attrs, results);
         (us > 0.0).then(|| PricedCall { op: op.name.to_owned(), us, measured })
     });
     priced.collect()
@@ -338,7 +338,7 @@ impl Told<'_, '_> {
     fn fired(&self, patterns: &[Pattern<'_>], firings: &[Firing], report: &mut Report) {
         let outcomes = Outcomes::new(self.imported, self.extraction, &self.solution.picks);
         let rule = |firing: &Firing| patterns[firing.pattern].rule.name.clone();
-        let outcomes = outcomes.of(firings, &rule, &|node| self.price(node));
+        let outcomes = outcomes.judge(firings, &rule, &|node| self.price(node));
         let no_kernel = |firing: &Firing| -> Vec<String> {
             let op = |node: &language::Node| match node.head {
                 Head::Op(op) => self.prices.without_kernel(op),

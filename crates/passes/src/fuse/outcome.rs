@@ -29,7 +29,7 @@ impl<'a, 'g> Outcomes<'a, 'g> {
     ///
     /// A stepping stone was made only for another rule to go on from it: it is absorbed if that rule's
     /// work was kept, or absorbed in turn. Rules run in rounds, so whatever goes on comes later.
-    pub(super) fn of(
+    pub(super) fn judge(
         &self,
         firings: &[Firing],
         rule: &dyn Fn(&Firing) -> String,

@@ -1,6 +1,6 @@
 //! Microseconds of calls: measured where they were, modelled elsewhere.
 
-use infernum_ir::{Attr, Call, DType, Dims, Effect, Instance, Node, NodeKind, Op, Type};
+use infernum_ir::{Attr, DType, Dims, Effect, Instance, Node, NodeKind, Op, OpCall, Type};
 
 use super::cost::CostTable;
 use super::measured::{Measured, element_type};
@@ -40,7 +40,7 @@ impl<'a> Prices<'a> {
 
     /// The price of one call. Views cost nothing, and neither does what is constant: it is computed
     /// when the weights are loaded. A fused op without a kernel costs what its parts cost.
-    pub fn of(
+    pub fn price(
         &self,
         op: Op,
         operands: &[Option<&Type>],
@@ -51,7 +51,7 @@ impl<'a> Prices<'a> {
         if op.effect == Effect::View || constant {
             return Price::NOTHING;
         }
-        let call = Call { op, operands, attrs };
+        let call = OpCall { op, operands, attrs };
         if !self.is_one_call(op)
             && let Ok(instance) = Instance::new(&call)
         {
@@ -66,7 +66,7 @@ impl<'a> Prices<'a> {
     }
 
     /// Launch, and the longer of moving bytes and doing operations.
-    fn model(&self, call: &Call<'_>, results: &[Type]) -> f64 {
+    fn model(&self, call: &OpCall<'_>, results: &[Type]) -> f64 {
         let table = self.table;
         let work = (call.op.work)(call, results, &self.dims);
         let bytes = |t: &Type| t.tensor().map_or(0, |t| t.bytes(&self.dims));
@@ -105,7 +105,7 @@ impl<'a> Prices<'a> {
             let NodeKind::Op { op, attrs } = &node.kind else { return Price::NOTHING };
             let operands = graph.operands(index);
             let types: Vec<_> = operands.iter().map(|v| v.map(|v| graph.ty(v))).collect();
-            self.of(*op, &types, attrs, &node.types)
+            self.price(*op, &types, attrs, &node.types)
         };
         let priced: Vec<Price> = graph.nodes().map(price).filter(|p| p.us > 0.0).collect();
         Price {

@@ -63,7 +63,7 @@ pub fn extraction_problems(
         let solution = solve(&extraction.problem, Some(start), options.limits.search)
             .ok_or_else(|| error("no way to compute its results was found".to_owned()))?;
         let problem = &extraction.problem;
-        let node = |n: &super::extract::Choice| ExtractionNode {
+        let node = |n: &super::extract::Candidate| ExtractionNode {
             class: n.class,
             cost: n.cost,
             children: n.children.clone(),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use infernum_ir::{Call, Dims, Module, NodeKind, Op, Type, text};
+use infernum_ir::{Dims, Module, NodeKind, Op, OpCall, Type, text};
 use infernum_passes::Bucket;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::Prices;
@@ -91,13 +91,13 @@ fn experts_are_fused_at_every_size_and_priced_by_those_that_are_hit() {
             let (op, operands, attrs, results) = found(&out.module, "expert_ffn");
             let types: Vec<Option<&Type>> = operands.iter().map(Option::as_ref).collect();
             let dims = bucket.dims(1024);
-            let work = (op.work)(&Call { op, operands: &types, attrs: &attrs }, &results, &dims);
+            let work = (op.work)(&OpCall { op, operands: &types, attrs: &attrs }, &results, &dims);
             let weights = mixture.hit(tokens) * (3 * 2 * mixture.hidden * mixture.inner) as f64;
             // Beside the weights there are a few rows of activations.
             let ratio = work.bytes as f64 / weights;
             assert!((1.0..1.01).contains(&ratio), "{} T = {tokens}: {ratio}", mixture.name);
             let report = &out.report.graphs[0];
-            let price = options.prices().of(op, &types, &attrs, &results).us;
+            let price = options.prices().price(op, &types, &attrs, &results).us;
             let _ = writeln!(
                 shown,
                 "{}, T = {tokens}: {:.2} experts hit, {} -> {} launches, {:.1} -> {:.1} us, expert_ffn {price:.1} us",
@@ -149,10 +149,11 @@ fn attention_is_priced_by_the_rows_its_window_shows() {
         let module = fused(&attention(window), &kernels, &options).module;
         let (op, operands, attrs, results) = found(&module, "paged_attention");
         let types: Vec<Option<&Type>> = operands.iter().map(Option::as_ref).collect();
-        let work =
-            |dims: &Dims| (op.work)(&Call { op, operands: &types, attrs: &attrs }, &results, dims);
+        let work = |dims: &Dims| {
+            (op.work)(&OpCall { op, operands: &types, attrs: &attrs }, &results, dims)
+        };
         let prices = Prices::new(&options.costs, "sm_90a", bucket, context);
-        (prices.of(op, &types, &attrs, &results).us, work(&bucket.dims(context)))
+        (prices.price(op, &types, &attrs, &results).us, work(&bucket.dims(context)))
     };
     let decode = Bucket { min: 64, max: 64, decode: true };
     let (full, _) = price("none", decode, 8192);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use infernum_frontend_hf::spec::{Library, Source};
 use infernum_frontend_hf::{LowerOptions, Model, ModelFiles};
-use infernum_ir::interp::{Interpreter, Rounding, SeqStep, States, Step, Tensor};
+use infernum_ir::interp::{Interpreter, Rounding, SeqShape, States, StepShape, Tensor};
 use infernum_ir::{DType, Module, Sym, Type, WeightRef, text, verify};
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{self, Bucket, CostTable, FuseOptions, FusedModule, fuse};
@@ -145,9 +145,11 @@ pub(crate) fn run(module: &Module) -> Vec<Tensor> {
     let interpreter = Interpreter::new(&weights, Rounding::Exact);
     let mut states = States::default();
     let mut carried = Vec::new();
-    let seq = |new, context| SeqStep { new, context };
-    let steps =
-        [Step { seqs: vec![seq(3, 3), seq(5, 5)] }, Step { seqs: vec![seq(1, 4), seq(1, 6)] }];
+    let seq = |new, context| SeqShape { new, context };
+    let steps = [
+        StepShape { seqs: vec![seq(3, 3), seq(5, 5)] },
+        StepShape { seqs: vec![seq(1, 4), seq(1, 6)] },
+    ];
     for step in &steps {
         let count = step.seqs.iter().map(|s| s.new).sum::<usize>() as u32;
         let tokens: Vec<u32> = (0..count).map(|i| i * 5 % 8).collect();

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use infernum_codegen::Bucket;
-use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqStep, States, Step, Tensor};
+use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqShape, States, StepShape, Tensor};
 use infernum_ir::{DType, Dims, Module, Param, Type, WeightRef, random};
 
 pub use self::compare::{Comparison, Element, allowed};
@@ -127,8 +127,8 @@ impl Trial {
         let weights = Weights::random(module, seed)?;
         let (mut states, mut steps) = (States::default(), Vec::new());
         for (n, sizes) in batch.steps.iter().enumerate() {
-            let seqs = sizes.iter().map(|&(new, context)| SeqStep { new, context }).collect();
-            let step = Step { seqs };
+            let seqs = sizes.iter().map(|&(new, context)| SeqShape { new, context }).collect();
+            let step = StepShape { seqs };
             let tokens = step.dims().t as usize;
             let tokens: Vec<u32> =
                 (0..tokens).map(|i| ((i * 11 + 7 * n + 3) % 31) as u32).collect();
@@ -210,7 +210,7 @@ impl Weights {
     fn interpret(
         &self,
         module: &Module,
-        step: &Step,
+        step: &StepShape,
         tokens: &[u32],
         states: &mut States,
     ) -> Result<Carried, String> {

@@ -1,6 +1,6 @@
 //! What kernels know about the step.
 
-use infernum_ir::interp::{Step, TokenPlace};
+use infernum_ir::interp::{StepShape, TokenPlace};
 use infernum_ir::{Dims, StepInput, Sym};
 
 use crate::exec::{ExecError, StepInputs};
@@ -8,7 +8,7 @@ use crate::exec::{ExecError, StepInputs};
 /// One step, worked out once for all its launches. Kept between steps for its memory.
 #[derive(Debug, Default)]
 pub(crate) struct StepState {
-    pub(super) step: Step,
+    pub(super) step: StepShape,
     pub(super) dims: Dims,
     /// Every token's place in ragged values.
     pub(super) places: Vec<TokenPlace>,

@@ -21,11 +21,11 @@ pub(crate) type Result<T> = std::result::Result<T, GpuError>;
 
 /// Names the call that failed.
 trait Named<T> {
-    fn of(self, call: &'static str) -> Result<T>;
+    fn named(self, call: &'static str) -> Result<T>;
 }
 
 impl<T> Named<T> for std::result::Result<T, result::DriverError> {
-    fn of(self, call: &'static str) -> Result<T> {
+    fn named(self, call: &'static str) -> Result<T> {
         self.map_err(|e| GpuError::Call { call, message: e.to_string() })
     }
 }
@@ -60,9 +60,9 @@ impl Gpu {
         // A driver on a machine without a GPU does not start.
         match result::init() {
             Err(e) if e.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => return Ok(0),
-            started => started.of("cuInit")?,
+            started => started.named("cuInit")?,
         }
-        result::device::get_count().of("cuDeviceGetCount")
+        result::device::get_count().named("cuDeviceGetCount")
     }
 
     /// Opens a GPU by its number.
@@ -72,20 +72,20 @@ impl Gpu {
         if !(0..count).contains(&ordinal) {
             return Err(GpuError::NoDevice { ordinal, count });
         }
-        let device = result::device::get(ordinal).of("cuDeviceGet")?;
+        let device = result::device::get(ordinal).named("cuDeviceGet")?;
         // SAFETY: the device exists, and so do the attributes.
         let attr =
-            |a| unsafe { result::device::get_attribute(device, a) }.of("cuDeviceGetAttribute");
+            |a| unsafe { result::device::get_attribute(device, a) }.named("cuDeviceGetAttribute");
         let major = attr(Attr::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32;
         let minor = attr(Attr::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32;
         let sms = attr(Attr::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
-        let name = result::device::get_name(device).of("cuDeviceGetName")?;
+        let name = result::device::get_name(device).named("cuDeviceGetName")?;
         let mut driver = 0;
         // SAFETY: the pointer is valid.
-        unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().of("cuDriverGetVersion")?;
+        unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().named("cuDriverGetVersion")?;
         // SAFETY: the device exists; the context is released when the last user drops it.
         let context =
-            unsafe { result::primary_ctx::retain(device) }.of("cuDevicePrimaryCtxRetain")?;
+            unsafe { result::primary_ctx::retain(device) }.named("cuDevicePrimaryCtxRetain")?;
         let gpu = Gpu { device, context, name, sm: major * 10 + minor, sms, driver };
         gpu.bind()?;
         Ok(Arc::new(gpu))
@@ -94,13 +94,13 @@ impl Gpu {
     /// Makes its context this thread's.
     pub(super) fn bind(&self) -> Result<()> {
         // SAFETY: the context lives as long as `self`.
-        unsafe { result::ctx::set_current(self.context) }.of("cuCtxSetCurrent")
+        unsafe { result::ctx::set_current(self.context) }.named("cuCtxSetCurrent")
     }
 
     /// Free and all bytes of its memory.
     pub fn memory(&self) -> Result<(u64, u64)> {
         self.bind()?;
-        let (free, total) = result::mem_get_info().of("cuMemGetInfo")?;
+        let (free, total) = result::mem_get_info().named("cuMemGetInfo")?;
         Ok((free as u64, total as u64))
     }
 }
@@ -156,11 +156,12 @@ impl DeviceMemory {
         };
         let memory = DeviceMemory { gpu: Arc::clone(gpu), address, bytes };
         // SAFETY: the range was just allocated.
-        unsafe { result::memset_d8_sync(address, 0, size) }.of("cuMemsetD8")?;
+        unsafe { result::memset_d8_sync(address, 0, size) }.named("cuMemsetD8")?;
         // It only queues the work, in the null stream, for which ours do not wait: left alone, it
         // could wipe what they have written since.
         // SAFETY: the null stream is always there.
-        unsafe { result::stream::synchronize(std::ptr::null_mut()) }.of("cuStreamSynchronize")?;
+        unsafe { result::stream::synchronize(std::ptr::null_mut()) }
+            .named("cuStreamSynchronize")?;
         Ok(memory)
     }
 
@@ -199,7 +200,7 @@ impl Pinned {
         let _guard = not_recording();
         gpu.bind()?;
         // SAFETY: set to zero before anything reads it.
-        let pointer = unsafe { result::malloc_host(bytes.max(16), 0) }.of("cuMemHostAlloc")?;
+        let pointer = unsafe { result::malloc_host(bytes.max(16), 0) }.named("cuMemHostAlloc")?;
         let pointer = pointer.cast::<u8>();
         // SAFETY: the memory was just allocated, with that size.
         unsafe { pointer.write_bytes(0, bytes.max(16)) };
@@ -240,30 +241,30 @@ impl Stream {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Stream> {
         gpu.bind()?;
         let raw = result::stream::create(result::stream::StreamKind::NonBlocking);
-        Ok(Stream { gpu: Arc::clone(gpu), raw: raw.of("cuStreamCreate")? })
+        Ok(Stream { gpu: Arc::clone(gpu), raw: raw.named("cuStreamCreate")? })
     }
 
     pub(super) fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream is alive.
-        unsafe { result::stream::synchronize(self.raw) }.of("cuStreamSynchronize")
+        unsafe { result::stream::synchronize(self.raw) }.named("cuStreamSynchronize")
     }
 
     /// Copies `from` to the GPU; `from` must stay as it is until the copy is done.
     pub(super) fn to_device(&self, to: u64, from: &[u8]) -> Result<()> {
         // SAFETY: callers give addresses inside allocations of theirs.
-        unsafe { result::memcpy_htod_async(to, from, self.raw) }.of("cuMemcpyHtoDAsync")
+        unsafe { result::memcpy_htod_async(to, from, self.raw) }.named("cuMemcpyHtoDAsync")
     }
 
     /// Copies to the host; `to` holds it once the stream is done.
     pub(crate) fn to_host(&self, to: &mut [u8], from: u64) -> Result<()> {
         // SAFETY: as above.
-        unsafe { result::memcpy_dtoh_async(to, from, self.raw) }.of("cuMemcpyDtoHAsync")
+        unsafe { result::memcpy_dtoh_async(to, from, self.raw) }.named("cuMemcpyDtoHAsync")
     }
 
     /// Sets bytes.
     pub(crate) fn fill(&self, address: u64, value: u8, bytes: usize) -> Result<()> {
         // SAFETY: as above.
-        unsafe { result::memset_d8_async(address, value, bytes, self.raw) }.of("cuMemsetD8Async")
+        unsafe { result::memset_d8_async(address, value, bytes, self.raw) }.named("cuMemsetD8Async")
     }
 
     /// A copy of memory, once all that was launched is done.
@@ -314,17 +315,17 @@ impl Stream {
                 std::ptr::null_mut(),
             )
         };
-        status.result().of("cuLaunchKernelEx")
+        status.result().named("cuLaunchKernelEx")
     }
 
     pub(super) fn replay(&self, graph: &Graph) -> Result<()> {
         // SAFETY: both are alive.
-        unsafe { result::graph::launch(graph.exec, self.raw) }.of("cuGraphLaunch")
+        unsafe { result::graph::launch(graph.exec, self.raw) }.named("cuGraphLaunch")
     }
 
     pub(super) fn record(&self, event: &Event) -> Result<()> {
         // SAFETY: both are alive.
-        unsafe { result::event::record(event.raw, self.raw) }.of("cuEventRecord")
+        unsafe { result::event::record(event.raw, self.raw) }.named("cuEventRecord")
     }
 }
 
@@ -355,17 +356,17 @@ pub(super) fn capture<E: From<GpuError>>(
     let _guard = not_recording();
     let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the stream is alive; the capture ends below, whatever `work` says.
-    unsafe { result::stream::begin_capture(stream, mode) }.of("cuStreamBeginCapture")?;
+    unsafe { result::stream::begin_capture(stream, mode) }.named("cuStreamBeginCapture")?;
     let worked = work();
     // SAFETY: a capture was begun.
-    let graph = unsafe { result::stream::end_capture(stream) }.of("cuStreamEndCapture");
+    let graph = unsafe { result::stream::end_capture(stream) }.named("cuStreamEndCapture");
     worked?;
     let graph = graph?;
     // SAFETY: the graph was just made, and is destroyed once.
     let exec = unsafe {
         let exec = result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0));
-        result::graph::destroy(graph).of("cuGraphDestroy")?;
-        exec.of("cuGraphInstantiate")?
+        result::graph::destroy(graph).named("cuGraphDestroy")?;
+        exec.named("cuGraphInstantiate")?
     };
     Ok(Graph { gpu: Arc::clone(gpu), exec })
 }
@@ -401,18 +402,18 @@ impl Event {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Event> {
         gpu.bind()?;
         let raw = result::event::create(sys::CUevent_flags_enum::CU_EVENT_DEFAULT);
-        Ok(Event { gpu: Arc::clone(gpu), raw: raw.of("cuEventCreate")? })
+        Ok(Event { gpu: Arc::clone(gpu), raw: raw.named("cuEventCreate")? })
     }
 
     pub(super) fn synchronize(&self) -> Result<()> {
         // SAFETY: the event is alive.
-        unsafe { result::event::synchronize(self.raw) }.of("cuEventSynchronize")
+        unsafe { result::event::synchronize(self.raw) }.named("cuEventSynchronize")
     }
 
     /// Milliseconds from `self` to `end`; both are done.
     pub(super) fn until(&self, end: &Event) -> Result<f32> {
         // SAFETY: both are alive and were recorded.
-        unsafe { result::event::elapsed(self.raw, end.raw) }.of("cuEventElapsedTime")
+        unsafe { result::event::elapsed(self.raw, end.raw) }.named("cuEventElapsedTime")
     }
 }
 
@@ -446,10 +447,10 @@ impl Function {
             .map_err(|_| GpuError::Call { call: "cuModuleGetFunction", message })?;
         // SAFETY: `cubin` is a whole image made by NVRTC; the driver copies it.
         let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) };
-        let module = module.of("cuModuleLoadData")?;
+        let module = module.named("cuModuleLoadData")?;
         // SAFETY: the module is loaded, and unloaded when the function is dropped.
         let raw = unsafe { result::module::get_function(module, symbol) };
-        let raw = raw.of("cuModuleGetFunction")?;
+        let raw = raw.named("cuModuleGetFunction")?;
         Ok(Function { gpu: Arc::clone(gpu), module, raw, allowed: 0.into() })
     }
 
@@ -463,7 +464,7 @@ impl Function {
         let attr = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is loaded.
         unsafe { result::function::set_function_attribute(self.raw, attr, shared as i32) }
-            .of("cuFuncSetAttribute")?;
+            .named("cuFuncSetAttribute")?;
         self.allowed.store(shared, Relaxed);
         Ok(())
     }

@@ -455,7 +455,7 @@ impl Core {
         if grid.contains(&0) {
             return Ok(());
         }
-        let mut tiles = self.tiles.of(launch, &k.tiles, frame, &self.plan.limits)?;
+        let mut tiles = self.tiles.encoded(launch, &k.tiles, frame, &self.plan.limits)?;
         let function = &self.functions[k.kernel as usize];
         // A foreign kernel does not know that it should wait for the one before it.
         let overlaps = self.options.overlap && self.device.sm >= 90;

@@ -19,7 +19,7 @@ pub(super) struct Layout {
 }
 
 /// Arrays behind the header.
-const FIELDS: usize = Field::Choices as usize + 1;
+const FIELDS: usize = Field::Picks as usize + 1;
 
 /// One of them.
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ enum Field {
     ContextStart,
     PairStart,
     Blocks,
-    Choices,
+    Picks,
 }
 
 impl Layout {
@@ -57,7 +57,7 @@ impl Layout {
             4 * (b + 1),
             8 * t,
             4 * b * stride,
-            size_of::<abi::Choice>() * b,
+            size_of::<abi::TokenPick>() * b,
         ];
         let (mut offsets, mut end) = ([0; FIELDS], size_of::<abi::Step>().next_multiple_of(64));
         let blocks = Field::Blocks as usize;
@@ -153,7 +153,7 @@ impl Layout {
         w.push(Field::First, token);
         w.push(Field::ContextStart, row);
         if inputs.is_sampled() {
-            w.choices(inputs, seen);
+            w.picks(inputs, seen);
         }
         let used = self.offsets[Field::Blocks as usize] + 4 * seqs.len() * self.stride;
         Ok((dims, used))
@@ -187,20 +187,20 @@ impl Writer<'_> {
             context_start: Address::new(at(Field::ContextStart)),
             pair_start: Address::new(at(Field::PairStart)),
             blocks: Address::new(at(Field::Blocks)),
-            choices: Address::new(at(Field::Choices)),
+            picks: Address::new(at(Field::Picks)),
         };
         self.to[..size_of::<abi::Step>()].copy_from_slice(bytemuck::bytes_of(&step));
     }
 
     /// How the token of every sequence is picked; `seen` is where kernels see the tokens with penalties.
-    fn choices(&mut self, inputs: &StepInputs, mut seen: u64) {
-        const SIZE: usize = size_of::<abi::Choice>();
-        let start = self.layout.offsets[Field::Choices as usize];
+    fn picks(&mut self, inputs: &StepInputs, mut seen: u64) {
+        const SIZE: usize = size_of::<abi::TokenPick>();
+        let start = self.layout.offsets[Field::Picks as usize];
         let all = &mut self.to[start..start + SIZE * inputs.step().seqs.len()];
         all.fill(0);
-        for (seq, choice) in inputs.choices() {
+        for (seq, choice) in inputs.picks() {
             let p = choice.params;
-            let choice_of_kernels = abi::Choice {
+            let pick_of_kernels = abi::TokenPick {
                 scale: p.scale(),
                 top_k: p.top_k,
                 top_p: p.top_p,
@@ -212,8 +212,7 @@ impl Writer<'_> {
                 seen_count: choice.seen.len() as u32,
                 seen: Address::new(seen),
             };
-            all[SIZE * seq..SIZE * (seq + 1)]
-                .copy_from_slice(bytemuck::bytes_of(&choice_of_kernels));
+            all[SIZE * seq..SIZE * (seq + 1)].copy_from_slice(bytemuck::bytes_of(&pick_of_kernels));
             seen += size_of_val(choice.seen) as u64;
         }
     }
@@ -242,7 +241,7 @@ impl Writer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::{Choice, SamplingParams, Seen};
+    use crate::sampling::{SamplingParams, SeenToken, TokenPick};
 
     #[test]
     fn a_step_is_laid_out_as_kernels_read_it() {
@@ -252,8 +251,8 @@ mod tests {
         inputs.push(&[5, 6], 18, &[3, 7]).expect("a sequence");
         inputs.push(&[8], 1, &[0]).expect("a sequence");
         let params = SamplingParams { temperature: 2.0, top_k: 40, ..SamplingParams::default() };
-        let seen = [Seen { token: 5, generated: 1 }; 3];
-        inputs.choose(&Choice { params, position: 1, seen: &seen });
+        let seen = [SeenToken { token: 5, generated: 1 }; 3];
+        inputs.set_pick(&TokenPick { params, position: 1, seen: &seen });
         let mut bytes = vec![7; layout.bytes()];
         let (dims, used) =
             layout.write(&inputs, 9, Some(Sym::B), 4096, &mut bytes).expect("a step");
@@ -279,16 +278,16 @@ mod tests {
         assert_eq!(array(Field::Blocks, 2), [3, 7]);
         assert_eq!(array(Field::ContextPositions, 19)[17..], [17, 0]);
         assert_eq!(array(Field::PairStart, 6), [0, 0, 18, 0, 36, 0]);
-        let choices = array(Field::Choices, 24);
-        assert_eq!(choices[..12], [0; 12], "greedy");
-        assert_eq!(f32::from_bits(choices[12]), std::f32::consts::LOG2_E / 2.0);
-        assert_eq!(choices[13], 40);
+        let picks = array(Field::Picks, 24);
+        assert_eq!(picks[..12], [0; 12], "greedy");
+        assert_eq!(f32::from_bits(picks[12]), std::f32::consts::LOG2_E / 2.0);
+        assert_eq!(picks[13], 40);
         assert_eq!(
-            choices[14..19].iter().map(|x| f32::from_bits(*x)).collect::<Vec<_>>(),
+            picks[14..19].iter().map(|x| f32::from_bits(*x)).collect::<Vec<_>>(),
             [1.0, 0.0, 1.0, 0.0, 0.0]
         );
-        assert_eq!(choices[19..21], Noise::new(0, 1).key);
-        assert_eq!(choices[21..], [3, 4096, 0]);
+        assert_eq!(picks[19..21], Noise::new(0, 1).key);
+        assert_eq!(picks[21..], [3, 4096, 0]);
     }
 
     #[test]

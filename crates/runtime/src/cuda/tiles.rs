@@ -29,7 +29,7 @@ pub(super) struct Tiles(RefCell<HashMap<Matrix, sys::CUtensorMap>>);
 
 impl Tiles {
     /// The maps of a launch, in the order in which its kernel takes them.
-    pub(super) fn of(
+    pub(super) fn encoded(
         &self,
         launch: &Launch,
         tiles: &[TileMap],

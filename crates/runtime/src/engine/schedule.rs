@@ -207,7 +207,7 @@ impl<E: Executor> Engine<E> {
             let yields = context == s.length();
             let by_host = s.needs_logits(samples);
             if yields && samples && !by_host {
-                self.inputs.choose(&s.sampler.choice(context as u64));
+                self.inputs.set_pick(&s.sampler.pick_at(context as u64));
             }
             self.next.needs_host |= by_host || s.request.sampling.has_penalties();
             self.next.planned.push(Planned { slot, id, context, yields, by_host });

@@ -70,7 +70,7 @@ impl Executor for Fake {
         let mut output = std::mem::take(&mut self.outputs[(self.submitted % 2) as usize]);
         output.logits.clear();
         output.tokens.clear();
-        let mut choices: BTreeMap<_, _> = inputs.choices().collect();
+        let mut picks: BTreeMap<_, _> = inputs.picks().collect();
         let slot = |i: usize, p: usize| {
             inputs.blocks(i)[p / self.block_size] as usize * self.block_size + p % self.block_size
         };
@@ -90,7 +90,7 @@ impl Executor for Fake {
                 (0..seq.context).map(|p| self.rows[slot(i, p)].expect("a row that was written"));
             let row = logits(context);
             if self.samples {
-                let token = choices.remove(&i).map_or(crate::argmax(&row), |c| c.pick(&row));
+                let token = picks.remove(&i).map_or(crate::argmax(&row), |c| c.pick(&row));
                 output.tokens.push(token.unwrap_or(NO_TOKEN));
             }
             if self.logits || !self.samples {

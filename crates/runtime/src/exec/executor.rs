@@ -23,7 +23,7 @@ pub trait Executor {
         false
     }
 
-    /// Whether it picks tokens as [`StepInputs::choose`] says.
+    /// Whether it picks tokens as [`StepInputs::set_pick`] says.
     fn samples(&self) -> bool {
         false
     }

@@ -1,10 +1,10 @@
 //! What goes into a step and what comes out.
 
 use infernum_codegen::cuda::abi::{self, FED};
-use infernum_ir::interp::{SeqStep, Step};
+use infernum_ir::interp::{SeqShape, StepShape};
 
 use super::ExecError;
-use crate::sampling::{Choice, SamplingParams, Seen};
+use crate::sampling::{SamplingParams, SeenToken, TokenPick};
 
 /// The inputs of one step: tokens of several sequences, flattened, and where each sequence's
 /// rows lie in the paged KV cache. Filled again for every step, without allocating once it has
@@ -12,7 +12,7 @@ use crate::sampling::{Choice, SamplingParams, Seen};
 #[derive(Clone, Debug)]
 pub struct StepInputs {
     block_size: usize,
-    step: Step,
+    step: StepShape,
     tokens: Vec<u32>,
     blocks: Vec<u32>,
     /// Where each sequence's blocks begin in `blocks`.
@@ -20,13 +20,13 @@ pub struct StepInputs {
     /// Whether any token is still to come.
     fed: bool,
     /// Of sequences whose token is not simply the likeliest; in order.
-    choices: Vec<Chosen>,
-    seen: Vec<Seen>,
+    picks: Vec<SeqPick>,
+    seen: Vec<SeenToken>,
 }
 
-/// A [`Choice`], for a sequence.
+/// A [`TokenPick`], for a sequence.
 #[derive(Clone, Debug)]
-struct Chosen {
+struct SeqPick {
     seq: usize,
     params: SamplingParams,
     position: u64,
@@ -43,7 +43,7 @@ pub struct StepOutput {
     /// The size of the vocabulary; 0 where the plan yields tokens.
     pub columns: usize,
     /// A token of each row, from executors that pick it (those of GPUs) and from plans that yield it
-    /// (pass `greedy`): the likeliest, or what [`StepInputs::choose`] says where the executor
+    /// (pass `greedy`): the likeliest, or what [`StepInputs::set_pick`] says where the executor
     /// [samples](super::Executor::samples). Empty from others. [`NO_TOKEN`](infernum_ir::NO_TOKEN) for a
     /// row that has a NaN, or no number above -inf.
     pub tokens: Vec<u32>,
@@ -64,12 +64,12 @@ impl StepInputs {
     pub fn new(block_size: usize) -> StepInputs {
         StepInputs {
             block_size: block_size.max(1),
-            step: Step::default(),
+            step: StepShape::default(),
             tokens: Vec::new(),
             blocks: Vec::new(),
             tables: Vec::new(),
             fed: false,
-            choices: Vec::new(),
+            picks: Vec::new(),
             seen: Vec::new(),
         }
     }
@@ -81,13 +81,13 @@ impl StepInputs {
         self.blocks.clear();
         self.tables.clear();
         self.fed = false;
-        self.choices.clear();
+        self.picks.clear();
         self.seen.clear();
     }
 
     /// How the token after the last sequence pushed is picked; the likeliest if this is not called.
     /// Executors that do not [sample](super::Executor::samples) pay no heed to it.
-    pub fn choose(&mut self, choice: &Choice<'_>) {
+    pub fn set_pick(&mut self, choice: &TokenPick<'_>) {
         let Some(seq) = self.step.seqs.len().checked_sub(1) else { return };
         if choice.params.is_greedy() && choice.seen.is_empty() {
             return;
@@ -95,25 +95,25 @@ impl StepInputs {
         let start = self.seen.len();
         self.seen.extend_from_slice(choice.seen);
         let (params, position) = (choice.params, choice.position);
-        self.choices.push(Chosen { seq, params, position, seen: start..self.seen.len() });
+        self.picks.push(SeqPick { seq, params, position, seen: start..self.seen.len() });
     }
 
     /// Whether any token is not simply the likeliest.
     pub fn is_sampled(&self) -> bool {
-        !self.choices.is_empty()
+        !self.picks.is_empty()
     }
 
-    /// Sequences with what was [chosen](StepInputs::choose) for them, in order; the others' tokens are
+    /// Sequences with what was [chosen](StepInputs::set_pick) for them, in order; the others' tokens are
     /// the likeliest.
-    pub fn choices(&self) -> impl Iterator<Item = (usize, Choice<'_>)> {
-        self.choices.iter().map(|c| {
+    pub fn picks(&self) -> impl Iterator<Item = (usize, TokenPick<'_>)> {
+        self.picks.iter().map(|c| {
             let seen = &self.seen[c.seen.clone()];
-            (c.seq, Choice { params: c.params, position: c.position, seen })
+            (c.seq, TokenPick { params: c.params, position: c.position, seen })
         })
     }
 
     /// Tokens with penalties, of all sequences.
-    pub(crate) fn seen(&self) -> &[Seen] {
+    pub(crate) fn seen(&self) -> &[SeenToken] {
         &self.seen
     }
 
@@ -141,7 +141,7 @@ impl StepInputs {
         self.tokens.extend_from_slice(tokens);
         self.tables.push(self.blocks.len());
         self.blocks.extend_from_slice(&blocks[..needed]);
-        self.step.seqs.push(SeqStep { new: tokens.len(), context });
+        self.step.seqs.push(SeqShape { new: tokens.len(), context });
         Ok(())
     }
 
@@ -174,7 +174,7 @@ impl StepInputs {
     }
 
     /// The sequences, in the order of their tokens.
-    pub fn step(&self) -> &Step {
+    pub fn step(&self) -> &StepShape {
         &self.step
     }
 

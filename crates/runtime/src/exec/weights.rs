@@ -4,8 +4,8 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use infernum_codegen::{Plan, Recipe, Weight};
-use infernum_ir::interp::{Step, Tensor};
-use infernum_ir::{Attr, Call, DType, Dims, Effect, Eval, Memory, Op, TensorType, Type};
+use infernum_ir::interp::{StepShape, Tensor};
+use infernum_ir::{Attr, DType, Dims, Effect, Eval, Memory, Op, OpCall, TensorType, Type};
 
 use super::{LoadError, TensorProblem, elements};
 
@@ -339,8 +339,8 @@ fn evaluate(
     let operand_types: Vec<Option<&Type>> = operand_types.iter().map(Option::as_ref).collect();
     let values: Vec<Option<&Tensor>> = values.iter().map(Option::as_ref).collect();
     let results: Vec<Type> = types.iter().cloned().map(Type::from).collect();
-    let call = Call { op, operands: &operand_types, attrs };
-    let eval = Eval { call, values: &values, results: &results, step: &Step::default() };
+    let call = OpCall { op, operands: &operand_types, attrs };
+    let eval = Eval { call, values: &values, results: &results, step: &StepShape::default() };
     let tensors = (op.reference)(&eval)?;
     let (tensor, ty) = tensors.get(result).zip(types.get(result)).ok_or("no such result")?;
     let size = elements::size(ty.dtype).ok_or_else(|| format!("cannot compute {ty}"))?;

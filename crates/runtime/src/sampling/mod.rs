@@ -4,7 +4,7 @@ mod logprobs;
 mod noise;
 mod params;
 
-pub use infernum_codegen::cuda::abi::Seen;
+pub use infernum_codegen::cuda::abi::SeenToken;
 use infernum_ir::NO_TOKEN;
 pub use logprobs::Logprobs;
 pub(crate) use noise::Noise;
@@ -12,16 +12,16 @@ pub use params::{Number, Range, SamplingError, SamplingOption, SamplingParams};
 
 /// How one token is to be picked: all that it depends on but the logits.
 #[derive(Clone, Copy, Debug)]
-pub struct Choice<'a> {
+pub struct TokenPick<'a> {
     /// The request's parameters.
     pub params: SamplingParams,
     /// The token's index in the sequence.
     pub position: u64,
     /// Tokens with penalties, each once, in order.
-    pub seen: &'a [Seen],
+    pub seen: &'a [SeenToken],
 }
 
-impl Choice<'_> {
+impl TokenPick<'_> {
     /// The token of a row of logits; see [`Sampler::sample`].
     pub fn pick(&self, logits: &[f32]) -> Option<u32> {
         let (params, seen) = (self.params, self.seen.to_vec());
@@ -35,7 +35,7 @@ impl Choice<'_> {
 pub struct Sampler {
     params: SamplingParams,
     // Kept only where a penalty or a ban asks for it; sorted by token.
-    seen: Vec<Seen>,
+    seen: Vec<SeenToken>,
     // Tokens that are banned before a position, and whether the prompt has them, too.
     banned: Vec<(u32, bool)>,
     free_from: u64,
@@ -53,7 +53,7 @@ impl Sampler {
     pub fn new(params: SamplingParams, prompt: &[u32]) -> Sampler {
         let mut seen = Vec::new();
         if params.repetition_penalty != 1.0 {
-            seen.extend(prompt.iter().map(|&token| Seen { token, generated: 0 }));
+            seen.extend(prompt.iter().map(|&token| SeenToken { token, generated: 0 }));
             seen.sort_unstable_by_key(|s| s.token);
             seen.dedup();
         }
@@ -67,9 +67,9 @@ impl Sampler {
         for &token in ends.iter().filter(|_| self.params.min_tokens > 0) {
             let found = self.seen.binary_search_by_key(&token, |s| s.token);
             match found {
-                Ok(at) if self.seen[at].generated == Seen::BANNED => continue, // named twice
-                Ok(at) => self.seen[at].generated = Seen::BANNED,
-                Err(at) => self.seen.insert(at, Seen { token, generated: Seen::BANNED }),
+                Ok(at) if self.seen[at].generated == SeenToken::BANNED => continue, // named twice
+                Ok(at) => self.seen[at].generated = SeenToken::BANNED,
+                Err(at) => self.seen.insert(at, SeenToken { token, generated: SeenToken::BANNED }),
             }
             self.banned.push((token, found.is_ok()));
         }
@@ -98,8 +98,8 @@ impl Sampler {
 
     /// How the token for `position`, which was [reached](Sampler::reach), is picked, for an executor
     /// that does it. It must be told of by [`Sampler::note`].
-    pub fn choice(&self, position: u64) -> Choice<'_> {
-        Choice { params: self.params, position, seen: &self.seen }
+    pub fn pick_at(&self, position: u64) -> TokenPick<'_> {
+        TokenPick { params: self.params, position, seen: &self.seen }
     }
 
     /// Remembers a token that was picked.
@@ -109,7 +109,7 @@ impl Sampler {
         }
         match self.seen.binary_search_by_key(&token, |s| s.token) {
             Ok(at) => self.seen[at].generated = self.seen[at].generated.saturating_add(1),
-            Err(at) => self.seen.insert(at, Seen { token, generated: 1 }),
+            Err(at) => self.seen.insert(at, SeenToken { token, generated: 1 }),
         }
     }
 
@@ -135,7 +135,7 @@ impl Sampler {
         let p = &self.params;
         for seen in &self.seen {
             let Some(logit) = logits.get_mut(seen.token as usize) else { continue };
-            if seen.generated == Seen::BANNED {
+            if seen.generated == SeenToken::BANNED {
                 *logit = f32::NEG_INFINITY;
                 continue;
             }
@@ -324,9 +324,9 @@ mod tests {
         let mut sampler = Sampler::new(penalised, &[1, 2]).with_ends(&ends, 3);
         assert!(!sampler.is_greedy());
         sampler.reach(4);
-        assert_eq!(sampler.choice(4).seen.len(), 4);
+        assert_eq!(sampler.pick_at(4).seen.len(), 4);
         sampler.reach(5);
-        let token = |token| Seen { token, generated: 0 };
-        assert_eq!(sampler.choice(5).seen, [token(1), token(2)]);
+        let token = |token| SeenToken { token, generated: 0 };
+        assert_eq!(sampler.pick_at(5).seen, [token(1), token(2)]);
     }
 }

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use half::{bf16, f16};
 use infernum_codegen::{TargetKind, plan};
-use infernum_ir::interp::{Carried, Interpreter, Rounding, States, Step, Tensor};
+use infernum_ir::interp::{Carried, Interpreter, Rounding, States, StepShape, Tensor};
 use infernum_ir::{DType, Dims, Module, NodeKind, Param, Type, text, verify};
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::{TensorBytes, WeightSource};
@@ -100,7 +100,7 @@ impl Checkpoint {
     pub(crate) fn interpret(
         &self,
         module: &Module,
-        step: &Step,
+        step: &StepShape,
         tokens: &[u32],
         states: &mut States,
         rounding: Rounding,

@@ -1,7 +1,7 @@
 //! A small decoder, run in every way a scheduler may cut it.
 
 use infernum_codegen::{Bucket, Launch, TargetKind, VERSION, expand, plan, plan_buckets};
-use infernum_ir::interp::{Rounding, States, Step};
+use infernum_ir::interp::{Rounding, States, StepShape};
 use infernum_ir::{Dims, Module, text};
 use infernum_passes::data::Kernels;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions, has_kernel};
@@ -204,7 +204,7 @@ fn sequences(
     let seq = |(i, &len): (usize, &usize)| {
         let tokens: Vec<u32> =
             (0..len).map(|t| ((t * t * 7 + t * 3 + i * 5) % VOCAB) as u32).collect();
-        let step = Step::one(len, len);
+        let step = StepShape::one(len, len);
         let carried =
             checkpoint.interpret(module, &step, &tokens, &mut States::default(), rounding);
         let logits = &carried[carried.len() - 1][0].data;
@@ -284,7 +284,7 @@ fn every_call_carries_what_the_interpreter_carries() {
     let checkpoint = Checkpoint::random(&module);
     let mut executor = executor(&module, &checkpoint, LIMITS, true);
     let tokens: Vec<u32> = (0..13).collect();
-    let step = Step::one(13, 13);
+    let step = StepShape::one(13, 13);
     let exact =
         checkpoint.interpret(&module, &step, &tokens, &mut States::default(), Rounding::Exact);
     let mut inputs = StepInputs::new(4);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use infernum_ir::interp::{Rounding, SeqStep, States, Step};
+use infernum_ir::interp::{Rounding, SeqShape, States, StepShape};
 use infernum_ir::{DType, Dims, OPS, Op};
 use infernum_runtime::check::{Comparison, allowed};
 use infernum_runtime::{Observed, PlanExecutor, StepInputs};
@@ -163,9 +163,9 @@ fn case(index: usize, dtype: &str) -> String {
 const LIMITS: Dims = Dims { t: 30, b: 3, s: 60, pairs: 400 };
 
 /// Two steps of three ragged sequences; blocks are shuffled.
-fn steps() -> Vec<(Step, Vec<u32>)> {
-    let step = |sizes: &[(usize, usize)]| Step {
-        seqs: sizes.iter().map(|&(new, context)| SeqStep { new, context }).collect(),
+fn steps() -> Vec<(StepShape, Vec<u32>)> {
+    let step = |sizes: &[(usize, usize)]| StepShape {
+        seqs: sizes.iter().map(|&(new, context)| SeqShape { new, context }).collect(),
     };
     let tokens = |n: usize, seed: usize| (0..n).map(|i| ((i * 11 + seed) % 31) as u32).collect();
     vec![

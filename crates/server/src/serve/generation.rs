@@ -69,7 +69,7 @@ pub(crate) struct TokenLogprob {
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) choice: usize,
-    /// With the first piece of a choice, where they are told apart: those of its prompt.
+    /// With the first piece of a choice, where they are wanted: those of its prompt.
     pub(crate) prompt: Option<Vec<TokenLogprob>>,
     pub(crate) text: String,
     pub(crate) logprobs: Vec<TokenLogprob>,
@@ -78,7 +78,7 @@ pub(crate) struct Piece {
 
 impl Piece {
     /// Tokens that it tells of, the likeliest included.
-    pub(crate) fn told(&self) -> usize {
+    pub(crate) fn logprob_count(&self) -> usize {
         let all = self.logprobs.iter().chain(self.prompt.iter().flatten());
         all.map(|l| 1 + l.top.len()).sum()
     }
@@ -114,7 +114,7 @@ pub(crate) struct Used {
 struct Prompt {
     tokens: Vec<u32>,
     echo: Option<String>,
-    apart: bool,
+    own_logprobs: bool,
 }
 
 struct Choice {
@@ -126,7 +126,7 @@ struct Choice {
     /// Waits for the text it belongs to.
     pending: Vec<TokenLogprob>,
     /// What the first piece still needs of the prompt: its tokens, where anything is told of them,
-    /// its text, where it is echoed, and whether log-probabilities are told apart.
+    /// its text, where it is echoed, and whether its log-probabilities have a field of their own.
     prompt: Option<Prompt>,
     prompt_logprobs: Vec<Logprobs>,
     tokens: usize,
@@ -170,9 +170,10 @@ impl Generation {
         let rooms = worker.admit(n).map_err(|_| ApiError::busy(worker.status.retry_after()))?;
         let choice = |(i, request): (usize, &Request)| {
             let echo = job.echo.as_ref().and_then(|echo| echo.get(i / job.per_prompt)).cloned();
-            let prompt = Prompt { tokens: request.tokens.clone(), echo, apart: job.tell_prompts };
-            let told = prompt.echo.is_some() || prompt.apart;
-            Choice::new(served, &job.text, told.then_some(prompt))
+            let prompt =
+                Prompt { tokens: request.tokens.clone(), echo, own_logprobs: job.tell_prompts };
+            let shown = prompt.echo.is_some() || prompt.own_logprobs;
+            Choice::new(served, &job.text, shown.then_some(prompt))
         };
         let choices = job.requests.iter().enumerate().map(choice).collect();
         let prompts = job.requests.iter().step_by(job.per_prompt);
@@ -262,7 +263,7 @@ impl Generation {
 
     /// All that comes, by choice.
     pub(crate) async fn collect(&mut self) -> Result<Vec<Whole>, ApiError> {
-        let mut wholes: Vec<Piece> = (0..self.left).map(Piece::of).collect();
+        let mut wholes: Vec<Piece> = (0..self.left).map(Piece::empty).collect();
         while let Some(mut piece) = self.next().await? {
             let whole = &mut wholes[piece.choice];
             whole.text.push_str(&piece.text);
@@ -348,7 +349,7 @@ impl Generation {
 
 impl Piece {
     /// Nothing yet of a choice.
-    fn of(choice: usize) -> Piece {
+    fn empty(choice: usize) -> Piece {
         Piece { choice, prompt: None, text: String::new(), logprobs: Vec::new(), finish: None }
     }
 }
@@ -414,12 +415,12 @@ impl Choice {
 
     /// A piece that holds what is told of the prompt, if it is and was not yet.
     fn begin(&mut self, served: &Served) -> Result<Piece, TokenizerError> {
-        let mut piece = Piece::of(0);
+        let mut piece = Piece::empty(0);
         let Some(prompt) = self.prompt.take() else { return Ok(piece) };
         let found = std::mem::take(&mut self.prompt_logprobs);
         let mut all = Vec::new();
         // A prompt of one token has none.
-        if !found.is_empty() || prompt.apart {
+        if !found.is_empty() || prompt.own_logprobs {
             let mut decoded = TextOut::new(&served.tokenizer, &TextRules::PLAIN);
             let known = std::iter::once(None).chain(found.into_iter().map(Some));
             for (&token, logprobs) in prompt.tokens.iter().zip(known) {
@@ -430,7 +431,7 @@ impl Choice {
                 all.push(TokenLogprob { token, logprob, rank, top, offset });
             }
         }
-        piece.prompt = prompt.apart.then(|| all.clone());
+        piece.prompt = prompt.own_logprobs.then(|| all.clone());
         if let Some(text) = prompt.echo {
             (piece.text, piece.logprobs) = (text, all);
         }

@@ -81,7 +81,7 @@ impl<D: Dialect> Stream<D> {
         loop {
             match next {
                 Ok(Some(piece)) => {
-                    aside(piece.told(), || self.dialect.piece(&mut frames, piece));
+                    aside(piece.logprob_count(), || self.dialect.piece(&mut frames, piece));
                 }
                 Ok(None) => break,
                 Err(error) => {

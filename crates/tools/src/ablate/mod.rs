@@ -247,7 +247,7 @@ impl Ablation<'_> {
         pipeline.disabled.extend(without.map(str::to_owned));
         let (loader, capacity) = (self.loader(), self.capacity());
         let (device, templates) = (self.machine.device(), loader.templates());
-        let choices = loader.choices()?;
+        let tuned = loader.tuned()?;
         let options = Options {
             model: self.model,
             lower: LowerOptions {
@@ -261,7 +261,7 @@ impl Ablation<'_> {
             rules: only,
             explain: false,
             limits: loader.limits(capacity),
-            device: device.as_ref().map(|d| (d, &templates, &choices)),
+            device: device.as_ref().map(|d| (d, &templates, &tuned)),
         };
         Ok(compile(&options, &mut |_, _, _| {})?)
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use infernum_codegen::cuda::{
-    Cache, CheckSizes, Choices, Compiler, Cubin, CudaError, Device, Library, admitted, attach,
+    Cache, CheckSizes, Compiler, Cubin, CudaError, Device, Library, TunedVariants, admitted, attach,
 };
 use infernum_codegen::{Kernel, Plan, TargetKind, plan_buckets};
 use infernum_ir::{DType, Module, Op, OpSet};
@@ -286,7 +286,13 @@ impl Setup {
                 |v: &String| self.variants.is_empty() || self.variants.contains(&v.as_str());
             let plans = variants.into_iter().filter(wanted).map(|variant| {
                 let mut plan = plan.clone();
-                attach(&mut plan, ops, library, device, &Choices::everywhere(template, &variant))?;
+                attach(
+                    &mut plan,
+                    ops,
+                    library,
+                    device,
+                    &TunedVariants::everywhere(template, &variant),
+                )?;
                 Ok((variant, plan, Vec::new()))
             });
             plans.collect()

@@ -1,7 +1,7 @@
 //! Attention in its parts, over ragged `[H, pairs]` values.
 
 use infernum_ir::DType;
-use infernum_ir::interp::SeqStep;
+use infernum_ir::interp::SeqShape;
 
 use super::super::simd::{self, ActMut, Isa, Weights};
 use super::{Args, Float, Kernel, Site, Source, act, act_mut, norm, parallel};
@@ -97,7 +97,7 @@ impl Scores {
     }
 
     /// As a product of all the queries with the keys, both gathered.
-    fn by_sequence(&self, isa: Isa, q: &HeadRows, k: &HeadRows, seq: SeqStep, out: &mut [f32]) {
+    fn by_sequence(&self, isa: Isa, q: &HeadRows, k: &HeadRows, seq: SeqShape, out: &mut [f32]) {
         let (q_row, k_row) = (self.d * q.dtype.size(), self.d * k.dtype.size());
         // Rounded up, so that both parts are aligned.
         let q_bytes = (seq.new * q_row).next_multiple_of(8);

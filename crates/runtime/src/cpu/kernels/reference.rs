@@ -44,7 +44,7 @@ impl Kernel for Reference {
         }
         let types: Vec<Option<&Type>> = self.operands.iter().map(Option::as_ref).collect();
         let values: Vec<Option<&Tensor>> = values.iter().map(Option::as_ref).collect();
-        let call = infernum_ir::Call { op: self.op, operands: &types, attrs: &self.attrs };
+        let call = infernum_ir::OpCall { op: self.op, operands: &types, attrs: &self.attrs };
         let step = &args.step.step;
         let eval = Eval { call, values: &values, results: &self.results, step };
         let computed = (self.op.reference)(&eval)?;

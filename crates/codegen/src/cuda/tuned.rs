@@ -15,7 +15,7 @@ use crate::plan::{Launch, Plan};
 /// Variants that go before others, wherever they are admitted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Choices {
+pub struct TunedVariants {
     /// By template.
     #[serde(default)]
     templates: BTreeMap<String, String>,
@@ -27,7 +27,7 @@ pub struct Choices {
 /// What `infernum tune` wrote cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: expected what `infernum tune` writes: {message}; delete it, or give --untuned")]
-pub struct ChoicesError {
+pub struct TunedVariantsError {
     path: String,
     message: String,
 }
@@ -39,11 +39,11 @@ pub fn site(launch: &Launch, bucket: Bucket) -> String {
     format!("{}({}) for {bucket}", launch.op, types.collect::<Vec<_>>().join(", "))
 }
 
-impl Choices {
+impl TunedVariants {
     /// One variant of a template, at every site.
-    pub fn everywhere(template: &str, variant: &str) -> Choices {
+    pub fn everywhere(template: &str, variant: &str) -> TunedVariants {
         let templates = [(template.to_owned(), variant.to_owned())].into();
-        Choices { templates, sites: BTreeMap::new() }
+        TunedVariants { templates, sites: BTreeMap::new() }
     }
 
     /// Chooses a variant for a site; returns the one before.
@@ -67,21 +67,22 @@ impl Choices {
     }
 
     /// The variant for a launch.
-    pub(super) fn of(&self, launch: &Launch, bucket: Bucket, template: &str) -> Option<&str> {
+    pub(super) fn variant(&self, launch: &Launch, bucket: Bucket, template: &str) -> Option<&str> {
         let site = if self.sites.is_empty() { None } else { self.sites.get(&site(launch, bucket)) };
         site.or_else(|| self.templates.get(template)).map(String::as_str)
     }
 
-    /// Reads what [`Choices::save`] wrote; nothing where there is no such file.
-    pub fn load(path: &Path) -> Result<Choices, ChoicesError> {
-        let error = |message: String| ChoicesError { path: path.display().to_string(), message };
+    /// Reads what [`TunedVariants::save`] wrote; nothing where there is no such file.
+    pub fn load(path: &Path) -> Result<TunedVariants, TunedVariantsError> {
+        let error =
+            |message: String| TunedVariantsError { path: path.display().to_string(), message };
         match std::fs::read(path) {
             // A list would do for a struct, too; what is saved is an object.
             Ok(bytes) if !bytes.trim_ascii_start().starts_with(b"{") => {
                 Err(error("expected an object".to_owned()))
             }
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| error(e.to_string())),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Choices::default()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(TunedVariants::default()),
             Err(e) => Err(error(e.to_string())),
         }
     }
@@ -106,7 +107,7 @@ pub fn sites(
     library: &Library,
     device: &Device,
 ) -> Result<Vec<(String, Vec<String>)>, CudaError> {
-    let mut attach = Attach::new(ops, library, device, plan.limits, Choices::default());
+    let mut attach = Attach::new(ops, library, device, plan.limits, TunedVariants::default());
     let mut found: Vec<(String, Vec<String>)> = Vec::new();
     let Some(schedule) = plan.schedules.get(schedule) else { return Ok(found) };
     let bucket = within(schedule.bucket, &plan.limits);
@@ -137,19 +138,19 @@ mod tests {
     fn a_file_that_cannot_be_read_is_an_error_and_none_is_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("sub/choices-sm_90a.json");
-        assert_eq!(Choices::load(&path).expect("none"), Choices::default());
-        let mut choices = Choices::everywhere("linear", "skinny");
-        assert_eq!(choices.choose("here", "a"), None);
-        assert_eq!(choices.choose("here", "b"), Some("a".to_owned()));
-        choices.save(&path).expect("written");
-        assert_eq!(Choices::load(&path).expect("some"), choices);
+        assert_eq!(TunedVariants::load(&path).expect("none"), TunedVariants::default());
+        let mut tuned = TunedVariants::everywhere("linear", "skinny");
+        assert_eq!(tuned.choose("here", "a"), None);
+        assert_eq!(tuned.choose("here", "b"), Some("a".to_owned()));
+        tuned.save(&path).expect("written");
+        assert_eq!(TunedVariants::load(&path).expect("some"), tuned);
         for text in ["", "{\"templates\": {\"linear\"", "[]", "{\"template\": {}}", "\u{0}"] {
             std::fs::write(&path, text).expect("written");
-            let error = Choices::load(&path).expect_err(text).to_string();
+            let error = TunedVariants::load(&path).expect_err(text).to_string();
             assert!(error.contains("choices-sm_90a.json: expected") && error.contains("--untuned"));
         }
         std::fs::remove_file(&path).expect("gone");
         std::fs::create_dir(&path).expect("a folder in its place");
-        assert!(Choices::load(&path).is_err());
+        assert!(TunedVariants::load(&path).is_err());
     }
 }
