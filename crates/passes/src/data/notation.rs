@@ -11,16 +11,24 @@ pub(super) fn at(source: &Source, slice: &str, message: impl Into<String>) -> So
     SourceError::new(&source.file, &source.text, start..start + slice.len().max(1), message)
 }
 
+/// An error so many bytes into `slice`.
+pub(super) fn at_offset(
+    source: &Source,
+    slice: &str,
+    by: usize,
+    message: impl Into<String>,
+) -> SourceError {
+    let start = offset(source, slice) + by.min(slice.len());
+    SourceError::new(&source.file, &source.text, start..start + 1, message)
+}
+
 fn offset(source: &Source, slice: &str) -> usize {
     slice.as_ptr().addr().wrapping_sub(source.text.as_ptr().addr()).min(source.text.len())
 }
 
 /// Parses an expression where it is written.
 pub(super) fn expression(source: &Source, text: &str) -> Result<Expr, SourceError> {
-    text.parse().map_err(|e: ExprError| {
-        let start = offset(source, text) + e.at.min(text.len());
-        SourceError::new(&source.file, &source.text, start..start + 1, e.message)
-    })
+    text.parse().map_err(|e: ExprError| at_offset(source, text, e.at, e.message))
 }
 
 /// Reads a body over the ops of `ops`.
