@@ -114,10 +114,6 @@ impl Executor for Timed {
         self.inner.feeds()
     }
 
-    fn set_logits(&mut self, wanted: bool) {
-        self.inner.set_logits(wanted);
-    }
-
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
         let start = Instant::now();
         let output = self.inner.wait(ticket);
