@@ -187,9 +187,12 @@ impl<E: Executor> Engine<E> {
     fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> Result<usize, EngineError> {
         let samples = self.executor.samples();
         let s = &mut self.sequences[slot];
-        s.sampler.reach(s.length() as u64);
-        let s = &self.sequences[slot];
         let (id, wanted) = (s.id, s.wanted(&self.limits, samples).min(most));
+        if wanted > 0 {
+            // Not while it sits out: its last token is still to be picked.
+            s.sampler.reach(s.length() as u64);
+        }
+        let s = &self.sequences[slot];
         // Each row's logits are wanted: each is a sequence of its own, over the same blocks.
         let single = s.tells_prompt();
         let mut done = 0;

@@ -180,13 +180,9 @@ impl Engine<Fake> {
     }
 }
 
-/// What a request yields when it is alone, one step after another.
-fn solo(request: &Request) -> (Vec<u32>, FinishReason) {
-    solo_telling(request, |_, _| {})
-}
-
-/// As [`solo`]; `tell` gets what each token was picked from.
-fn solo_telling(request: &Request, mut tell: impl FnMut(&[f32], u32)) -> (Vec<u32>, FinishReason) {
+/// What a request yields when it is alone, one step after another; `tell` gets what each token was
+/// picked from.
+fn solo(request: &Request, mut tell: impl FnMut(&[f32], u32)) -> (Vec<u32>, FinishReason) {
     let mut sampler = crate::Sampler::new(request.sampling, &request.tokens)
         .with_ends(&request.stop, request.tokens.len());
     let mut tokens = request.tokens.clone();
@@ -341,7 +337,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
                 Event::Finished(id, reason) => {
                     let l = live.remove(&id).expect("one that had not ended");
                     let mut expected = Vec::new();
-                    let alone = solo_telling(&l.request, |row, token| {
+                    let alone = solo(&l.request, |row, token| {
                         expected.extend(l.request.logprobs.map(|n| Logprobs::new(row, token, n)));
                     });
                     // That of a stop token which is not told is not, either.
