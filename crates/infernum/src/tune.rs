@@ -103,7 +103,7 @@ impl<'a> Tuner<'a> {
         let cubins = loader.cubins(&plan)?;
         let options = CudaOptions { kv_blocks: capacity.blocks(), ..CudaOptions::default() };
         let weights = loader.weights(&plan);
-        let mut executor = CudaExecutor::new(plan, &cubins, &*weights, gpu, options)?;
+        let executor = CudaExecutor::new(plan, &cubins, &*weights, gpu, options)?;
         let kernels = loader.compile.kernels()?;
         let (target, _) = loader.machine.costs(loader.compile)?;
         let templates = loader.templates();
