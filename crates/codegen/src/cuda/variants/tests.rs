@@ -8,11 +8,11 @@ fn listing(library: &Library) -> String {
     let (mut launches, mut variants) = (Vec::new(), BTreeMap::new());
     let mut names: Vec<&str> = Library::built_in().collect();
     names.sort_unstable();
-    let mut text = String::new();
+    let mut lines = Vec::new();
     for name in names {
         let template = library.template(name).unwrap_or_else(|e| panic!("{e}"));
         let order: Vec<&str> = template.variants.iter().map(|v| v.name.as_str()).collect();
-        text += &format!("{name}: {}\n", order.join(" "));
+        lines.push(format!("{name}: {}", order.join(" ")));
         for Variant { name: variant, when, params, kind } in &template.variants {
             let launch = match kind {
                 Kind::Kernel { grid, block, shared, scratch, ptx, tiles } => {
@@ -41,13 +41,14 @@ fn listing(library: &Library) -> String {
             variants.entry(key).or_insert_with(Vec::new).push(name);
         }
     }
-    for (i, launch) in launches.iter().enumerate() {
-        text += &format!("\nlaunch {}: {launch}", i + 1);
-    }
-    for ((variant, about), templates) in &variants {
-        text += &format!("\n{variant} of {}: {about}", templates.join(", "));
-    }
-    text
+    lines.push(String::new());
+    let launches = launches.iter().enumerate();
+    lines.extend(launches.map(|(i, launch)| format!("launch {}: {launch}", i + 1)));
+    let variants = variants.iter().map(|((variant, about), templates)| {
+        format!("{variant} of {}: {about}", templates.join(", "))
+    });
+    lines.extend(variants);
+    lines.join("\n")
 }
 
 /// A list that is lost, or a condition that is not what it was, shows here.
