@@ -5,8 +5,6 @@ use infernum_ir::encoding::{Code, CodeKind, EncodingDef, EncodingFault, FaultIn,
 use infernum_ir::{Encoding, SourceError};
 use serde::Deserialize;
 
-use super::notation::{at, at_offset};
-
 /// `Encoding(..)`, as written.
 #[derive(Deserialize)]
 #[serde(rename = "Encoding", deny_unknown_fields)]
@@ -101,8 +99,8 @@ pub(super) fn read(source: &Source, file: &File<'_>) -> Result<Encoding, SourceE
             FaultIn::When => file.when.unwrap_or(file.name),
         };
         match offset {
-            0 => at(source, slice, message),
-            _ => at_offset(source, slice, offset, message),
+            0 => source.at(slice, message),
+            _ => source.at_offset(slice, offset, message),
         }
     })
 }
