@@ -305,15 +305,11 @@ fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[String])
 
 /// The tensors that hold a weight of this name, type and shape.
 fn wanted(name: String, ty: &TensorType, shape: &[u64]) -> Vec<StoredTensor> {
-    match (&ty.encoding, shape) {
-        (Some(encoding), [rows, columns]) => {
-            encoding.tensors(&name, *rows, *columns).unwrap_or_default()
-        }
-        _ => {
-            let shape = shape.to_vec();
-            vec![StoredTensor { name, element: ty.dtype.into(), shape, bytes: 0, offset: 0 }]
-        }
+    if let (Some(encoding), [rows, columns]) = (&ty.encoding, shape) {
+        return encoding.tensors(&name, *rows, *columns).unwrap_or_default();
     }
+    let shape = shape.to_vec();
+    vec![StoredTensor { name, element: ty.dtype.into(), shape, bytes: 0, offset: 0 }]
 }
 
 /// Whether `name` fits `pattern`, in which `*` stands for any text.

@@ -74,7 +74,7 @@ pub fn page(kernels: &Kernels, library: &Library) -> Result<String, ReferenceErr
     out += "Those that ship:\n\n| name | bits a value | |\n|---|---|---|\n";
     for encoding in kernels.ops.encodings() {
         // Of a size at which what goes beyond the codes has its usual part.
-        let bits = encoding.bytes(&[4096, 4096]).map(|bytes| bytes as f64 / (1 << 21) as f64);
+        let bits = encoding.bytes(&[4096, 4096]).map(|bytes| bytes as f64 / f64::from(1 << 21));
         let bits = bits.map_or_else(String::new, |bits| format!("{bits:.4}"));
         let _ = writeln!(out, "| `{encoding}` | {bits} | {} |", encoding.def().doc);
     }

@@ -50,12 +50,11 @@ pub fn run(args: &Args) -> Outcome {
         report::json(&lines.iter().map(line).collect::<Vec<_>>())?;
     } else {
         for (name, values, problems) in &lines {
-            match problems.is_empty() {
-                true => report::line(&format!(
-                    "ok   {name}: {values} values, and as the CPU decodes it"
-                ))?,
-                false => report::line(&format!("FAIL {name}: {}", problems.join("; ")))?,
-            }
+            report::line(&if problems.is_empty() {
+                format!("ok   {name}: {values} values, and as the CPU decodes it")
+            } else {
+                format!("FAIL {name}: {}", problems.join("; "))
+            })?;
         }
         report::line(&format!("{} encoding(s), {failed} failed", lines.len()))?;
     }

@@ -97,13 +97,12 @@ impl Element {
     /// nothing: weights for trials that neither vanish nor overflow.
     pub(super) fn tame(self, bytes: &mut [u8]) {
         match (self, bytes) {
-            (Element::F16, [_, b]) => *b = *b & 0x83 | 0x28,
+            (Element::F16, [_, b]) | (Element::F8e5m2, [b]) => *b = *b & 0x83 | 0x28,
             (Element::Bf16, [a, b]) | (Element::F32, [_, _, a, b]) => {
-                *a = *a & 0x7f;
+                *a &= 0x7f;
                 *b = *b & 0x80 | 0x3d;
             }
             (Element::F8e4m3, [b]) => *b = *b & 0x87 | 0x10,
-            (Element::F8e5m2, [b]) => *b = *b & 0x83 | 0x28,
             (Element::F8e8m0, [b]) => *b = 122,
             _ => {}
         }

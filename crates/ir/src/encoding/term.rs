@@ -328,9 +328,10 @@ fn floats(op: BinaryOp, a: f32, b: f32) -> Number {
 fn divide(a: i64, b: i64, up: bool) -> i64 {
     let (Some(quotient), Some(rest)) = (a.checked_div(b), a.checked_rem(b)) else { return 0 };
     let same_sign = (rest < 0) == (b < 0);
-    match up {
-        true => quotient + i64::from(rest != 0 && same_sign),
-        false => quotient - i64::from(rest != 0 && !same_sign),
+    if up {
+        quotient + i64::from(rest != 0 && same_sign)
+    } else {
+        quotient - i64::from(rest != 0 && !same_sign)
     }
 }
 

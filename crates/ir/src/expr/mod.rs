@@ -222,6 +222,7 @@ impl Func {
 
 impl Value {
     /// The value of a key; null where there is none.
+    #[must_use]
     pub fn member(&self, key: &str) -> Value {
         match self {
             Value::Map(entries) => {

@@ -500,11 +500,13 @@ impl<'a> Parser<'a> {
             (Ok(dtype), _) => (dtype, None),
             // Its values are computed in f32.
             (Err(_), Some(encoding)) => (DType::F32, Some(encoding.clone())),
-            (Err(mut message), None) => {
+            (Err(message), None) => {
                 let known: Vec<&str> = self.ops.encodings().map(Encoding::name).collect();
-                if !known.is_empty() {
-                    message += &format!("; encodings: {}", known.join(", "));
-                }
+                let message = if known.is_empty() {
+                    message
+                } else {
+                    format!("{message}; encodings: {}", known.join(", "))
+                };
                 return Err(Error { at, message });
             }
         };

@@ -155,8 +155,8 @@ mod tests {
     /// A file that is wrong is caught.
     #[test]
     fn what_a_file_gets_wrong_is_found() {
-        let ops = shipped().ops;
         type Change = fn(&mut EncodingDef);
+        let ops = shipped().ops;
         let cases: [(&str, Change, &str); 4] = [
             ("q4_0", |d| d.code.value = "q[k % 16] % 16".to_owned(), "expected a code of -8..8"),
             ("q4_k", |d| d.group.k = Some(64), "its scale is"),
