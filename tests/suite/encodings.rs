@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use infernum_codegen::Plan;
 use infernum_frontend_hf::spec::Library;
 use infernum_frontend_hf::{Model, ModelFiles};
 use infernum_ir::encoding::Element;
@@ -14,9 +15,9 @@ use safetensors::tensor::TensorView;
 use crate::support::{Fixture, machine, nmse};
 
 const HIDDEN: u64 = 160;
-const WIDTH: u64 = 288;
+const WIDTH: u64 = 384;
 const QUERIES: u64 = 128;
-const KV: u64 = 64;
+const KV: u64 = 128;
 const VOCAB: u64 = 59;
 const LAYERS: u64 = 3;
 
@@ -136,7 +137,7 @@ fn folder(name: &str, tensors: &BTreeMap<String, Tensor>, quantisation: Option<&
         format!(
             "{{\"architectures\": [\"LlamaForCausalLM\"], \"dtype\": \"float32\", \
              \"hidden_size\": {HIDDEN}, \"intermediate_size\": {WIDTH}, \"num_attention_heads\": 4, \
-             \"num_key_value_heads\": 2, \"head_dim\": 32, \"num_hidden_layers\": {LAYERS}, \
+             \"num_key_value_heads\": 4, \"head_dim\": 32, \"num_hidden_layers\": {LAYERS}, \
              \"vocab_size\": {VOCAB}, \"max_position_embeddings\": 64{quantisation}}}"
         ),
     );
@@ -210,6 +211,12 @@ fn encodings(module: &Module, graph: &str) -> Vec<String> {
     weights.map(|(name, encoding)| format!("{}: {encoding}", part(name))).collect()
 }
 
+/// How many launches of an op the programs of a graph have.
+fn launches(plan: &Plan, graph: &str, op: &str) -> Vec<usize> {
+    let programs = plan.programs.iter().filter(|p| p.name == graph);
+    programs.map(|p| p.launches.iter().filter(|l| l.op == op).count()).collect()
+}
+
 #[test]
 fn fp8_with_block_scales_gives_the_logits_of_its_values() {
     let kernels = kernels(None);
@@ -219,10 +226,14 @@ fn fp8_with_block_scales_gives_the_logits_of_its_values() {
     let stored = |f: &Fixture| f.plan(DType::F32, "default", &kernels).stored_bytes();
     let plan = encoded.plan(DType::F32, "default", &kernels);
     assert!(3 * stored(&encoded) < stored(&decoded), "weights stay as they are stored");
+    // Queries, keys and values are joined as they are stored, and so are gate and up.
+    let kind = &lowered(&encoded, &kernels).graphs[1].name;
+    assert_eq!(launches(&plan, kind, "dequantise"), [4]);
+    let apart = encoded.plan(DType::F32, "none", &kernels);
+    assert_eq!(launches(&apart, kind, "dequantise"), [7]);
     // A plan survives being written, and holds all that is needed to run it.
     let written = serde_json::to_vec(&plan).expect("plain data");
-    let read =
-        infernum_codegen::Plan::read(&written, &kernels.ops).unwrap_or_else(|e| panic!("{e}"));
+    let read = Plan::read(&written, &kernels.ops).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(read, plan);
     // bf16 activations, with weights rounded to bf16: as far from f32 as bf16 is.
     let bf16 = |f: &Fixture| f.run_plan(f.plan(DType::Bf16, "default", &kernels), usize::MAX);
@@ -250,7 +261,7 @@ fn layers_that_are_stored_in_different_ways_have_a_graph_for_each() {
     let fp8 = kernels.ops.encoding("fp8_block").expect("it ships").clone();
     // The middle layer has a matrix that was not converted.
     let all = Checkpoints::llama(&|layer, part| {
-        (layer != 1 || part != "mlp.down_proj").then(|| fp8.clone())
+        (layer != 1 || part != "mlp.up_proj").then(|| fp8.clone())
     });
     let [encoded, decoded] = logits_agree("mixed", &all, FP8, &kernels);
     let module = lowered(&encoded, &kernels);
@@ -264,6 +275,11 @@ fn layers_that_are_stored_in_different_ways_have_a_graph_for_each() {
     let second = encodings(&module, &format!("{kind}_2"));
     assert_eq!(second.len(), 6);
     assert!(second.contains(&"gate_proj: fp8_block".to_owned()), "{second:?}");
+    // A gate that is encoded and an up that is not are two products: nothing is joined in each step.
+    let plan = encoded.plan(DType::F32, "default", &kernels);
+    let second = format!("{kind}_2");
+    assert_eq!(launches(&plan, &second, "dequantise"), [4]);
+    assert_eq!(launches(&plan, &second, "concat"), [0]);
     // What is stored as its elements is read as before.
     assert_eq!(plain.graphs.len(), 3);
     let ops = plain.graphs.iter().flat_map(|g| g.nodes().map(|(_, n)| &n.kind));

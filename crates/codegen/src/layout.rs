@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use infernum_ir::{Attr, Dim, Memory, Op};
+use infernum_ir::{Attr, Dim, Memory, Op, TensorType};
 
 use crate::plan::{Recipe, Weight};
 
@@ -66,9 +66,24 @@ fn views(weights: &[Weight]) -> Vec<Option<(usize, u64)>> {
     views
 }
 
+/// Bytes of one row of a weight, where each row is a piece of its bytes.
+pub fn row_bytes(ty: &TensorType) -> Option<u64> {
+    let inner = ty.shape.get(1..)?.iter().map(|d| d.as_const()).collect::<Option<Vec<u64>>>()?;
+    match &ty.encoding {
+        None => ty.dtype.bytes(inner.iter().product()),
+        Some(encoding) if encoding.has_whole_rows() && inner.len() == 1 => {
+            encoding.bytes(&[1, inner[0]])
+        }
+        Some(_) => None,
+    }
+}
+
 /// What a weight's rows are made of, in order.
 fn pieces(weight: &Weight) -> Vec<Piece<'_>> {
     let Some(Dim::Const(rows)) = weight.ty.shape.first().copied() else { return Vec::new() };
+    if row_bytes(&weight.ty).is_none() {
+        return Vec::new();
+    }
     match &weight.recipe {
         Recipe::Concat(parts) => {
             let mut all = Vec::new();

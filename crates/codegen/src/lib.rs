@@ -19,6 +19,7 @@ pub use check::PlanFault;
 pub use compile::Limits;
 pub use expand::{ExpandError, expand};
 pub use infernum_passes::Bucket;
+pub use layout::row_bytes;
 pub use lower::PlanError;
 pub use plan::{
     Arg, Argument, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, ProgramCall,

@@ -3,6 +3,7 @@
 use infernum_ir::{Attr, Dims, Op, TensorType, Type};
 
 use super::{Checked, fault};
+use crate::layout::row_bytes;
 use crate::plan::{Recipe, Weight};
 
 /// Elements of a constant that is computed: in `f64` while it is.
@@ -22,7 +23,10 @@ pub(super) fn check(place: &str, weight: &Weight, all: &[Weight]) -> Checked {
     let rows = |ty: &TensorType| ty.shape.first().and_then(|d| d.as_const());
     let end = rows(ty).and_then(|n| start.checked_add(n));
     let inside = end.zip(rows(&whole.ty)).is_some_and(|(end, n)| end <= n);
-    let alike = ty.dtype == whole.ty.dtype && ty.shape.get(1..) == whole.ty.shape.get(1..);
+    let alike = ty.dtype == whole.ty.dtype
+        && ty.encoding == whole.ty.encoding
+        && row_bytes(ty).is_some()
+        && ty.shape.get(1..) == whole.ty.shape.get(1..);
     if inside && alike {
         Ok(())
     } else {
@@ -54,8 +58,11 @@ fn recipe(place: &str, ty: &TensorType, recipe: &Recipe) -> Checked {
         Recipe::Concat(parts) => {
             let rows = |t: &TensorType| t.shape.first().and_then(|d| d.as_const());
             let total = parts.iter().try_fold(0u64, |n, p| n.checked_add(rows(&p.ty)?));
-            let alike =
-                |p: &Weight| p.ty.dtype == ty.dtype && p.ty.shape.get(1..) == ty.shape.get(1..);
+            let alike = |p: &Weight| {
+                p.ty.dtype == ty.dtype
+                    && p.ty.encoding == ty.encoding
+                    && p.ty.shape.get(1..) == ty.shape.get(1..)
+            };
             if total.is_none() || total != rows(ty) || !parts.iter().all(alike) {
                 return fault(place, format!("its parts do not make {ty}"));
             }

@@ -1,6 +1,7 @@
 //! From stored bytes to values, one at a time: the reference of every kernel that decodes.
 
-use super::{Encoding, Layout, Memory, Number, Place, Term};
+use super::term::Memory;
+use super::{Encoding, Layout, Number, Place, Term};
 
 /// A weight `[N, K]` and its stored bytes.
 pub struct Decoder<'a> {

@@ -8,8 +8,9 @@ use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "concat",
-    doc: "Joins a [.., M, ..] and b [.., N, ..] along a constant axis: [.., M + N, ..].",
-    operands: &[OperandDef::required("a"), OperandDef::required("b")],
+    doc: "Joins a [.., M, ..] and b [.., N, ..] along a constant axis: [.., M + N, ..]. Encoded weights \
+          [M, K] and [N, K] of one encoding are joined along their rows, where groups allow it.",
+    operands: &[OperandDef::encoded("a"), OperandDef::encoded("b")],
     attrs: &[AttrDef {
         name: "axis",
         kind: AttrKind::Int,
@@ -24,8 +25,18 @@ pub(super) static OP: OpDef = OpDef {
         joined.shape[axis] = Dim::Const(size.ok_or("sizes overflow")?);
         let mut other = b.shape.clone();
         other[axis] = a.shape[axis];
-        if other != a.shape || a.dtype != b.dtype {
+        if other != a.shape || a.dtype != b.dtype || a.encoding != b.encoding {
             return Err(call.mismatch(1, &format!("{a} but for axis {axis}"), b));
+        }
+        if let Some(encoding) = &a.encoding {
+            match (&a.shape[..], &b.shape[..]) {
+                ([Dim::Const(first), Dim::Const(columns)], [Dim::Const(second), _])
+                    if axis == 0 && a.constant && b.constant =>
+                {
+                    encoding.joins(*first, *second, *columns)?;
+                }
+                _ => return Err(call.mismatch(0, "encoded matrices to be joined by rows", a)),
+            }
         }
         Ok(vec![joined.into()])
     },

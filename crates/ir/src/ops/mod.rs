@@ -134,7 +134,7 @@ impl OperandDef {
         OperandDef { name, optional: false, rows_of: None, encoded: false }
     }
 
-    /// A weight stored in an encoding.
+    /// An operand that may be a weight stored in an encoding.
     const fn encoded(name: &'static str) -> OperandDef {
         OperandDef { name, optional: false, rows_of: None, encoded: true }
     }

@@ -1,9 +1,10 @@
 //! Random trials of a rule.
 
+use infernum_ir::encoding::{Code, CodeKind, EncodingDef, Group, Stored};
 use infernum_ir::expr::Expr;
 use infernum_ir::interp::{SeqShape, StepShape, Tensor};
 use infernum_ir::{
-    Attr, AttrDef, AttrDefault, AttrKind, DType, Dim, StateType, Sym, TensorType, Type,
+    Attr, AttrDef, AttrDefault, AttrKind, DType, Dim, Encoding, StateType, Sym, TensorType, Type,
 };
 
 use super::side::Difference;
@@ -208,12 +209,34 @@ pub(super) fn dims(ty: &VarType, sizes: &Sizes) -> Option<Vec<Dim>> {
     small.then_some(dims)
 }
 
+/// An encoding that trials have: what holds of its values holds of any.
+fn trial_encoding() -> Option<Encoding> {
+    let tensors = ["codes", "scales"].map(|name| (name.to_owned(), "f32 [N, K]".to_owned()));
+    Encoding::new(EncodingDef {
+        name: "trial".to_owned(),
+        doc: String::new(),
+        stored: Stored::Tensors { of: "weight".to_owned(), tensors: tensors.to_vec() },
+        tables: Vec::new(),
+        group: Group { n: Some(1), k: Some(1) },
+        code: Code { kind: CodeKind::Table, bits: 16, value: "codes[n][k]".to_owned() },
+        scale: "scales[n][k]".to_owned(),
+        minimum: None,
+        when: None,
+        gguf: None,
+    })
+    .ok()
+}
+
 fn type_of(ty: &VarType, dtype: DType, sizes: &Sizes) -> Option<Type> {
     let shape = dims(ty, sizes)?;
     let dtype = ty.dtype.unwrap_or(dtype);
     if ty.state {
         let [heads, dim] = shape[..] else { return None };
         return Some(StateType { dtype, heads: heads.as_const()?, dim: dim.as_const()? }.into());
+    }
+    if ty.encoded {
+        let shape = shape.iter().map(|d| d.as_const()).collect::<Option<Vec<u64>>>()?;
+        return Some(TensorType::encoded(trial_encoding()?, &shape).into());
     }
     Some(TensorType { constant: ty.constant, ..TensorType::act(dtype, shape) }.into())
 }

@@ -18,14 +18,18 @@ use super::notation::{at, expression};
 /// const [N, K]  a weight, or computed from weights alone
 /// i32 [T]       of this element type; without one, of any
 /// u32 [m] < n   indices into an axis of that size
+/// const encoded [N, K]  a weight stored in an encoding
 /// state [G, D]  a version of a KV-cache plane
 /// [N]?          an operand that may be left out
 /// shape [T, N]  not a value: what an attribute that is a shape may be
 /// ```
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a word of its own in the notation")]
 pub struct VarType {
     /// Element type; any when `None`.
     pub dtype: Option<DType>,
+    /// Whether it is a weight stored in an encoding.
+    pub encoded: bool,
     /// Outermost first.
     pub dims: Vec<DimPattern>,
     /// Whether it must be constant.
@@ -64,7 +68,7 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
         at(
             source,
             slice,
-            "expected a type such as `[T, K]`, `const [N, K]`, `state [G, D]`, `i32 [T]`, `[N]?` or \
+            "expected a type such as `[T, K]`, `const [N, K]`, `const encoded [N, K]`, `state [G, D]`, `i32 [T]`, `[N]?` or \
              `u32 [m] < n`",
         )
     };
@@ -86,11 +90,20 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
             None => return Err(expected(tail)),
         },
     };
-    let mut ty = VarType { dtype: None, dims, constant: false, state: false, optional, below };
+    let mut ty = VarType {
+        dtype: None,
+        encoded: false,
+        dims,
+        constant: false,
+        state: false,
+        optional,
+        below,
+    };
     let mut shape = false;
     for word in head.split_whitespace() {
         match (word, word.parse::<DType>()) {
             ("const", _) => ty.constant = true,
+            ("encoded", _) => ty.encoded = true,
             ("state", _) => ty.state = true,
             ("shape", _) => shape = true,
             (_, Ok(dtype)) => ty.dtype = Some(dtype),
@@ -207,7 +220,7 @@ impl VarType {
             }
             Type::Tensor(t) => {
                 !self.state
-                    && t.encoding.is_none()
+                    && t.encoding.is_some() == self.encoded
                     && dtype(t.dtype)
                     && (t.constant || !self.constant)
                     && self.fits_shape(&t.shape, sizes)
@@ -229,7 +242,7 @@ impl fmt::Display for DimPattern {
 /// As it is written.
 impl fmt::Display for VarType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let words = [(self.constant, "const "), (self.state, "state ")];
+        let words = [(self.constant, "const "), (self.encoded, "encoded "), (self.state, "state ")];
         words.iter().filter(|(is, _)| *is).try_for_each(|(_, word)| f.write_str(word))?;
         self.dtype.map_or(Ok(()), |d| write!(f, "{d} "))?;
         let dims: Vec<String> = self.dims.iter().map(ToString::to_string).collect();

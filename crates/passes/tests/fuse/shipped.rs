@@ -3,12 +3,23 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use infernum_frontend_hf::spec::Source;
 use infernum_passes::Bucket;
 use infernum_passes::data::Kernels;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::support::{fused, module, nmse, on, run};
+use crate::support::{fused, module_with, nmse, on, run};
+
+/// An encoding of rows as short as those here.
+const SMALL: &str = "Encoding(
+    name: \"small\",
+    doc: \"Blocks of four.\",
+    stored: Blocks(values: 4, fields: { \"d\": \"f16\", \"q\": \"i8 [4]\" }),
+    group: (n: 1, k: 4),
+    code: (kind: signed, bits: 8, value: \"q[k % 4]\"),
+    scale: \"d\",
+)";
 
 /// What all values have: `f32[T, 8]`.
 const PARAMS: &str = "  %t = step tokens : u32[T]
@@ -27,6 +38,8 @@ const PARAMS: &str = "  %t = step tokens : u32[T]
   %down = weight \"down\" : const f32[8, 6]
   %gate = weight \"gate\" : const f32[6, 8]
   %up = weight \"up\" : const f32[6, 8]
+  %coded_gate = weight \"cg.weight\" : const small[6, 8]
+  %coded_up = weight \"cu.weight\" : const small[6, 8]
   %router = weight \"router\" : const f32[6, 8]
   %egate = weight \"eg\" : const f32[6, 3, 8]
   %eup = weight \"eu\" : const f32[6, 3, 8]
@@ -146,8 +159,14 @@ impl Text {
         let bias = |yes: bool| if yes { "%b6" } else { "_" };
         let x = self.input(y, a, on(3));
         let (gb, ub) = (bias(on(1)), bias(on(1) != variant.is_multiple_of(7)));
-        self.line(&format!("%g{y} = linear({x}, %gate, {gb}) {{dtype: none}} : f32[T, 6]"));
-        self.line(&format!("%u{y} = linear({x}, %up, {ub}) {{dtype: none}} : f32[T, 6]"));
+        let (mut gate, mut up) = ("%gate".to_owned(), "%up".to_owned());
+        if on(4) {
+            (gate, up) = (format!("%dg{y}"), format!("%du{y}"));
+            self.line(&format!("{gate} = dequantise(%coded_gate) {{dtype: f32}} : f32[6, 8]"));
+            self.line(&format!("{up} = dequantise(%coded_up) {{dtype: f32}} : f32[6, 8]"));
+        }
+        self.line(&format!("%g{y} = linear({x}, {gate}, {gb}) {{dtype: none}} : f32[T, 6]"));
+        self.line(&format!("%u{y} = linear({x}, {up}, {ub}) {{dtype: none}} : f32[T, 6]"));
         self.line(&format!("%act{y} = {act}(%g{y}) : f32[T, 6]"));
         let (first, second) = if on(2) { ("act", "u") } else { ("u", "act") };
         self.line(&format!("%m{y} = mul(%{first}{y}, %{second}{y}) : f32[T, 6]"));
@@ -235,7 +254,9 @@ fn graph(parts: &[Part], head: u8) -> String {
 
 #[test]
 fn shipped_rules_keep_what_random_graphs_mean() {
-    let kernels = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let mut kernels = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let small = Source::new("small.ron", SMALL);
+    kernels.add_encodings(&[small]).unwrap_or_else(|e| panic!("{e}"));
     let names: Vec<String> = kernels.rules.iter().map(|r| r.name.clone()).collect();
     let mut fired: BTreeMap<String, usize> = BTreeMap::new();
     let part = (0..14u8, 0..9usize, 0..9usize, any::<u16>());
@@ -254,7 +275,7 @@ fn shipped_rules_keep_what_random_graphs_mean() {
     let mut runner = TestRunner::new_with_rng(config, rng);
     let count = std::cell::RefCell::new(&mut fired);
     let result = runner.run(&strategy, |(parts, head, rules, target, (min, max, decode))| {
-        let before = module(&graph(&parts, head));
+        let before = module_with(&graph(&parts, head), &kernels.ops);
         let mut options = on(target, Bucket { min, max, decode });
         (options.explain, options.limits.search) = (false, 1000);
         options.rules = rules

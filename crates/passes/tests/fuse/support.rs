@@ -6,7 +6,7 @@ use std::path::Path;
 use infernum_frontend_hf::spec::{Library, Source};
 use infernum_frontend_hf::{LowerOptions, Model, ModelFiles};
 use infernum_ir::interp::{Interpreter, Rounding, SeqShape, States, StepShape, Tensor};
-use infernum_ir::{DType, Module, Sym, Type, WeightRef, text, verify};
+use infernum_ir::{DType, Module, OpSet, Sym, Type, WeightRef, text, verify};
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{self, Bucket, CostTable, FuseOptions, FusedModule, fuse};
 
@@ -105,8 +105,13 @@ pub(crate) fn on(target: &str, bucket: Bucket) -> FuseOptions {
 
 /// A module of one graph.
 pub(crate) fn module(body: &str) -> Module {
+    module_with(body, &OpSet::default())
+}
+
+/// A module of one graph that may use what `ops` has.
+pub(crate) fn module_with(body: &str, ops: &OpSet) -> Module {
     let text = format!("module m\n\ngraph g {{\n{body}}}\n\nschedule g 0..1\n");
-    text::parse(&text, "test").unwrap_or_else(|e| panic!("{e}"))
+    text::parse_with(&text, "test", ops).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// A fixture's model, without its weights.

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::driver::{DeviceMemory, Event, Gpu, Pinned, Result, Stream};
 use crate::exec::weights::Loaded;
-use infernum_codegen::{Recipe, Weight};
+use infernum_codegen::{Recipe, Weight, row_bytes};
 
 /// Where each tensor begins, as the widest loads and matrix units want it.
 const ALIGN: u64 = 256;
@@ -71,9 +71,7 @@ impl Weights {
 /// (short vectors) are stored again.
 fn view(weight: &Weight) -> Option<(usize, u64)> {
     let Recipe::Rows { weight: of, start } = weight.recipe else { return None };
-    let row: u64 =
-        weight.ty.shape.get(1..)?.iter().map(|d| d.as_const()).product::<Option<u64>>()?;
-    let from = weight.ty.dtype.bytes(row)?.checked_mul(start)?;
+    let from = row_bytes(&weight.ty)?.checked_mul(start)?;
     from.is_multiple_of(WIDEST_LOAD).then_some((of as usize, from))
 }
 

@@ -140,12 +140,13 @@ impl Loaded {
     /// is of another size.
     fn rows(&self, start: u64, ty: &TensorType) -> Option<Loaded> {
         let shape = sizes(ty);
-        let plain = self.encoding.is_none() && ty.encoding.is_none();
-        if !plain || self.dtype != ty.dtype || self.shape.get(1..)? != shape.get(1..)? {
+        if self.encoding != ty.encoding
+            || self.dtype != ty.dtype
+            || self.shape.get(1..)? != shape.get(1..)?
+        {
             return None;
         }
-        let row = self.shape.get(1..)?.iter().product::<usize>();
-        let row = usize::try_from(self.dtype.bytes(row as u64)?).ok()?;
+        let row = usize::try_from(infernum_codegen::row_bytes(ty)?).ok()?;
         let from = usize::try_from(start).ok()?.checked_mul(row)?;
         let to = from.checked_add(shape.first()?.checked_mul(row)?)?;
         let (mut at, mut segments) = (0, Vec::new());
@@ -158,7 +159,7 @@ impl Loaded {
         }
         (to <= at).then_some(Loaded {
             dtype: self.dtype,
-            encoding: None,
+            encoding: self.encoding.clone(),
             shape,
             segments,
             values: None,
@@ -279,7 +280,16 @@ fn resolve(
             let parts: Vec<Option<Loaded>> =
                 parts.iter().map(|p| resolve(p, source, problems)).collect();
             let parts = parts.into_iter().collect::<Option<Vec<_>>>()?;
-            parts.into_iter().flat_map(|p| p.segments).collect()
+            match &ty.encoding {
+                Some(encoding) => match joined(encoding, ty, &parts) {
+                    Ok(bytes) => vec![bytes],
+                    Err(message) => {
+                        problems.push(TensorProblem::Constant { op: "concat".to_owned(), message });
+                        return None;
+                    }
+                },
+                None => parts.into_iter().flat_map(|p| p.segments).collect(),
+            }
         }
         Recipe::Rows { .. } => {
             let message = "rows of a weight within a recipe".to_owned();
@@ -331,6 +341,31 @@ fn view(op: &str, attrs: &[Attr], operands: &[Option<Loaded>]) -> Option<Vec<Byt
         }
         _ => None,
     }
+}
+
+/// The bytes of encoded weights joined along their rows: each stored tensor of one behind that of the
+/// other.
+fn joined(encoding: &Encoding, ty: &TensorType, parts: &[Loaded]) -> Result<Bytes, String> {
+    let matrix = |shape: &[usize]| match shape {
+        [rows, columns] => encoding.tensors("", *rows as u64, *columns as u64),
+        _ => Err(format!("{encoding}: expected a matrix, found {shape:?}")),
+    };
+    let mut bytes = vec![0; ty.bytes(&Dims::default()) as usize];
+    for (i, whole) in matrix(&sizes(ty))?.iter().enumerate() {
+        let mut at = whole.offset as usize;
+        for part in parts {
+            let stored = &matrix(&part.shape)?[i];
+            let len = stored.bytes as usize;
+            let from = part.from(stored.offset as usize).get(..len);
+            let to = bytes.get_mut(at..at + len);
+            let (Some(from), Some(to)) = (from, to) else {
+                return Err(format!("{encoding}: parts do not make {ty}"));
+            };
+            to.copy_from_slice(from);
+            at += len;
+        }
+    }
+    Ok(bytes.into())
 }
 
 /// The stored tensors that are the weight `name`, as they lie one after another.

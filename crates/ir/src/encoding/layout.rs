@@ -1,0 +1,235 @@
+//! Where an encoded weight has what, and which tensors hold it.
+
+use super::term::Memory;
+use super::{ALIGN, Element, Encoding, Number, Part, Place, Stored, Term};
+
+/// Values and elements beyond this are mistakes.
+const MAX_ELEMENTS: u64 = 1 << 48;
+
+/// Where everything lies, for a weight of so many rows and columns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Rows.
+    pub rows: u64,
+    /// Columns.
+    pub columns: u64,
+    /// One a part.
+    pub parts: Vec<PartLayout>,
+    /// Blocks of a row and bytes of each; `None` for tensors.
+    pub blocks: Option<Blocks>,
+    /// Bytes of the whole.
+    pub bytes: u64,
+}
+
+/// The blocks of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Blocks of a row.
+    pub row: u64,
+    /// Values of a block.
+    pub values: u64,
+    /// Bytes of a block.
+    pub bytes: u64,
+}
+
+/// A part of a [`Layout`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartLayout {
+    /// Type of its elements.
+    pub element: Element,
+    /// Its dimensions; none for a single element.
+    pub dims: Vec<u64>,
+    /// Where it begins, in bytes: in its block, or in the whole.
+    pub offset: u64,
+}
+
+/// A tensor that a checkpoint holds for a weight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Its name.
+    pub name: String,
+    /// Its element type; blocks are bytes.
+    pub element: Element,
+    /// Its shape.
+    pub shape: Vec<u64>,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Where it begins among the weight's bytes.
+    pub offset: u64,
+}
+
+impl Encoding {
+    /// Where a weight of `rows` by `columns` has what; an error if none can be so large, or of parts
+    /// of blocks.
+    pub fn layout(&self, rows: u64, columns: u64) -> Result<Layout, String> {
+        let shown = || format!("[{rows}, {columns}]");
+        if rows == 0 || columns == 0 || rows.checked_mul(columns).is_none_or(|n| n > MAX_ELEMENTS) {
+            return Err(format!("{} is not stored as {}", shown(), self.name()));
+        }
+        let mut parts = Vec::new();
+        if let Stored::Blocks { values, .. } = self.0.def.stored {
+            if !columns.is_multiple_of(values) {
+                return Err(format!(
+                    "expected rows of whole blocks of {values} values for {}, found {}",
+                    self.name(),
+                    shown()
+                ));
+            }
+            for part in &self.0.parts {
+                parts.push(part.layout(part.offset, rows, columns)?);
+            }
+            let row = columns / values;
+            let bytes = rows * row * self.0.block;
+            let blocks = Some(Blocks { row, values, bytes: self.0.block });
+            return Ok(Layout { rows, columns, parts, blocks, bytes });
+        }
+        let mut end = 0u64;
+        for part in &self.0.parts {
+            let layout = part.layout(end, rows, columns)?;
+            end = (end + layout.bytes()).next_multiple_of(ALIGN);
+            parts.push(layout);
+        }
+        Ok(Layout { rows, columns, parts, blocks: None, bytes: end })
+    }
+
+    /// The tensors that a checkpoint holds for the weight `name`.
+    pub fn tensors(
+        &self,
+        name: &str,
+        rows: u64,
+        columns: u64,
+    ) -> Result<Vec<StoredTensor>, String> {
+        let layout = self.layout(rows, columns)?;
+        if let Some(blocks) = layout.blocks {
+            return Ok(vec![StoredTensor {
+                name: name.to_owned(),
+                element: Element::U8,
+                shape: vec![rows, blocks.row * blocks.bytes],
+                bytes: layout.bytes,
+                offset: 0,
+            }]);
+        }
+        let owner = name.rfind('.').map_or("", |at| &name[..=at]);
+        let parts = self.0.parts.iter().zip(layout.parts);
+        let tensors = parts.map(|(part, layout)| StoredTensor {
+            name: format!("{owner}{}", part.name),
+            element: part.element,
+            bytes: layout.bytes(),
+            offset: layout.offset,
+            shape: layout.dims,
+        });
+        Ok(tensors.collect())
+    }
+
+    /// The tensors of a weight with random numbers; with `tame`, floats of magnitudes around 2^-5, else
+    /// any bytes at all.
+    pub fn random(
+        &self,
+        (rows, columns): (u64, u64),
+        tame: bool,
+        rng: &mut crate::random::Rng,
+    ) -> Result<Vec<(StoredTensor, Vec<u8>)>, String> {
+        let layout = self.layout(rows, columns)?;
+        let mut all = Vec::new();
+        for (i, tensor) in self.tensors("", rows, columns)?.into_iter().enumerate() {
+            let mut bytes = vec![0; tensor.bytes as usize];
+            rng.fill(&mut bytes);
+            let parts = match layout.blocks {
+                Some(_) => &layout.parts[..],
+                None => &layout.parts[i..=i],
+            };
+            let block = layout.blocks.map_or(tensor.bytes, |b| b.bytes) as usize;
+            for block in bytes.chunks_exact_mut(block).filter(|_| tame) {
+                for part in parts {
+                    let start = if layout.blocks.is_some() { part.offset as usize } else { 0 };
+                    let field = &mut block[start..start + part.bytes() as usize];
+                    let size = part.element.size() as usize;
+                    field.chunks_exact_mut(size).for_each(|e| part.element.tame(e));
+                }
+            }
+            all.push((tensor, bytes));
+        }
+        Ok(all)
+    }
+
+    /// Whether weights of so many columns, of `first` rows and of `second`, are one of all their rows when
+    /// what is stored of one is put behind what is stored of the other: groups begin anew with the second.
+    pub fn joins(&self, first: u64, second: u64, columns: u64) -> Result<(), String> {
+        let apart = || format!("{self}: rows {first} and {second} share what is stored of them");
+        let rows = first.checked_add(second).ok_or_else(apart)?;
+        let [a, b, whole] = [first, second, rows].map(|rows| self.layout(rows, columns));
+        let (a, b, whole) = (a?, b?, whole?);
+        let add = |((a, b), whole): ((&PartLayout, &PartLayout), &PartLayout)| match (
+            &a.dims[..],
+            &b.dims[..],
+            &whole.dims[..],
+        ) {
+            ([a, rest @ ..], [b, b_rest @ ..], [both, both_rest @ ..]) => {
+                a + b == *both && rest == b_rest && rest == both_rest
+            }
+            _ => false,
+        };
+        let parts = a.parts.iter().zip(&b.parts).zip(&whole.parts);
+        let groups = self.0.def.group.n.is_some_and(|n| first.is_multiple_of(n));
+        let joins = groups && (a.blocks.is_some() || parts.into_iter().all(add));
+        if joins { Ok(()) } else { Err(apart()) }
+    }
+
+    /// Whether rows of a weight are a piece of its bytes.
+    pub fn has_whole_rows(&self) -> bool {
+        matches!(self.0.def.stored, Stored::Blocks { .. })
+    }
+
+    /// Bytes of a weight of this shape, leading axes included; `None` for one that cannot be so.
+    pub fn bytes(&self, shape: &[u64]) -> Option<u64> {
+        let [leading @ .., rows, columns] = shape else { return None };
+        let matrix = self.layout(*rows, *columns).ok()?.bytes;
+        leading.iter().try_fold(matrix, |n, d| n.checked_mul(*d))
+    }
+}
+
+impl Part {
+    fn layout(&self, offset: u64, rows: u64, columns: u64) -> Result<PartLayout, String> {
+        let at = Sizes { rows: rows as i64, columns: columns as i64 };
+        let mut dims = Vec::new();
+        for dim in &self.dims {
+            dims.push(dim.eval(&at).int().try_into().unwrap_or(0));
+        }
+        let count = dims.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
+        if count.is_none_or(|n| n == 0 || n > MAX_ELEMENTS) {
+            return Err(format!("`{}` cannot be of shape {dims:?}", self.name));
+        }
+        Ok(PartLayout { element: self.element, dims, offset })
+    }
+}
+
+impl PartLayout {
+    /// Its size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.dims.iter().product::<u64>() * self.element.size()
+    }
+}
+
+/// What dimensions are evaluated over.
+struct Sizes {
+    rows: i64,
+    columns: i64,
+}
+
+impl Memory for Sizes {
+    fn place(&self, place: Place) -> i64 {
+        match place {
+            Place::Rows => self.rows,
+            Place::Columns => self.columns,
+            Place::N | Place::K => 0,
+        }
+    }
+
+    fn read(&self, _: usize, _: &[Term]) -> Number {
+        Number::Int(0)
+    }
+
+    fn table(&self, _: usize, _: i64) -> f32 {
+        0.0
+    }
+}
