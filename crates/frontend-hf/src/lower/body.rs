@@ -124,6 +124,14 @@ impl<'a> Builder<'a> {
         unique
     }
 
+    /// Refuses a placeholder in the name of a tensor that nothing fills in; `text` is a piece of a source.
+    pub(super) fn check_placeholders(&self, text: &str) -> Result<()> {
+        match unknown_placeholder(text, self.layer.is_some()) {
+            Some((place, message)) => Err(self.cx.at(place, message)),
+            None => Ok(()),
+        }
+    }
+
     /// Evaluates the declarations of a body's weights.
     pub(super) fn declare_weights(
         &self,
@@ -147,8 +155,14 @@ impl<'a> Builder<'a> {
             None => Value::Null,
             Some(arg) => scope.eval(arg)?,
         };
+        self.check_placeholders(name)?;
         let full = match (tied, decl.same_as) {
-            (Value::Str(other), _) => other,
+            (Value::Str(other), Some(arg)) => {
+                if let Some((_, message)) = unknown_placeholder(&other, self.layer.is_some()) {
+                    return Err(self.cx.at_arg(arg, name, message));
+                }
+                other
+            }
             (Value::Null, _) | (_, None) => format!("{}{name}", frame.weight_prefix),
             (v, Some(arg)) => {
                 return Err(scope.unexpected(name, arg, "a tensor's name or null", &v));
@@ -159,6 +173,15 @@ impl<'a> Builder<'a> {
         }
         self.cx.spend(name, 256 + full.len())?;
         let stack = decl.stack.map(|n| scope.eval_int(name, n)).transpose()?;
+        if stack.is_some() != full.contains(EXPERT) {
+            let message = match stack {
+                Some(_) => {
+                    "`stack` is of the tensors for each `{expert}`: expected it in their names"
+                }
+                None => "expected `stack`, which says how many tensors `{expert}` stands for",
+            };
+            return Err(self.cx.at(name, message));
+        }
         if stack.is_some_and(|n| n > MAX_STACK) {
             let message = format!("`stack`: expected at most {MAX_STACK} tensors");
             return Err(self.cx.at(name, message));
@@ -463,12 +486,22 @@ impl<'a> Builder<'a> {
             depth: frame.depth + 1,
         };
         self.bind(frame, &mut inner, call, block)?;
+        self.enter(&mut inner, block).map_err(|e| self.called(e, call))
+    }
+
+    /// Adds a block's calls to the graph, once its operands and parameters are bound.
+    fn enter(&mut self, inner: &mut Frame<'a>, block: &'a Block<'a>) -> Result<ValueId> {
         inner.scope.check(&block.checks)?;
-        self.declare_weights(&mut inner, &block.weights)?;
-        self.declare_states(&mut inner, &block.state)?;
-        self.body(&mut inner, &block.body)?;
-        let result = self.resolve(&inner, block.result)?;
+        self.declare_weights(inner, &block.weights)?;
+        self.declare_states(inner, &block.state)?;
+        self.body(inner, &block.body)?;
+        let result = self.resolve(inner, block.result)?;
         result.ok_or_else(|| self.cx.at(block.result, "this weight is left out here"))
+    }
+
+    /// An error within a block, with the call that led there.
+    fn called(&self, error: SourceError, call: &SpecCall<'a>) -> SourceError {
+        error.called_from(&self.cx.at(call.name, ""))
     }
 
     /// Gives a block its operands and parameters.
@@ -493,7 +526,9 @@ impl<'a> Builder<'a> {
         }
         for (param, default) in block.params.iter() {
             match call.arg(param) {
-                None => inner.scope.define(param, *default)?,
+                None => {
+                    inner.scope.define(param, *default).map_err(|e| self.called(e, call))?;
+                }
                 Some((_, Argument::One(arg))) => {
                     inner.scope.give(param, frame.scope.eval(*arg)?)?;
                 }
@@ -509,7 +544,9 @@ impl<'a> Builder<'a> {
     fn at_prefix(&self, call: &SpecCall<'a>) -> Result<&'a str> {
         match call.arg("at") {
             None => Ok(""),
-            Some((_, Argument::One(Arg::Text(text)))) => Ok(text),
+            Some((_, Argument::One(Arg::Text(text)))) => {
+                self.check_placeholders(text).map(|()| *text)
+            }
             Some((key, _)) => Err(self.cx.at(key, "expected a text such as \"self_attn.\"")),
         }
     }
@@ -550,6 +587,43 @@ impl<'a> Target<'a> {
         let message = format!("`{}` has no argument `{key}`{hint}; it takes {list}", call.name);
         Err(cx.at(key, message))
     }
+}
+
+const LAYER: &str = "{layer}";
+const EXPERT: &str = "{expert}";
+
+/// The first placeholder in the name of a tensor that stands for nothing, and what is wrong with it.
+fn unknown_placeholder(text: &str, in_layer: bool) -> Option<(&str, String)> {
+    let mut rest = text;
+    while let Some(at) = rest.find(['{', '}']) {
+        let from = &rest[at..];
+        let end = from.find('}').filter(|end| *end > 0);
+        let Some(end) = end else {
+            return Some((
+                &from[..1],
+                "expected `{layer}` or `{expert}`, found one brace".to_owned(),
+            ));
+        };
+        let (placeholder, after) = from.split_at(end + 1);
+        match placeholder {
+            EXPERT => {}
+            LAYER if in_layer => {}
+            LAYER => {
+                let message =
+                    "`{layer}` is the layer's number, and there is none in `embed` and `head`";
+                return Some((placeholder, message.to_owned()));
+            }
+            other => {
+                let message = format!(
+                    "unknown placeholder `{other}`: expected `{LAYER}`, the layer's number, or `{EXPERT}`, a \
+                     tensor's number in a `stack`"
+                );
+                return Some((placeholder, message));
+            }
+        }
+        rest = after;
+    }
+    None
 }
 
 /// Refuses a name that IR text could not hold.

@@ -197,7 +197,7 @@ pub struct Block<'a> {
 
 /// One graph of the module.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename = "part", deny_unknown_fields)]
 pub struct Part<'a> {
     /// Put before the names of its weights.
     #[serde(default)]
@@ -213,7 +213,7 @@ pub struct Part<'a> {
 
 /// The layers: how many, of which kinds, in which order.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename = "layers", deny_unknown_fields)]
 pub struct Layers<'a> {
     /// How many.
     #[serde(borrow)]
@@ -227,7 +227,7 @@ pub struct Layers<'a> {
 
 /// A checkpoint tensor.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename = "weight", deny_unknown_fields)]
 pub struct WeightDecl<'a> {
     /// Its dimensions.
     #[serde(borrow)]
@@ -245,7 +245,7 @@ pub struct WeightDecl<'a> {
 
 /// A KV-cache plane: a row `[heads, dim]` a token.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename = "state", deny_unknown_fields)]
 pub struct StateDecl<'a> {
     /// Heads per row.
     #[serde(borrow)]

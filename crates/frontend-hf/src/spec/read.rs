@@ -9,6 +9,7 @@ use serde::de::{
     self, Deserialize, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor,
 };
 
+use super::fields::SPEC;
 use super::{Arg, Argument, Entries, Source, SpecCall};
 
 /// A spec is a page or two of text.
@@ -55,9 +56,18 @@ fn message(code: &RonError, found: Option<char>) -> String {
         RonError::ExpectedMap => expected("`{`"),
         RonError::ExpectedArray => expected("`[`"),
         RonError::ExpectedStructLike => expected("`(`"),
+        RonError::ExpectedNamedStructLike(name) => expected(&opening(name)),
         RonError::TrailingCharacters => expected("the end"),
         other => other.to_string(),
     }
+}
+
+/// How a structure begins: with the fields that it must have.
+fn opening(name: &str) -> String {
+    let Some(structure) = SPEC.iter().find(|s| s.name == name) else { return format!("`{name}(`") };
+    let needed = structure.fields.iter().filter(|(_, needed, _)| *needed);
+    let needed: Vec<String> = needed.map(|(field, ..)| format!("{field}: ..")).collect();
+    format!("a {name}, `({})`", needed.join(", "))
 }
 
 fn unknown(what: &str, found: &str, expected: &[&str]) -> String {
