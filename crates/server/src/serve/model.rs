@@ -182,8 +182,9 @@ impl Parts {
 type Loaded = (Parts, Engine<Box<dyn PlanExecutor>>, Inbox);
 
 fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
-    let options = ModelOptions { model: named.folder.clone(), compile: args.compile.clone() };
-    let model = if args.random_weights { options.open_bare()? } else { options.open()? };
+    let (model, random_weights) = (named.folder.clone(), args.random_weights);
+    let options = ModelOptions { model, random_weights, compile: args.compile.clone() };
+    let model = options.open()?;
     let tokenizer = Tokenizer::open(&model.files)?;
     let template = ChatTemplate::open(&model.files).map_err(|e| e.to_string());
     if let Err(error) = &template {
