@@ -6,7 +6,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "crates/server/src/serve/page.html"
+PAGE = Path(__file__).parents[2] / "crates/server/src/page.html"
 HOSTILE = "Hi <b>there</b> <img src=x onerror=\"document.title='owned'\"> <script>document.title='owned'</script> & é日🙂"
 CODE = "Here:\n```rust\nfn main() { println!(\"<b>{}</b>\", 1 & 2); }\n```\nand `that` is it."
 GONE = (BrokenPipeError, ConnectionResetError)

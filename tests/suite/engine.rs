@@ -50,23 +50,31 @@ fn requests(f: &Fixture) -> Vec<Request> {
         let bias = vec![(f.tokens[0], 1.5); usize::from(i % 5 == 4)];
         // The first two grow long, together.
         let most = if i < 2 { 30 } else { 6 + i % 7 };
-        Request { sampling, bias, ..Request::new(tokens, most) }
+        let logprobs = (i % 3 < 2).then_some(2);
+        Request { sampling, bias, logprobs, ..Request::new(tokens, most) }
     };
     (0..14).map(request).collect()
 }
 
-/// The tokens of each request, all submitted at once, or in two halves.
+/// What came of a request: its tokens, and their log-probabilities if it asked for them.
+#[derive(Default)]
+struct Answer {
+    tokens: Vec<u32>,
+    logprobs: Vec<f32>,
+}
+
+/// The answer to each request, submitted in two halves.
 fn outputs(
     engine: &mut Engine<Box<dyn PlanExecutor>>,
     requests: &[Request],
-) -> (Vec<Vec<u32>>, Stats) {
-    let mut outputs = BTreeMap::new();
+) -> (Vec<Answer>, Stats) {
+    let mut outputs: BTreeMap<_, Answer> = BTreeMap::new();
     let mut events = Vec::new();
     let (first, second) = requests.split_at(requests.len() / 2);
     for half in [first, second] {
         for request in half {
             let id = engine.submit(request.clone()).expect("a request that fits");
-            outputs.insert(id, Vec::new());
+            outputs.insert(id, Answer::default());
         }
         for _ in 0..5 {
             engine.step(&mut events).expect("a step");
@@ -74,8 +82,10 @@ fn outputs(
     }
     events.extend(engine.run_until_idle().expect("steps"));
     for event in events {
-        if let Event::Token(id, token, _) = event {
-            outputs.get_mut(&id).expect("a request of ours").push(token);
+        if let Event::Token(id, token, logprobs) = event {
+            let answer = outputs.get_mut(&id).expect("a request of ours");
+            answer.tokens.push(token);
+            answer.logprobs.extend(logprobs.map(|l| l.logprob));
         }
     }
     let (free, total) = engine.blocks();
@@ -112,7 +122,14 @@ fn no_way_of_scheduling_changes_an_output() {
         let (expected, _) = outputs(&mut engine(&f, 1, alone), &requests);
         for (way, sequences, options) in ways {
             let (found, stats) = outputs(&mut engine(&f, sequences, options), &requests);
-            assert_eq!(found, expected, "{name}, {way}");
+            for ((found, expected), request) in found.iter().zip(&expected).zip(&requests) {
+                assert_eq!(found.tokens, expected.tokens, "{name}, {way}");
+                let told = if request.logprobs.is_some() { found.tokens.len() } else { 0 };
+                assert_eq!(found.logprobs.len(), told, "{name}, {way}");
+                let pairs = found.logprobs.iter().zip(&expected.logprobs);
+                let error = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(error < 1e-4, "{name}, {way}: log-probabilities differ by {error}");
+            }
             assert_eq!(stats.prefix_hits > 0, options.prefix_cache, "{name}, {way}: {stats:?}");
             assert_eq!(stats.preemptions > 0, way == "little memory", "{name}, {way}: {stats:?}");
         }

@@ -79,13 +79,13 @@ fn pick(
     executor: &mut dyn PlanExecutor,
     asked: &[(usize, TokenPick<'_>)],
 ) -> Vec<u32> {
-    let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
+    let samples = executor.samples();
+    let size = StepInputs::BLOCK_SIZE;
+    let mut inputs = if samples { StepInputs::asking(size) } else { StepInputs::new(size) };
     for (i, (row, choice)) in asked.iter().enumerate() {
         inputs.push(&[*row as u32], 1, &[i as u32]).expect("a well-formed step");
         inputs.set_pick(choice);
     }
-    let samples = executor.samples();
-    executor.set_logits(!samples);
     let output = executor.run(&inputs).expect("a step that fits");
     if samples {
         assert!(output.logits.is_empty(), "logits that nobody wants");

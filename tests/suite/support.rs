@@ -13,7 +13,9 @@ use infernum_passes::Pipeline;
 use infernum_passes::data::Kernels;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions};
-use infernum_runtime::{CheckpointWeights, LoadError, PlanExecutor, StepInputs, WeightSource};
+use infernum_runtime::{
+    CheckpointWeights, LoadError, PlanExecutor, SequenceSteps, StepInputs, WeightSource,
+};
 
 /// A model folder with what transformers makes of it.
 pub(crate) struct Fixture {
@@ -164,7 +166,8 @@ impl Fixture {
         // Not in order, as in a cache that has been in use.
         let table: Vec<u32> = (0..blocks as u32).rev().collect();
         let mut logits = Vec::new();
-        prefill(&mut *executor, &self.tokens, &table, chunk, |output| {
+        let sequence = SequenceSteps::new(StepInputs::BLOCK_SIZE, table);
+        prefill(&mut *executor, sequence, &self.tokens, chunk, |output| {
             logits.extend(output.logits.iter().map(|v| f64::from(*v)));
         })
         .expect("steps that fit");

@@ -1,17 +1,16 @@
 //! Tokens straight on an executor, without an engine.
 
-use infernum_runtime::{ExecError, Executor, SequenceSteps, StepInputs, StepOutput};
+use infernum_runtime::{ExecError, Executor, SequenceSteps, StepOutput};
 
-/// Computes the tokens of one sequence in steps of at most `chunk`. Its rows lie in these blocks of the cache;
-/// `each` sees what each step yields.
+/// Computes the next tokens of a sequence in steps of at most `chunk`; `each` sees what each step
+/// yields.
 pub fn prefill<E: Executor + ?Sized>(
     executor: &mut E,
+    mut sequence: SequenceSteps,
     tokens: &[u32],
-    blocks: &[u32],
     chunk: usize,
     mut each: impl FnMut(&StepOutput),
 ) -> Result<(), ExecError> {
-    let mut sequence = SequenceSteps::new(StepInputs::BLOCK_SIZE, blocks.to_vec());
     for part in tokens.chunks(chunk.max(1)) {
         each(executor.run(sequence.next(part)?)?);
     }

@@ -103,8 +103,7 @@ impl<'a> Tuner<'a> {
         let cubins = loader.cubins(&plan)?;
         let options = CudaOptions { kv_blocks: capacity.blocks(), ..CudaOptions::default() };
         let weights = loader.weights(&plan);
-        let mut executor = CudaExecutor::new(plan, &cubins, &*weights, gpu, options)?;
-        executor.set_logits(false);
+        let executor = CudaExecutor::new(plan, &cubins, &*weights, gpu, options)?;
         let kernels = loader.compile.kernels()?;
         let (target, _) = loader.machine.costs(loader.compile)?;
         let templates = loader.templates();
@@ -223,7 +222,7 @@ impl<'a> Tuner<'a> {
     fn measure(&mut self, batch: usize) -> Result<f64, Error> {
         let context = self.capacity.max_length as usize;
         let per_sequence = context.div_ceil(StepInputs::BLOCK_SIZE) as u32;
-        let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
+        let mut inputs = StepInputs::asking(StepInputs::BLOCK_SIZE);
         for b in 0..batch as u32 {
             let blocks: Vec<u32> = (b * per_sequence..(b + 1) * per_sequence).collect();
             inputs.push(&[b], context, &blocks)?;

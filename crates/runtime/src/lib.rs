@@ -17,9 +17,9 @@ pub use engine::{
     KvMode, OptionsError, Policy, Request, RequestId, State, Stats,
 };
 pub use exec::{
-    Bytes, CheckpointWeights, ExecError, Executor, LoadError, Observed, Observer, PlanExecutor,
-    RandomWeights, SequenceSteps, StepInputs, StepOutput, TensorBytes, TensorProblem, Ticket,
-    TunedProduct, WeightSource,
+    Bytes, CheckpointWeights, ExecError, Executor, LoadError, LogitRows, Observed, Observer,
+    PlanExecutor, RandomWeights, SequenceSteps, StepInputs, StepOutput, TensorBytes, TensorProblem,
+    Ticket, TunedProduct, WeightSource,
 };
 pub use sampling::{
     Logprobs, Number, Range, Sampler, SamplingError, SamplingOption, SamplingParams, SeenToken,

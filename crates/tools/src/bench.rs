@@ -148,7 +148,6 @@ fn measure(
     let mut executor = loader.load(plan, capacity)?;
     report.device = executor.describe();
     report.load_seconds = start.elapsed().as_secs_f64();
-    executor.set_logits(false);
     for &prompt in &args.prompt {
         for &batch in &args.batch {
             let case = case(args, loader, &mut *executor, prompt, batch, ceiling)?;

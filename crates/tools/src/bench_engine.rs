@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use infernum::{Capacity, Loader, Machine, RunOptions, engine_limits, named};
 use infernum_ir::Sym;
 use infernum_runtime::{
-    Engine, EngineOptions, Event, ExecError, Executor, PlanExecutor, Policy, Request, StepInputs,
-    StepOutput, Ticket,
+    Engine, EngineOptions, Event, ExecError, Executor, PlanExecutor, Policy, Request,
+    SamplingParams, StepInputs, StepOutput, Ticket,
 };
 use serde::Serialize;
 
@@ -40,6 +40,10 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "fcfs", value_delimiter = ',',
           value_parser = named::<Policy>)]
     policy: Vec<Policy>,
+    /// So many of the requests have a frequency penalty and tell five log-probabilities of each token;
+    /// several to measure each.
+    #[arg(long, value_name = "N", default_value = "0", value_delimiter = ',')]
+    observed: Vec<usize>,
     /// Run the first algorithm that cuBLASLt names for each product instead of the fastest.
     #[arg(long)]
     no_tune_products: bool,
@@ -57,6 +61,7 @@ struct Figures {
     sequences: usize,
     chunk: usize,
     policy: Policy,
+    observed: usize,
     ahead: bool,
     blocks: usize,
     seconds: f64,
@@ -82,6 +87,15 @@ struct Kind {
     submit_us_median: f64,
     #[serde(skip)]
     samples: Vec<(Duration, Duration, Duration)>,
+}
+
+/// A combination of what is varied.
+#[derive(Clone, Copy)]
+struct Setting {
+    sequences: usize,
+    chunk: usize,
+    policy: Policy,
+    observed: usize,
 }
 
 /// An executor with a stopwatch.
@@ -112,10 +126,6 @@ impl Executor for Timed {
 
     fn feeds(&self) -> bool {
         self.inner.feeds()
-    }
-
-    fn set_logits(&mut self, wanted: bool) {
-        self.inner.set_logits(wanted);
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
@@ -163,53 +173,69 @@ pub fn run(args: &Args) -> Outcome {
     let own = [loader.chunk()];
     let chunks = if args.chunks.is_empty() { &own[..] } else { &args.chunks };
     let mut all = Vec::new();
-    let (mut sequences, blocks) = (args.sequences.clone(), executor.kv_blocks());
-    sequences.insert(0, most); // to warm up
-    for (i, &sequences) in sequences.iter().enumerate() {
+    for (i, setting) in settings(args, chunks, most).iter().enumerate() {
+        let options = EngineOptions {
+            policy: setting.policy,
+            prefix_cache: false,
+            ahead: !args.no_ahead,
+            max_running: setting.sequences,
+            ..EngineOptions::default()
+        };
+        let limits = engine_limits(&*executor, setting.chunk, capacity);
+        let timed = Timed {
+            inner: executor,
+            submit: Duration::ZERO,
+            wait: Duration::ZERO,
+            tokens: 0,
+            sequences: 0,
+        };
+        let mut engine = Engine::new(timed, limits, options)?;
+        let figures = measure(args, &mut engine, setting)?;
+        executor = engine.into_executor().inner;
+        if i == 0 {
+            continue; // to warm up
+        }
+        if !args.json {
+            print(&figures)?;
+        }
+        all.push(figures);
+    }
+    if args.json { report::json(&all) } else { Ok(()) }
+}
+
+/// All combinations, after one of the most sequences that warms up.
+fn settings(args: &Args, chunks: &[usize], most: usize) -> Vec<Setting> {
+    let mut all = Vec::new();
+    for sequences in std::iter::once(most).chain(args.sequences.iter().copied()) {
         for &chunk in chunks {
             for &policy in &args.policy {
-                let options = EngineOptions {
-                    policy,
-                    prefix_cache: false,
-                    ahead: !args.no_ahead,
-                    max_running: sequences,
-                    ..EngineOptions::default()
-                };
-                let limits = engine_limits(&*executor, chunk, capacity);
-                let timed = Timed {
-                    inner: executor,
-                    submit: Duration::ZERO,
-                    wait: Duration::ZERO,
-                    tokens: 0,
-                    sequences: 0,
-                };
-                let mut engine = Engine::new(timed, limits, options)?;
-                let figures = measure(args, &mut engine, sequences, chunk, blocks)?;
-                executor = engine.into_executor().inner;
-                if i == 0 {
-                    continue;
-                }
-                if !args.json {
-                    print(&figures)?;
-                }
-                all.push(figures);
+                let each = args.observed.iter();
+                all.extend(each.map(|&observed| Setting { sequences, chunk, policy, observed }));
             }
         }
     }
-    if args.json { report::json(&all) } else { Ok(()) }
+    let warm_up = chunks.len() * args.policy.len() * args.observed.len();
+    all.drain(1..warm_up.max(1));
+    all
 }
 
 fn measure(
     args: &Args,
     engine: &mut Engine<Timed>,
-    sequences: usize,
-    chunk: usize,
-    blocks: usize,
+    setting: &Setting,
 ) -> Result<Figures, Box<dyn std::error::Error>> {
+    let Setting { sequences, chunk, policy, observed } = *setting;
     let vocab = engine.limits().vocab as u32;
+    let sampling = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::default() };
     for i in 0..args.requests {
         let token = |j: usize| (i * 7919 + j * 104_729) as u32 % vocab;
-        engine.submit(Request::new((0..args.input).map(token).collect(), args.output))?;
+        let request = Request::new((0..args.input).map(token).collect(), args.output);
+        let is_observed = i < observed;
+        engine.submit(if is_observed {
+            Request { sampling, logprobs: Some(5), ..request }
+        } else {
+            request
+        })?;
     }
     let mut kinds: [Kind; 3] = Default::default();
     let (mut tokens, start) = (0, Instant::now());
@@ -233,13 +259,14 @@ fn measure(
     let seconds = start.elapsed().as_secs_f64();
     kinds.iter_mut().for_each(Kind::close);
     let [full_decode, other_decode, mixed] = kinds;
-    let (stats, options) = (engine.stats(), engine.options());
+    let stats = engine.stats();
     Ok(Figures {
         sequences,
         chunk,
-        policy: options.policy,
-        ahead: options.ahead,
-        blocks,
+        policy,
+        observed,
+        ahead: engine.options().ahead,
+        blocks: stats.total_blocks,
         seconds,
         output_tokens_per_second: tokens as f64 / seconds,
         steps: stats.steps,
@@ -273,11 +300,12 @@ impl Kind {
 
 fn print(f: &Figures) -> Outcome {
     report::text(&format!(
-        "{} sequences, chunks of {}, {:?}: {:.0} output tok/s ({:.2} s, {} steps, {} preemptions, {} \
-         blocks)\n",
+        "{} sequences, chunks of {}, {:?}, {} observed: {:.0} output tok/s ({:.2} s, {} steps, {} \
+         preemptions, {} blocks)\n",
         f.sequences,
         f.chunk,
         f.policy,
+        f.observed,
         f.output_tokens_per_second,
         f.seconds,
         f.steps,

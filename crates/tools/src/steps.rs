@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use infernum::prefill;
 use infernum_codegen::Plan;
-use infernum_runtime::{ExecError, PlanExecutor, StepInputs};
+use infernum_runtime::{ExecError, PlanExecutor, SequenceSteps, StepInputs};
 use serde::Serialize;
 
 /// How fast a prompt and an answer were.
@@ -59,10 +59,11 @@ pub(crate) fn once(executor: &mut dyn PlanExecutor, lengths: &Lengths) -> Result
     let tokens: Vec<u32> = (0..prompt + generate).map(|i| lengths.token(i)).collect();
     let start = Instant::now();
     for blocks in &blocks {
-        prefill(executor, &tokens[..prompt], blocks, chunk, |output| _ = black_box(output))?;
+        let sequence = SequenceSteps::new(StepInputs::BLOCK_SIZE, blocks.clone()).without_logits();
+        prefill(executor, sequence, &tokens[..prompt], chunk, |output| _ = black_box(output))?;
     }
     let prompts = Speed::since(start, prompt * batch);
-    let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
+    let mut inputs = StepInputs::asking(StepInputs::BLOCK_SIZE);
     let start = Instant::now();
     for i in prompt..prompt + generate {
         inputs.clear();
@@ -92,9 +93,9 @@ pub(crate) fn after_prompt(
     executor: &mut dyn PlanExecutor,
     lengths: &Lengths,
 ) -> Result<Vec<f32>, ExecError> {
-    let blocks: Vec<u32> = (0..lengths.prompt.div_ceil(StepInputs::BLOCK_SIZE) as u32).collect();
+    let sequence = SequenceSteps::for_tokens(lengths.prompt);
     let tokens: Vec<u32> = (0..lengths.prompt).map(|i| lengths.token(i)).collect();
     let mut last = Vec::new();
-    prefill(executor, &tokens, &blocks, lengths.chunk, |output| last.clone_from(&output.logits))?;
+    prefill(executor, sequence, &tokens, lengths.chunk, |output| last.clone_from(&output.logits))?;
     Ok(last)
 }

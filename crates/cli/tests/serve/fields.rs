@@ -82,6 +82,12 @@ fn ends_come_where_they_are_asked_for() {
         assert_eq!(kept, cut + third.trim());
         let (later, _) = ask(with(word, least));
         assert!(later.starts_with(&kept) && later.len() > kept.len(), "{later:?}");
+        // One that begins in them and ends later is cut off whole, as vLLM has it.
+        let straddling = json!({"stop": spelt(2) + &third});
+        let (cut, reason) = ask(with(straddling.clone(), json!({"min_tokens": 3})));
+        assert_eq!((cut, reason.as_str()), (spelt(0) + &spelt(1), "stop"));
+        let (passed, _) = ask(with(straddling, json!({"min_tokens": 4})));
+        assert!(passed.starts_with(&with_it) && passed.len() > with_it.len(), "{passed:?}");
         let usage =
             &server.post(path, &with(request.clone(), json!({"min_tokens": 24}))).ok()["usage"];
         assert_eq!(usage["completion_tokens"], 24, "the model's own end is kept out, too");

@@ -14,7 +14,6 @@ use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream, capture};
 use super::frame::Frame;
 use super::graphs::{self, Graphs, Key};
 use super::inputs::Layout;
-use super::penalised::Penalised;
 use super::tiles::Tiles;
 use super::timer::Timer;
 use super::turn::Turn;
@@ -55,7 +54,6 @@ pub struct CudaExecutor {
     pub(super) core: Core,
     output: StepOutput,
     /// Whether steps bring their logits to the host, and not only the greedy tokens.
-    want_logits: bool,
     ticket: u64,
     waited: Duration,
 }
@@ -84,7 +82,6 @@ pub(super) struct Core {
     /// The step's inputs on the GPU.
     inputs: DeviceMemory,
     layout: Layout,
-    penalised: Penalised,
     /// Tokens picked.
     ids: DeviceMemory,
     /// Where the last step's tokens are.
@@ -156,7 +153,6 @@ impl CudaExecutor {
             slots: Vec::new(),
             inputs,
             layout,
-            penalised: Penalised::new(gpu)?,
             picked: ids.address(),
             ids,
             turns,
@@ -172,7 +168,6 @@ impl CudaExecutor {
             graphs: Graphs::default(),
             core,
             output: StepOutput::default(),
-            want_logits: true,
             ticket: 0,
             waited: Duration::ZERO,
         })
@@ -199,11 +194,8 @@ impl CudaExecutor {
         core.gpu.bind()?;
         let turn = &mut core.turns[(self.ticket + 1) as usize % 2];
         turn.finish()?;
-        if !inputs.seen().is_empty() {
-            core.stream.synchronize()?;
-        }
         let (blocks, rows) = (core.options.kv_blocks, core.plan.output_rows);
-        let seen = core.penalised.stage(inputs, &core.gpu, &core.stream)?;
+        let seen = turn.penalised.stage(inputs, &core.gpu, &core.stream)?;
         let (dims, used) =
             core.layout.write(inputs, blocks, rows, seen, turn.staged.bytes_mut())?;
         let (tokens, decode_only) = (dims.t, inputs.is_decode_only());
@@ -260,18 +252,25 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Has the step's tokens brought to the host, and its logits if they are wanted.
-    fn finish(&mut self, schedule: usize, dims: &Dims) -> Result<Ticket, ExecError> {
+    /// Has the step's tokens brought to the host, and the logits that are wanted; those of sequences with
+    /// penalties come with the penalties applied.
+    fn finish(
+        &mut self,
+        schedule: usize,
+        dims: &Dims,
+        inputs: &StepInputs,
+    ) -> Result<Ticket, ExecError> {
         let core = &mut self.core;
         let Output { rows, columns, dtype, address } = core.output(schedule, dims);
         let yields_tokens = core.plan.yields_tokens();
         core.picked = if yields_tokens { address } else { core.ids.address() };
-        let columns = if yields_tokens || !self.want_logits { 0 } else { columns };
+        let columns = if yields_tokens { 0 } else { columns };
         self.ticket += 1;
         let turn = &mut core.turns[self.ticket as usize % 2];
         turn.ticket = self.ticket;
         let shape = (rows, columns, dtype);
-        turn.bring(&core.gpu, &core.stream, shape, (core.picked, address))?;
+        let wanted = inputs.logit_rows();
+        turn.bring(&core.gpu, &core.stream, shape, wanted, (core.picked, address))?;
         Ok(Ticket(self.ticket))
     }
 }
@@ -293,7 +292,7 @@ impl PlanExecutor for CudaExecutor {
             observer(index, self.core.observe(schedule, index, &dims)?);
         }
         self.core.pick(schedule, &dims, inputs.is_sampled())?;
-        self.finish(schedule, &dims)
+        self.finish(schedule, &dims, inputs)
     }
 
     fn profile(&self) -> Vec<(String, Duration)> {
@@ -327,11 +326,11 @@ impl Executor for CudaExecutor {
         let Some(key) = recorded else {
             self.core.calls(schedule, &dims)?;
             self.core.pick(schedule, &dims, sampled)?;
-            return self.finish(schedule, &dims);
+            return self.finish(schedule, &dims, inputs);
         };
         self.record(key)?;
         self.core.stream.replay(&self.graphs.0[&key])?;
-        let ticket = self.finish(schedule, &dims)?;
+        let ticket = self.finish(schedule, &dims, inputs)?;
         // While the GPU is busy: the next recording that a growing batch will want. That it fails
         // matters when it is wanted.
         if let Some(next) = self.missing(key) {
@@ -354,11 +353,6 @@ impl Executor for CudaExecutor {
 
     fn computed(&self) -> Duration {
         self.waited
-    }
-
-    /// Logits of sequences with penalties come with those applied.
-    fn set_logits(&mut self, wanted: bool) {
-        self.want_logits = wanted;
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::driver::{DeviceMemory, Gpu, Pinned, Stream};
 use crate::exec::{GpuError, StepInputs};
 
-/// Memory for the tokens of one step, on the host and on the GPU. It grows as needed: kernels find it
-/// by the step's inputs, which recordings do not hold.
+/// Memory for the tokens of one of the two steps that may be under way, on the host and on the GPU. It
+/// grows as needed: kernels find it by the step's inputs, which recordings do not hold.
 #[derive(Debug)]
 pub(super) struct Penalised {
     staged: Pinned,
@@ -20,7 +20,7 @@ impl Penalised {
     }
 
     /// Copies the tokens of all sequences, one list behind the other, and says where kernels find
-    /// them. Nothing of the step before may be running.
+    /// them. The last step that this memory was for must have ended.
     pub(super) fn stage(
         &mut self,
         inputs: &StepInputs,

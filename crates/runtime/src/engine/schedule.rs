@@ -153,6 +153,7 @@ impl<E: Executor> Engine<E> {
         self.next.planned.clear();
         self.next.step = self.stats.steps + 1;
         self.next.needs_host = self.options.kv == KvMode::Off;
+        self.next.sitting_out = 0;
         let mut order = std::mem::take(&mut self.order);
         order.clear();
         order.extend_from_slice(&self.running);
@@ -186,9 +187,12 @@ impl<E: Executor> Engine<E> {
     fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> Result<usize, EngineError> {
         let samples = self.executor.samples();
         let s = &mut self.sequences[slot];
-        s.sampler.reach(s.length() as u64);
+        let (id, wanted) = (s.id, s.wanted(&self.limits, samples).min(most));
+        if wanted > 0 {
+            // Not while it sits out: its last token is still to be picked.
+            s.sampler.reach(s.length() as u64);
+        }
         let s = &self.sequences[slot];
-        let (id, wanted) = (s.id, s.wanted(&self.limits).min(most));
         // Each row's logits are wanted: each is a sequence of its own, over the same blocks.
         let single = s.tells_prompt();
         let mut done = 0;
@@ -205,11 +209,14 @@ impl<E: Executor> Engine<E> {
                 self.inputs.push(&s.tokens[past..context], context, &s.blocks)?;
             }
             let yields = context == s.length();
-            let by_host = s.needs_logits(samples);
+            let by_host = s.is_picked_by_host(samples);
             if yields && samples && !by_host {
                 self.inputs.set_pick(&s.sampler.pick_at(context as u64));
             }
-            self.next.needs_host |= by_host || s.request.sampling.has_penalties();
+            if s.tells_prompt() || (yields && (by_host || s.request.logprobs.is_some())) {
+                self.inputs.ask_logits();
+            }
+            self.next.sitting_out += usize::from(yields && s.waits_for_host(samples));
             self.next.planned.push(Planned { slot, id, context, yields, by_host });
             left.t -= new as u64;
             left.b -= 1;

@@ -72,13 +72,11 @@ impl Sequence {
         self.generated() + coming >= self.request.max_tokens || self.length() >= max_length
     }
 
-    /// Rows that can be computed next.
-    pub(super) fn wanted(&self, limits: &EngineLimits) -> usize {
+    /// Rows that can be computed next. The executor `samples` or not.
+    pub(super) fn wanted(&self, limits: &EngineLimits, samples: bool) -> usize {
         let known = self.tokens.len() - self.submitted.min(self.tokens.len());
-        match self.coming {
-            Some(_) if known == 0 && !self.is_full(limits.max_length) => 1,
-            _ => known,
-        }
+        let is_fed = self.coming.is_some() && known == 0 && !self.waits_for_host(samples);
+        if is_fed && !self.is_full(limits.max_length) { 1 } else { known }
     }
 
     /// Whether its next row yields a token.
@@ -91,13 +89,14 @@ impl Sequence {
         self.request.prompt_logprobs.is_some() && self.told < self.request.tokens.len()
     }
 
-    /// Whether the host has to see the logits to pick a token, though the executor `samples`.
-    pub(super) fn needs_logits(&self, samples: bool) -> bool {
-        let request = &self.request;
-        request.logprobs.is_some()
-            || !request.bias.is_empty()
-            || self.tells_prompt()
-            || (!samples && !self.sampler.is_greedy())
+    /// Whether the host picks its tokens from the logits, though the executor may pick some.
+    pub(super) fn is_picked_by_host(&self, samples: bool) -> bool {
+        !self.request.bias.is_empty() || (!samples && !self.sampler.is_greedy())
+    }
+
+    /// Whether the host must know a token before the next can be picked: penalties count it.
+    pub(super) fn waits_for_host(&self, samples: bool) -> bool {
+        self.is_picked_by_host(samples) || self.request.sampling.has_penalties()
     }
 
     /// Forgets what is in the cache; its blocks are with others already.

@@ -140,7 +140,9 @@ fn pick(
             return None;
         }
         s.sampler.note(token);
-        return Some((token, None));
+        // They come with what penalties changed.
+        let logprobs = |top| Box::new(Logprobs::new(output.row(row), token, top));
+        return Some((token, s.request.logprobs.map(logprobs)));
     }
     scratch.clear();
     scratch.extend_from_slice(output.row(row));

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::schedule::fitting_chunk;
 use super::*;
-use crate::exec::{ExecError, StepOutput};
+use crate::exec::{ExecError, LogitRows, StepOutput};
 use crate::sampling::{Logprobs, SamplingParams};
 
 const VOCAB: usize = 50;
@@ -19,7 +19,6 @@ struct Fake {
     /// Picks tokens itself, as a GPU does, and gives no logits unless they are asked for.
     samples: bool,
     feeds: bool,
-    logits: bool,
     rows: Vec<Option<u32>>,
     block_size: usize,
     limits: Dims,
@@ -27,6 +26,8 @@ struct Fake {
     outputs: [StepOutput; 2],
     submitted: u64,
     waited: u64,
+    /// Rows of logits so far.
+    brought: usize,
     /// This step fails.
     fails_at: Option<u64>,
 }
@@ -88,15 +89,25 @@ impl Executor for Fake {
         for (i, seq) in inputs.step().seqs.iter().enumerate() {
             let context =
                 (0..seq.context).map(|p| self.rows[slot(i, p)].expect("a row that was written"));
-            let row = logits(context);
+            let mut row = logits(context);
             if self.samples {
-                let token = picks.remove(&i).map_or(crate::argmax(&row), |c| c.pick(&row));
+                let token = match picks.remove(&i) {
+                    Some(pick) => pick.pick_in(&mut row),
+                    None => crate::argmax(&row),
+                };
                 output.tokens.push(token.unwrap_or(NO_TOKEN));
             }
-            if self.logits || !self.samples {
+            let is_asked_for = match inputs.logit_rows() {
+                LogitRows::All => true,
+                LogitRows::Of(rows) => rows.contains(&(i as u32)),
+            };
+            if is_asked_for || !self.samples {
                 output.logits.extend(row);
+                self.brought += 1;
             }
         }
+        let asked = if self.samples { inputs.logit_rows().clone() } else { LogitRows::All };
+        output.logit_rows = asked;
         output.rows = dims.b as usize;
         output.columns = VOCAB;
         self.outputs[(self.submitted % 2) as usize] = output;
@@ -109,10 +120,6 @@ impl Executor for Fake {
 
     fn feeds(&self) -> bool {
         self.feeds
-    }
-
-    fn set_logits(&mut self, wanted: bool) {
-        self.logits = wanted;
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
@@ -135,13 +142,13 @@ fn engine_with(
     let executor = Fake {
         samples: gpu,
         feeds: gpu,
-        logits: true,
         rows: vec![None; blocks * BLOCK],
         block_size: BLOCK,
         limits: step,
         outputs: Default::default(),
         submitted: 0,
         waited: 0,
+        brought: 0,
         fails_at: None,
     };
     let limits = EngineLimits {
@@ -173,8 +180,9 @@ impl Engine<Fake> {
     }
 }
 
-/// What a request yields when it is alone, one step after another.
-fn solo(request: &Request) -> (Vec<u32>, FinishReason) {
+/// What a request yields when it is alone, one step after another; `tell` gets what each token was
+/// picked from.
+fn solo(request: &Request, mut tell: impl FnMut(&[f32], u32)) -> (Vec<u32>, FinishReason) {
     let mut sampler = crate::Sampler::new(request.sampling, &request.tokens)
         .with_ends(&request.stop, request.tokens.len());
     let mut tokens = request.tokens.clone();
@@ -191,6 +199,7 @@ fn solo(request: &Request) -> (Vec<u32>, FinishReason) {
         let Some(token) = sampler.sample(&mut row, tokens.len() as u64) else {
             return (tokens.split_off(request.tokens.len()), FinishReason::Failed);
         };
+        tell(&row, token);
         if request.stop.contains(&token) {
             tokens.extend(request.tell_stop.then_some(token));
             return (tokens.split_off(request.tokens.len()), FinishReason::Stop);
@@ -259,6 +268,7 @@ struct Live {
     started: bool,
     prompt: usize,
     output: Vec<u32>,
+    logprobs: Vec<Logprobs>,
     since: u64,
 }
 
@@ -286,7 +296,14 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
                 Err(EngineError::CacheTooSmall { .. }) => continue,
                 Err(other) => panic!("{other}"),
             };
-            let new = Live { request, started: false, prompt: 1, output: Vec::new(), since: now };
+            let new = Live {
+                request,
+                started: false,
+                prompt: 1,
+                output: Vec::new(),
+                logprobs: Vec::new(),
+                since: now,
+            };
             assert!(live.insert(id, new).is_none(), "a name given twice");
         }
         if random.below(40) == 0 && !live.is_empty() {
@@ -315,10 +332,18 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
                     assert!(l.started);
                     assert_eq!(logprobs.is_some(), l.request.logprobs.is_some());
                     l.output.push(token);
+                    l.logprobs.extend(logprobs.map(|l| *l));
                 }
                 Event::Finished(id, reason) => {
                     let l = live.remove(&id).expect("one that had not ended");
-                    assert_eq!((l.output, reason), solo(&l.request), "{:?}", l.request);
+                    let mut expected = Vec::new();
+                    let alone = solo(&l.request, |row, token| {
+                        expected.extend(l.request.logprobs.map(|n| Logprobs::new(row, token, n)));
+                    });
+                    // That of a stop token which is not told is not, either.
+                    expected.truncate(l.logprobs.len());
+                    assert_eq!(l.logprobs, expected, "{:?}", l.request);
+                    assert_eq!((l.output, reason), alone, "{:?}", l.request);
                     let told = if l.request.prompt_logprobs.is_some() {
                         l.request.tokens.len()
                     } else {
@@ -446,7 +471,7 @@ fn an_executor_that_samples_picks_what_the_host_would() {
         let mut events = Vec::new();
         let driven = engine.drive(|engine, new| {
             events.extend(new);
-            assert!(!gpu || !engine.executor.logits, "logits nobody needs");
+            assert!(!gpu || engine.executor.brought == 0, "logits nobody needs");
             ControlFlow::Continue(())
         });
         driven.expect("steps");
@@ -466,10 +491,42 @@ fn a_step_is_submitted_while_the_one_before_runs() {
         engine.step(&mut events).expect("a step");
         assert_eq!(engine.executor.submitted, engine.executor.waited + 1);
     }
-    // A request whose tokens the host picks is waited for.
-    engine.submit(Request { logprobs: Some(1), ..Request::new(vec![4], 5) }).expect("a request");
+    // Log-probabilities need the logits of one row, and no waiting.
+    engine.submit(Request { logprobs: Some(1), ..Request::new(vec![4], 1) }).expect("a request");
     engine.step(&mut events).expect("a step");
-    assert_eq!(engine.executor.submitted, engine.executor.waited);
+    assert_eq!(engine.executor.submitted, engine.executor.waited + 1);
+    assert_eq!(engine.executor.brought, 1);
+    // Where the host picks the tokens of all, it is waited for.
+    let mut engine = engine_with(STEP, 8, 64, true, EngineOptions::default());
+    engine.submit(Request { bias: vec![(7, 9.0)], ..Request::new(vec![4], 5) }).expect("a request");
+    for _ in 0..3 {
+        engine.step(&mut events).expect("a step");
+        assert_eq!(engine.executor.submitted, engine.executor.waited);
+    }
+}
+
+#[test]
+fn who_needs_the_host_sits_out_alone() {
+    let mut engine = engine_with(STEP, 8, 64, true, EngineOptions::default());
+    let sampling = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::default() };
+    let penalised = Request { sampling, logprobs: Some(5), ..Request::new(vec![4], 10) };
+    let penalised_id = engine.submit(penalised).expect("a request");
+    for first in 1..4 {
+        engine.submit(Request::new(vec![first], 20)).expect("a request");
+    }
+    let mut events = Vec::new();
+    engine.step(&mut events).expect("a step");
+    events.clear();
+    for _ in 0..12 {
+        engine.step(&mut events).expect("a step");
+        assert_eq!(engine.executor.submitted, engine.executor.waited + 1, "nobody waits");
+    }
+    let tokens = |own: bool| {
+        let is = |e: &&Event| matches!(e, Event::Token(id, ..) if (*id == penalised_id) == own);
+        events.iter().filter(is).count()
+    };
+    assert_eq!((tokens(true), tokens(false)), (6, 36), "every other step, and every step");
+    assert_eq!(engine.executor.brought, 7, "one row of each step that it had a part in");
 }
 
 #[test]
@@ -503,7 +560,7 @@ fn no_end_comes_before_the_least_tokens() {
             assert!(least.clone().all(|t| !stop.contains(t)), "{tokens:?}");
             assert_eq!(min_tokens == 0, tokens == stop, "{tokens:?}");
             // The host has to see no logits for it where the executor samples.
-            assert!(!gpu || !engine.executor.logits);
+            assert!(!gpu || engine.executor.brought == 0);
         }
     }
 }

@@ -34,10 +34,6 @@ pub trait Executor {
         false
     }
 
-    /// Whether steps bring their logits, or may leave them out where tokens
-    /// ([`StepOutput::tokens`]) are picked anyway.
-    fn set_logits(&mut self, _wanted: bool) {}
-
     /// Time that steps have taken so far in which the host had nothing to do but compute them or wait for
     /// them: the rest of a step's time is scheduling.
     fn computed(&self) -> Duration {
@@ -113,10 +109,6 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn computed(&self) -> Duration {
         (**self).computed()
-    }
-
-    fn set_logits(&mut self, wanted: bool) {
-        (**self).set_logits(wanted);
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {

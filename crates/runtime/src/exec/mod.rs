@@ -16,5 +16,5 @@ pub use executor::{Executor, PlanExecutor, Ticket, TunedProduct};
 pub use observe::{Observed, Observer};
 pub use sequence::SequenceSteps;
 pub use sources::{CheckpointWeights, RandomWeights};
-pub use step::{StepInputs, StepOutput};
+pub use step::{LogitRows, StepInputs, StepOutput};
 pub use weights::{Bytes, TensorBytes, WeightSource};

@@ -35,6 +35,12 @@ impl SequenceSteps {
         SequenceSteps::new(StepInputs::BLOCK_SIZE, (0..blocks).collect())
     }
 
+    /// Its steps bring no logits, where the executor picks tokens itself.
+    #[must_use]
+    pub fn without_logits(self) -> SequenceSteps {
+        SequenceSteps { inputs: StepInputs::asking(self.inputs.block_size()), ..self }
+    }
+
     /// The step that computes its next tokens. It must run before the next is asked for.
     pub fn next(&mut self, tokens: &[u32]) -> Result<&StepInputs, ExecError> {
         self.inputs.clear();

@@ -22,6 +22,17 @@ pub struct StepInputs {
     /// Of sequences whose token is not simply the likeliest; in order.
     picks: Vec<SeqPick>,
     seen: Vec<SeenToken>,
+    logit_rows: LogitRows,
+}
+
+/// Sequences of a step whose logits are brought to the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LogitRows {
+    /// All.
+    #[default]
+    All,
+    /// These, in order. Executors that do not [sample](super::Executor::samples) bring all the same.
+    Of(Vec<u32>),
 }
 
 /// A [`TokenPick`], for a sequence.
@@ -36,8 +47,11 @@ struct SeqPick {
 /// The result of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
-    /// `[rows, columns]`, row-major: the logits. Empty where the plan yields tokens.
+    /// `[rows, columns]`, row-major: the logits, of [`logit_rows`](StepOutput::logit_rows) alone. Empty
+    /// where the plan yields tokens.
     pub logits: Vec<f32>,
+    /// The rows that `logits` holds.
+    pub logit_rows: LogitRows,
     /// One for each sequence (its last token), or one for each token, as the plan says.
     pub rows: usize,
     /// The size of the vocabulary; 0 where the plan yields tokens.
@@ -50,9 +64,14 @@ pub struct StepOutput {
 }
 
 impl StepOutput {
-    /// One row of logits; panics outside.
+    /// The logits of one row; empty where they were not brought.
     pub fn row(&self, row: usize) -> &[f32] {
-        &self.logits[row * self.columns..(row + 1) * self.columns]
+        let at = match &self.logit_rows {
+            LogitRows::All => Some(row),
+            LogitRows::Of(rows) => rows.binary_search(&(row as u32)).ok(),
+        };
+        let range = |at: usize| at * self.columns..(at + 1) * self.columns;
+        at.and_then(|at| self.logits.get(range(at))).unwrap_or_default()
     }
 }
 
@@ -71,7 +90,14 @@ impl StepInputs {
             fed: false,
             picks: Vec::new(),
             seen: Vec::new(),
+            logit_rows: LogitRows::All,
         }
+    }
+
+    /// As [`StepInputs::new`]; logits are brought of those sequences alone that
+    /// [ask](StepInputs::ask_logits) for them.
+    pub fn asking(block_size: usize) -> StepInputs {
+        StepInputs { logit_rows: LogitRows::Of(Vec::new()), ..StepInputs::new(block_size) }
     }
 
     /// Removes all sequences.
@@ -83,6 +109,24 @@ impl StepInputs {
         self.fed = false;
         self.picks.clear();
         self.seen.clear();
+        if let LogitRows::Of(rows) = &mut self.logit_rows {
+            rows.clear();
+        }
+    }
+
+    /// Asks for the logits of the last sequence pushed.
+    pub fn ask_logits(&mut self) {
+        let last = self.step.seqs.len().checked_sub(1);
+        if let (LogitRows::Of(rows), Some(last)) = (&mut self.logit_rows, last)
+            && rows.last() != Some(&(last as u32))
+        {
+            rows.push(last as u32);
+        }
+    }
+
+    /// Sequences whose logits are wanted.
+    pub fn logit_rows(&self) -> &LogitRows {
+        &self.logit_rows
     }
 
     /// How the token after the last sequence pushed is picked; the likeliest if this is not called.

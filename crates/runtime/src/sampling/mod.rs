@@ -24,9 +24,14 @@ pub struct TokenPick<'a> {
 impl TokenPick<'_> {
     /// The token of a row of logits; see [`Sampler::sample`].
     pub fn pick(&self, logits: &[f32]) -> Option<u32> {
+        self.pick_in(&mut logits.to_vec())
+    }
+
+    /// As [`TokenPick::pick`]; `logits` is left with the penalties applied.
+    pub(crate) fn pick_in(&self, logits: &mut [f32]) -> Option<u32> {
         let (params, seen) = (self.params, self.seen.to_vec());
         let mut sampler = Sampler { seen, ..Sampler::new(params, &[]) };
-        sampler.sample(&mut logits.to_vec(), self.position)
+        sampler.sample(logits, self.position)
     }
 }
 

@@ -80,14 +80,14 @@ fn the_template_is_right() {
 fn sizes_of_launches_are_checked() {
     let values = "operands and results are x, a, b, sum, attributes by";
     let cases = [
-        ("x.size / p.per", "y.size / p.per", format!("5:69: error: unknown name `y`; {values}")),
-        ("x.size / p.per", "x.sizes / p.per", "5:71: error: `x` has no `sizes` (did you mean `size`?)".into()),
-        ("x.size / p.per", "x.size / p.foo", "5:80: error: `p` has no `foo`; it has per".into()),
+        ("x.size / p.per", "y.size / p.per", format!("5:70: error: unknown name `y`; {values}")),
+        ("x.size / p.per", "x.sizes / p.per", "5:72: error: `x` has no `sizes` (did you mean `size`?)".into()),
+        ("x.size / p.per", "x.size / p.foo", "5:81: error: `p` has no `foo`; it has per".into()),
         ("ceil(x.size / p.per)", "x.size / 3", ": error: 174762.66".into()),
         ("ceil(x.size / p.per)", "floor(x.size / 1e9)", "0 blocks in a dimension of the grid: expected 1 to".into()),
         ("\"ceil(x.size / p.per)\"", "\"1\", \"x.size\"", "524288 blocks in a dimension of the grid: expected 1 to 65535".into()),
         ("\"ceil(x.size / p.per)\"", "\"1\", \"1\", \"1\", \"2\"", "expected at most three dimensions".into()),
-        ("\"256\"", "\"2560\"", "5:98: error: 2560 threads in a block: expected 1 to 1024".into()),
+        ("\"256\"", "\"2560\"", "5:97: error: 2560 threads in a block: expected 1 to 1024".into()),
         ("\"256\"", "\"0\"", "0 threads in a block".into()),
         ("\"256\"", "\"x.bytes\"", "`x` has no `bytes`; it has dtype, const, ragged".into()),
         ("\"256\"", "\"T\"", "`T` is the step's, and not known when a kernel is chosen".into()),

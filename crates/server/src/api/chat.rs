@@ -1,0 +1,504 @@
+//! `/v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use infernum_frontend_hf::chat::{ChatError, Message, RenderOptions};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use super::common::{
+    Asked, Chunk, ChunkUsage, CommonFields, Head, Likelihood, MOST_LOGPROBS, PromptLogprobs, Usage,
+    Warnings, encode, likeliest, likelihood, prompt_logprobs, room_for, take_last, token_limit,
+    within,
+};
+use super::options::SamplingFields;
+use super::read::{parse_parts, whole};
+use crate::app::App;
+use crate::error::{ApiError, json, quoted};
+use crate::generation::{Generation, Job, Piece, TokenLogprob, Used, Whole};
+use crate::lanes::Client;
+use crate::model::Served;
+use crate::sse::{self, Dialect, Frames};
+use crate::text::Spelling;
+
+/// Messages of a conversation at most: what templates do with them may grow faster than they do.
+const MOST_MESSAGES: usize = 10_000;
+
+/// Fields of chats only.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct ChatFields {
+    /// The conversation so far.
+    #[schema(value_type = Vec<ChatMessage>, min_items = 1, max_items = 10_000)]
+    messages: Vec<Message>,
+    /// As `max_tokens`, which it goes before.
+    #[schema(minimum = 1)]
+    #[serde(default, deserialize_with = "whole")]
+    max_completion_tokens: Option<i64>,
+    /// Tell the log-probabilities of the tokens.
+    logprobs: Option<bool>,
+    /// Tell those of so many of the likeliest tokens, too; needs `logprobs`.
+    #[schema(minimum = 0, maximum = 20)]
+    #[serde(default, deserialize_with = "whole")]
+    top_logprobs: Option<i64>,
+    /// Only `{"type": "text"}` for now.
+    #[schema(value_type = Option<ResponseFormat>)]
+    response_format: Option<Value>,
+    /// Not supported yet.
+    #[schema(max_items = 0)]
+    tools: Option<Vec<Value>>,
+    /// Only `none` for now.
+    #[schema(value_type = Option<ToolChoice>)]
+    tool_choice: Option<Value>,
+    /// Without effect while there are no tools.
+    #[allow(dead_code, reason = "accepted for clients that send it")]
+    parallel_tool_calls: Option<bool>,
+    /// End the conversation where the answer begins; true when left out.
+    add_generation_prompt: Option<bool>,
+    /// Add what the tokenizer puts around a text; false when left out: templates write it.
+    add_special_tokens: Option<bool>,
+    /// Further variables of the model's chat template, such as `enable_thinking`.
+    chat_template_kwargs: Option<Map<String, Value>>,
+}
+
+/// A request, for the API's description.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "read in two parts, described in one")]
+pub(crate) struct ChatRequest {
+    #[serde(flatten)]
+    own: ChatFields,
+    #[serde(flatten)]
+    sampling: SamplingFields,
+    #[serde(flatten)]
+    common: CommonFields,
+}
+
+/// A message.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "messages go to templates as they are")]
+pub(crate) struct ChatMessage {
+    /// system, user, assistant or what else the model's template knows.
+    role: String,
+    content: Option<Content>,
+}
+
+/// A message's text.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "for the API's description")]
+pub(crate) enum Content {
+    Text(String),
+    Parts(Vec<ContentPart>),
+}
+
+/// Part of a message: `{"type": "text", "text": …}`.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "for the API's description")]
+pub(crate) struct ContentPart {
+    r#type: TextType,
+    text: String,
+}
+
+/// The one kind that there is.
+#[derive(ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[allow(dead_code, reason = "for the API's description")]
+pub(crate) enum TextType {
+    Text,
+}
+
+/// The one kind that there is.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "for the API's description")]
+pub(crate) struct ResponseFormat {
+    r#type: TextType,
+}
+
+/// The one kind that there is.
+#[derive(ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[allow(dead_code, reason = "for the API's description")]
+pub(crate) enum ToolChoice {
+    None,
+}
+
+/// The answer.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ChatCompletion {
+    id: String,
+    /// `chat.completion`
+    object: &'static str,
+    created: u64,
+    model: String,
+    choices: Vec<ChatChoice>,
+    usage: Usage,
+    /// Where `prompt_logprobs` asks for them.
+    #[schema(value_type = Option<Vec<Option<std::collections::BTreeMap<String, super::common::PromptLogprob>>>>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct ChatChoice {
+    index: usize,
+    message: Answer,
+    #[schema(required = true)]
+    logprobs: Option<ChatLogprobs>,
+    /// `stop` or `length`
+    finish_reason: &'static str,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Answer {
+    role: &'static str,
+    content: String,
+    #[schema(required = true)]
+    refusal: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+struct ChatLogprobs {
+    content: Vec<ChatLogprob>,
+}
+
+#[derive(Clone, Debug, Serialize, ToSchema)]
+struct ChatLogprob {
+    #[serde(flatten)]
+    token: Likelihood,
+    top_logprobs: Vec<Likelihood>,
+}
+
+/// Answers a conversation.
+#[utoipa::path(
+    post, path = "/v1/chat/completions", tag = "OpenAI",
+    request_body = ChatRequest,
+    responses(
+        (status = 200, description = "The answer; with `stream` as server-sent events",
+         content((ChatCompletion = "application/json"), (String = "text/event-stream"))),
+        (status = "4XX", description = "The request's fault", body = inline(crate::error::ErrorResponse<'static>)),
+        (status = 503, description = "Loading, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),
+    )
+)]
+pub(crate) async fn create_chat_completion(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let asked = Asked::read(&app, request).await?;
+    let client = asked.client;
+    let prepared = asked.prepare(&app, prepare).await?;
+    let Prepared { served, job, plan, warnings } = prepared;
+    let generation = Generation::start(&app, &served, job).await?;
+    let response = answer(&app, client, &served, plan, generation).await?;
+    Ok(warnings.tell(response))
+}
+
+/// A request that was read and checked.
+struct Prepared {
+    served: Arc<Served>,
+    job: Job,
+    plan: Plan,
+    warnings: Warnings,
+}
+
+/// How it is to be answered.
+struct Plan {
+    choices: usize,
+    stream: bool,
+    include_usage: bool,
+    logprobs: bool,
+    prompt_logprobs: Option<usize>,
+}
+
+fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
+    let parts = parse_parts::<ChatFields>(&asked.bytes)?;
+    let (fields, common_fields) = (parts.own, parts.common);
+    let mut warnings = Warnings::new(&parts.unknown, parts.options.without_effect());
+    let served = app.model_for_work(common_fields.model.as_deref())?.clone();
+    parts.options.check(true)?;
+    let common = common_fields.check(&parts.options, &served, asked.tenant)?;
+    let logprobs = fields.check()?;
+    let wanted = match fields.max_completion_tokens {
+        Some(n) => token_limit("max_completion_tokens", Some(n), 1)?,
+        None => token_limit("max_tokens", common_fields.max_tokens, 1)?,
+    };
+    common.check_least(wanted)?;
+    let messages = messages(fields.messages)?;
+    served.check_room(common.n)?;
+    let options = RenderOptions {
+        add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
+        extra: fields.chat_template_kwargs.unwrap_or_default(),
+        ..RenderOptions::default()
+    };
+    let special = fields.add_special_tokens.unwrap_or(false);
+    let mut tokens = prompt(&served, &messages, &options, special, common.readable(&served))?;
+    take_last(&mut tokens, common.taken(wanted, &served));
+    let most = room_for("messages", tokens.len(), wanted, &served, &mut warnings)?;
+    let request = |i| {
+        let request = common.request(tokens.clone(), most, i, logprobs);
+        // All choices have one prompt.
+        let prompt_logprobs = request.prompt_logprobs.filter(|_| i == 0);
+        infernum_runtime::Request { prompt_logprobs, ..request }
+    };
+    let requests = (0..common.n).map(request).collect();
+    let plan = Plan {
+        choices: common.n,
+        stream: common.stream,
+        include_usage: common.include_usage,
+        logprobs: logprobs.is_some(),
+        prompt_logprobs: common.prompt_logprobs,
+    };
+    let job = Job {
+        requests,
+        per_prompt: common.n,
+        text: common.text,
+        echo: None,
+        tell_prompts: common.prompt_logprobs.is_some(),
+        request_id: asked.request_id.clone(),
+    };
+    Ok(Prepared { served, job, plan, warnings })
+}
+
+impl ChatFields {
+    /// Refuses what is not built; says how many log-probabilities are wanted.
+    fn check(&self) -> Result<Option<usize>, ApiError> {
+        let null = |v: &&Value| v.is_null();
+        let choice = self.tool_choice.as_ref().filter(|v| !null(v));
+        if let Some(choice) = choice.filter(|c| c.as_str() != Some("none")) {
+            let choice = quoted(&choice.to_string());
+            let message = format!("tool_choice: only `none` is supported yet, found {choice}");
+            return Err(ApiError::unsupported("tool_choice", message));
+        }
+        if choice.is_none() && self.tools.as_ref().is_some_and(|t| !t.is_empty()) {
+            let message = "tools are not supported yet; send `tool_choice`: \"none\" or no tools";
+            return Err(ApiError::unsupported("tools", message));
+        }
+        if let Some(format) = self.response_format.as_ref().filter(|v| !null(v))
+            && format.get("type").and_then(Value::as_str) != Some("text")
+        {
+            let message = "response_format: only {\"type\": \"text\"} is supported yet";
+            return Err(ApiError::unsupported("response_format", message));
+        }
+        let top = within("top_logprobs", self.top_logprobs.unwrap_or(0), 0, MOST_LOGPROBS)?;
+        match self.logprobs {
+            Some(true) => Ok(Some(top as usize)),
+            _ if top > 0 => {
+                Err(ApiError::value("top_logprobs", "top_logprobs: needs `logprobs`: true"))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Messages as templates read them: a list of parts becomes one text.
+pub(crate) fn messages(messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::value("messages", "messages: expected at least one"));
+    }
+    if messages.len() > MOST_MESSAGES {
+        let found = messages.len();
+        let message = format!("messages: expected at most {MOST_MESSAGES}, found {found}");
+        return Err(ApiError::value("messages", message));
+    }
+    let plain = |(i, mut message): (usize, Message)| {
+        let param = |field: &str| format!("messages.{i}.{field}");
+        let malformed = |field: &str, expected: &str| {
+            let param = param(field);
+            ApiError::malformed(format!("{param}: expected {expected}")).param(param)
+        };
+        if message.role().is_none_or(str::is_empty) {
+            return Err(malformed("role", "a role, such as `user`"));
+        }
+        match message.0.get("content") {
+            Some(Value::String(_) | Value::Null) => {}
+            Some(Value::Array(parts)) => {
+                let text = parts_text(parts).map_err(|e| e.param(param("content")))?;
+                message.0.insert("content".to_owned(), text.into());
+            }
+            // A turn of tool calls has none.
+            None if message.0.contains_key("tool_calls") => {}
+            None => return Err(malformed("content", "a text")),
+            Some(_) => return Err(malformed("content", "a string or a list of parts")),
+        }
+        Ok(message)
+    };
+    messages.into_iter().enumerate().map(plain).collect()
+}
+
+/// The texts of a list of parts, a line each.
+fn parts_text(parts: &[Value]) -> Result<String, ApiError> {
+    fn part(part: &Value) -> Result<&str, ApiError> {
+        let kind = part.get("type").and_then(Value::as_str);
+        let Some(kind) = kind else {
+            return Err(ApiError::malformed("content: expected parts with a `type`"));
+        };
+        if kind != "text" {
+            let kind = quoted(kind);
+            let message = format!("content: parts of type `{kind}` are not supported, only `text`");
+            return Err(ApiError::unsupported("messages", message));
+        }
+        let text = part.get("text").and_then(Value::as_str);
+        text.ok_or_else(|| ApiError::malformed("content: a part of type `text` has no `text`"))
+    }
+    Ok(parts.iter().map(part).collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+/// The tokens of a conversation, of which there may be `limit`.
+pub(crate) fn prompt(
+    served: &Served,
+    messages: &[Message],
+    options: &RenderOptions,
+    special: bool,
+    limit: usize,
+) -> Result<Vec<u32>, ApiError> {
+    let template = served.frontend.template();
+    let template = template.map_err(|e| ApiError::unsupported("model", e.to_string()))?;
+    let text = template.render(messages, options).map_err(|error| match error {
+        ChatError::Refused { .. } | ChatError::Render { .. } => {
+            ApiError::value("messages", error.to_string())
+        }
+        error => ApiError::internal(error.to_string()),
+    })?;
+    encode(served, "messages", &text, special, limit)
+}
+
+async fn answer(
+    app: &App,
+    client: Client,
+    served: &Served,
+    plan: Plan,
+    mut generation: Generation,
+) -> Result<Response, ApiError> {
+    let head = Head::new("chatcmpl", served);
+    let spelling = Spelling::new(served.frontend.tokenizer());
+    let prompts = plan.prompt_logprobs.map(|most| (spelling.clone(), most));
+    let spelling = plan.logprobs.then_some(spelling);
+    if plan.stream {
+        let (usage, begun) = (plan.include_usage, vec![false; plan.choices]);
+        return Ok(sse::stream(generation, Streamed { head, spelling, prompts, usage, begun }));
+    }
+    let wholes = generation.collect().await?;
+    let usage = generation.used().into();
+    let size = wholes.iter().map(Whole::size).sum();
+    let work = move || Ok(whole_answer(head, spelling.as_ref(), prompts, wholes, usage));
+    app.lanes.run(client, size, work).await
+}
+
+fn whole_answer(
+    head: Head,
+    spelling: Option<&Spelling>,
+    prompts: Option<(Spelling, usize)>,
+    mut wholes: Vec<Whole>,
+    usage: Usage,
+) -> Response {
+    let of_prompt = wholes.first_mut().and_then(|whole| whole.prompt.take());
+    let prompt_logprobs =
+        prompts.zip(of_prompt).map(|((spelling, most), of)| prompt_logprobs(&spelling, most, &of));
+    let choice = |(index, whole): (usize, Whole)| ChatChoice {
+        index,
+        message: Answer { role: "assistant", content: whole.text, refusal: None },
+        logprobs: told(spelling, &whole.logprobs),
+        finish_reason: whole.finish.name(),
+    };
+    let choices = wholes.into_iter().enumerate().map(choice).collect();
+    let Head { id, created, model } = head;
+    let object = "chat.completion";
+    let body = ChatCompletion { id, object, created, model, choices, usage, prompt_logprobs };
+    json(StatusCode::OK, &body)
+}
+
+fn told(spelling: Option<&Spelling>, logprobs: &[TokenLogprob]) -> Option<ChatLogprobs> {
+    let spelling = spelling?;
+    let told = |l: &TokenLogprob| ChatLogprob {
+        token: likelihood(spelling, l.token, l.logprob.unwrap_or_default()),
+        top_logprobs: likeliest(spelling, l),
+    };
+    Some(ChatLogprobs { content: logprobs.iter().map(told).collect() })
+}
+
+/// The answer as a stream.
+struct Streamed {
+    head: Head,
+    /// Present where log-probabilities are told.
+    spelling: Option<Spelling>,
+    /// Present where the prompt's are, with how many of the likeliest.
+    prompts: Option<(Spelling, usize)>,
+    usage: bool,
+    /// Choices whose role was sent.
+    begun: Vec<bool>,
+}
+
+#[derive(Serialize)]
+struct DeltaChoice<'a> {
+    index: usize,
+    delta: Delta<'a>,
+    logprobs: Option<ChatLogprobs>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Default, Serialize)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+impl Streamed {
+    fn send(&self, frames: &mut Frames, choices: &[DeltaChoice<'_>], usage: Option<Usage>) {
+        self.send_with(frames, choices, usage, None);
+    }
+
+    fn send_with(
+        &self,
+        frames: &mut Frames,
+        choices: &[DeltaChoice<'_>],
+        usage: Option<Usage>,
+        prompt_logprobs: Option<PromptLogprobs>,
+    ) {
+        frames.push(&Chunk {
+            id: &self.head.id,
+            object: "chat.completion.chunk",
+            created: self.head.created,
+            model: &self.head.model,
+            choices,
+            usage: ChunkUsage::of(self.usage, usage),
+            prompt_logprobs,
+        });
+    }
+}
+
+impl Dialect for Streamed {
+    fn piece(&mut self, frames: &mut Frames, piece: Piece) {
+        let index = piece.choice;
+        let send = |delta, logprobs, finish_reason, frames: &mut Frames| {
+            self.send(frames, &[DeltaChoice { index, delta, logprobs, finish_reason }], None);
+        };
+        if !self.begun[index] {
+            let delta = Delta { role: Some("assistant"), content: Some("") };
+            let told = self.prompts.as_ref().zip(piece.prompt.as_ref()).filter(|_| index == 0);
+            let told = told.map(|((spelling, most), of)| prompt_logprobs(spelling, *most, of));
+            let choice = DeltaChoice { index, delta, logprobs: None, finish_reason: None };
+            self.send_with(frames, &[choice], None, told);
+        }
+        let mut logprobs = told(self.spelling.as_ref(), &piece.logprobs);
+        if !piece.text.is_empty() {
+            let content = Delta { role: None, content: Some(&piece.text) };
+            send(content, logprobs.take(), None, frames);
+        }
+        if let Some(finish) = piece.finish {
+            // Tokens without a text of their own are told with the end.
+            let rest = logprobs.filter(|l| !l.content.is_empty());
+            send(Delta::default(), rest, Some(finish.name()), frames);
+        }
+        self.begun[index] = true;
+    }
+
+    fn usage(&mut self, frames: &mut Frames, used: Used) {
+        if self.usage {
+            self.send(frames, &[], Some(used.into()));
+        }
+    }
+}

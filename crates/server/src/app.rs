@@ -1,0 +1,326 @@
+//! What all requests share, and what every one passes through on its way to its route.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
+use tower_http::request_id::{
+    MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer,
+};
+
+use super::budget::{Budget, Held};
+use super::connections::next_data;
+use super::error::{ApiError, Refusal};
+use super::lanes::{Client, Lanes};
+use super::metrics::Metrics;
+use super::model::{Entry, Served};
+use super::{Args, api, auth, guard, routes};
+
+/// How long a client may take for the body of a request: at first, for each byte that comes, and in
+/// all.
+const BODY_START: Duration = Duration::from_secs(10);
+const BODY_BYTE: Duration = Duration::from_micros(100);
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Of the largest bodies, how many there may be at once.
+const BODIES: usize = 128;
+/// Seconds after which to ask again for a model that is loading.
+const LOADING: u64 = 5;
+
+/// What all requests share.
+pub(crate) struct App {
+    pub(crate) models: Vec<Entry>,
+    pub(crate) metrics: Metrics,
+    pub(crate) keys: auth::Keys,
+    pub(crate) guard: guard::Guard,
+    pub(crate) lanes: Lanes,
+    pub(crate) failure: Failure,
+    pub(crate) max_body: usize,
+    /// The API's description, made when it is asked for first.
+    pub(crate) description: OnceLock<Bytes>,
+    bodies: Arc<Budget>,
+    pub(crate) request_timeout: Option<Duration>,
+    cors: Option<CorsLayer>,
+    draining: AtomicBool,
+}
+
+impl App {
+    pub(crate) fn new(args: &Args, models: Vec<Entry>, metrics: Metrics) -> Result<App, String> {
+        let keys = auth::Keys::read(&args.listen.api_key, args.listen.api_key_file.as_deref())?;
+        let listen = &args.listen;
+        let open = keys.is_empty();
+        let guard = guard::Guard::new(listen.host, open, &listen.allowed_host, &listen.cors_origin);
+        let seconds = args.limits.request_timeout;
+        Ok(App {
+            models,
+            metrics,
+            keys,
+            guard,
+            lanes: Lanes::start().map_err(|e| format!("cannot start a thread: {e}"))?,
+            failure: Failure::default(),
+            max_body: args.limits.max_body_bytes,
+            description: OnceLock::new(),
+            bodies: Budget::new(args.limits.max_body_bytes.saturating_mul(BODIES)),
+            request_timeout: (seconds > 0).then(|| Duration::from_secs(seconds)),
+            cors: cors(&args.listen.cors_origin)?,
+            draining: AtomicBool::new(false),
+        })
+    }
+
+    /// Takes no more work.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether new work is refused.
+    pub(crate) fn draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// A model by name, which may be left out where there is but one.
+    pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Served>, ApiError> {
+        let known = || {
+            let names: Vec<String> = self.models.iter().map(|m| format!("`{}`", m.name)).collect();
+            names.join(", ")
+        };
+        let entry = match (name, &self.models[..]) {
+            (Some(name), all) => {
+                let found = all.iter().find(|m| m.name == name);
+                found.ok_or_else(|| ApiError::unknown_model(name, &known()))?
+            }
+            (None, [one]) => one,
+            (None, _) => {
+                let message = format!("model: expected one of {}", known());
+                return Err(ApiError::malformed(message).param("model"));
+            }
+        };
+        entry.served().ok_or_else(|| {
+            let message = format!("the model `{}` is loading", entry.name);
+            ApiError::unavailable("model_loading", message, LOADING)
+        })
+    }
+
+    /// As [`App::model`], for new work.
+    pub(crate) fn model_for_work(&self, name: Option<&str>) -> Result<&Arc<Served>, ApiError> {
+        if self.draining() {
+            let message = "the server is shutting down";
+            return Err(ApiError::unavailable("shutting_down", message, LOADING));
+        }
+        self.model(name)
+    }
+
+    /// A request's body, and its share of the memory for bodies.
+    pub(crate) async fn body(
+        &self,
+        client: Client,
+        mut body: Body,
+    ) -> Result<(Bytes, Held), ApiError> {
+        let (mut bytes, mut held) = (Vec::new(), self.bodies.open(client));
+        let start = tokio::time::Instant::now();
+        loop {
+            let received = BODY_BYTE.saturating_mul(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+            let limit = BODY_TIMEOUT.min(BODY_START + received);
+            let next = tokio::time::timeout_at(start + limit, next_data(&mut body)).await;
+            let next = next.map_err(|_| ApiError::timeout("the body took too long to arrive"))?;
+            let Some(data) = next else { return Ok((bytes.into(), held)) };
+            let data = data.map_err(|error| {
+                ApiError::malformed(format!("the body could not be read: {error}"))
+            })?;
+            if bytes.len() + data.len() > self.max_body {
+                return Err(ApiError::too_large(self.max_body));
+            }
+            if !held.grow_to(bytes.len() + data.len()) {
+                let message = "the server holds as many large bodies as it can";
+                return Err(ApiError::unavailable("too_many_bodies", message, 1));
+            }
+            bytes.extend_from_slice(&data);
+        }
+    }
+}
+
+/// Tells that an engine is gone for good.
+#[derive(Default)]
+pub(crate) struct Failure {
+    model: OnceLock<String>,
+    told: tokio::sync::Notify,
+}
+
+impl Failure {
+    /// The engine of a model has failed.
+    pub(crate) fn tell(&self, model: &str) {
+        let _ = self.model.set(model.to_owned()); // the first one says enough
+        self.told.notify_one();
+    }
+
+    /// Waits for the first engine to fail; gives the name of its model.
+    pub(crate) async fn wait(&self) -> &str {
+        loop {
+            if let Some(model) = self.model.get() {
+                return model;
+            }
+            self.told.notified().await;
+        }
+    }
+}
+
+/// All routes, with what stands before them.
+pub(crate) fn router(app: &Arc<App>) -> Router {
+    let routes = routes::router()
+        .route_layer(from_fn(guard::json_only))
+        .fallback(nothing)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(app.clone())
+        .layer(from_fn_with_state(app.clone(), auth::check))
+        .layer(from_fn_with_state(app.clone(), guard::check));
+    // Before keys are asked for: browsers ask what is allowed without them.
+    let routes = match &app.cors {
+        Some(cors) => routes.layer(cors.clone()),
+        None => routes,
+    };
+    routes
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(app.clone(), trace))
+        .layer(PropagateRequestIdLayer::new(REQUEST_ID))
+        .layer(SetRequestIdLayer::new(REQUEST_ID, NewId))
+}
+
+async fn nothing(uri: Uri) -> ApiError {
+    ApiError::not_found(uri.path())
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::method(method.as_str(), uri.path())
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "the layer's signature")]
+fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+    ApiError::internal("the server has a bug; its log says where").into_response()
+}
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Names requests whose client did not.
+#[derive(Clone, Copy)]
+struct NewId;
+
+impl MakeRequestId for NewId {
+    fn make_request_id<B>(&mut self, _: &axum::http::Request<B>) -> Option<RequestId> {
+        HeaderValue::from_str(&format!("req-{}", random_id())).ok().map(RequestId::new)
+    }
+}
+
+/// 24 random characters.
+pub(crate) fn random_id() -> String {
+    (0..24).map(|_| fastrand::alphanumeric().to_ascii_lowercase()).collect()
+}
+
+/// The name of a request, shortened for logs.
+pub(crate) fn request_id(extensions: &axum::http::Extensions) -> String {
+    let id = extensions.get::<RequestId>().and_then(|id| id.header_value().to_str().ok());
+    id.unwrap_or_default().chars().take(128).collect()
+}
+
+/// Notes and counts what was answered.
+async fn trace(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: axum::middleware::Next,
+) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let id = request_id(request.extensions());
+    let start = std::time::Instant::now();
+    let response = next.run(request).await;
+    let (status, ms) = (response.status().as_u16(), start.elapsed().as_micros() as f64 / 1e3);
+    app.metrics.answered(&method, route.as_ref().map(MatchedPath::as_str), status);
+    if let Some(Refusal(kind)) = response.extensions().get() {
+        app.metrics.refused(kind);
+    }
+    if status >= 500 {
+        tracing::warn!(request_id = id, %method, path, status, ms, "answered");
+    } else {
+        tracing::debug!(request_id = id, %method, path, status, ms, "answered");
+    }
+    response
+}
+
+/// Lets pages of these origins call; `None` where there are none.
+fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
+    if origins.is_empty() {
+        return Ok(None);
+    }
+    let origin = if origins.iter().any(|o| o == "*") {
+        AllowOrigin::from(Any)
+    } else {
+        let parse = |o: &String| {
+            o.parse::<HeaderValue>().map_err(|_| format!("--cors-origin: `{o}` is no origin"))
+        };
+        AllowOrigin::list(origins.iter().map(parse).collect::<Result<Vec<_>, _>>()?)
+    };
+    let exposed = [REQUEST_ID, header::RETRY_AFTER, api::common::WARNING];
+    let layer = CorsLayer::new()
+        .allow_origin(origin)
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(exposed);
+    Ok(Some(layer))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::StatusCode;
+    use clap::Parser;
+    use tower::ServiceExt;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    async fn ask(app: &Arc<App>, path: &str, body: &'static str) -> Response {
+        let method = if body.is_empty() { "GET" } else { "POST" };
+        let request = axum::http::Request::builder().method(method).uri(path);
+        let request = request.header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(Body::from(body)).expect("a request");
+        router(app).oneshot(request).await.expect("an answer")
+    }
+
+    #[tokio::test]
+    async fn what_is_not_ready_says_when_to_come_back() {
+        let args = Line::parse_from(["serve"]).args;
+        let metrics = Metrics::new("infernum").expect("buckets");
+        let app = App::new(&args, vec![Entry::new("m")], metrics).expect("an app");
+        let app = Arc::new(app);
+        let text = r#"{"model": "m", "prompt": "x", "messages": [], "tokens": []}"#;
+        let unavailable = async |path, body, code: &str| {
+            let response = ask(&app, path, body).await;
+            assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
+            assert!(response.headers().contains_key(header::RETRY_AFTER), "{path}");
+            let body = axum::body::to_bytes(response.into_body(), 4096).await.expect("a body");
+            let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+            assert_eq!(body["error"]["code"], code, "{path}");
+        };
+        for path in ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"] {
+            unavailable(path, text, "model_loading").await;
+        }
+        for path in ["/health", "/v1/models", "/v1/models/m"] {
+            unavailable(path, "", "model_loading").await;
+        }
+        for path in ["/", "/docs", "/openapi.json", "/version", "/metrics"] {
+            assert_eq!(ask(&app, path, "").await.status(), StatusCode::OK, "{path}");
+        }
+        app.drain();
+        unavailable("/health", "", "shutting_down").await;
+        unavailable("/v1/completions", text, "shutting_down").await;
+    }
+}

@@ -1,0 +1,281 @@
+//! The models that are served: how they load, and what requests need to know of them.
+
+use std::error::Error;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Instant, SystemTime};
+
+use infernum::{Capacity, Frontend, Loader, Machine, ModelOptions, Progress, tune};
+use infernum_ir::Sym;
+use infernum_runtime::{Engine, KvMode, PlanExecutor, StepInputs};
+
+use super::Args;
+use super::app::App;
+use super::error::ApiError;
+use super::metrics::ModelMetrics;
+use super::outbox::Outbox;
+use super::worker::{Inbox, Worker, connect};
+
+/// A model as the command line names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NamedModel {
+    pub(crate) name: String,
+    /// `None` for the built-in demo.
+    pub(crate) folder: Option<std::path::PathBuf>,
+}
+
+impl NamedModel {
+    /// The built-in demo model.
+    pub(crate) fn demo() -> NamedModel {
+        NamedModel { name: "ember".to_owned(), folder: None }
+    }
+
+    /// `DIR`, named as the folder is, or `NAME=DIR`; `demo` for DIR is the built-in model.
+    pub(crate) fn parse(text: &str) -> Result<NamedModel, String> {
+        let (name, folder) = match text.split_once('=') {
+            Some((name, folder)) => (Some(name.to_owned()), folder),
+            None => (None, text),
+        };
+        let path = std::path::PathBuf::from(folder);
+        let own = || {
+            let full = path.canonicalize().unwrap_or_else(|_| path.clone());
+            full.file_name().map(|n| n.to_string_lossy().into_owned())
+        };
+        let name = name.or_else(own).filter(|n| !n.is_empty());
+        let name = name.ok_or_else(|| format!("expected DIR or NAME=DIR, found `{text}`"))?;
+        if folder.is_empty() {
+            return Err(format!("expected NAME=DIR, found `{text}`"));
+        }
+        Ok(NamedModel { name, folder: (folder != "demo").then_some(path) })
+    }
+}
+
+/// A model that is ready.
+pub(crate) struct Served {
+    pub(crate) name: String,
+    pub(crate) frontend: Frontend,
+    pub(crate) max_length: usize,
+    pub(crate) vocab: usize,
+    pub(crate) worker: Arc<Worker>,
+    pub(crate) metrics: Arc<ModelMetrics>,
+}
+
+impl Served {
+    /// Refuses `n` choices that would have to wait behind a full queue, before they are encoded.
+    pub(crate) fn check_room(&self, n: usize) -> Result<(), ApiError> {
+        let worker = &self.worker;
+        // More than there is room for at all is refused as a value, not as a moment.
+        if n > worker.room() || worker.has_room(n) {
+            return Ok(());
+        }
+        Err(ApiError::busy(worker.status.retry_after()))
+    }
+}
+
+/// A model on its way.
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    ready: OnceLock<Arc<Served>>,
+}
+
+impl Entry {
+    pub(crate) fn new(name: &str) -> Entry {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let created = now.unwrap_or_default().as_secs();
+        Entry { name: name.to_owned(), created, ready: OnceLock::new() }
+    }
+
+    /// The model is loaded.
+    pub(crate) fn set(&self, served: Served) {
+        let _ = self.ready.set(Arc::new(served)); // each is loaded once
+    }
+
+    /// The model, once it is loaded.
+    pub(crate) fn served(&self) -> Option<&Arc<Served>> {
+        self.ready.get()
+    }
+}
+
+/// Loads the models, one after the other, each on the thread that will run it; `deliver` is given
+/// the task that each needs. The first error ends it, as text: what caused it may not leave its
+/// thread.
+pub(crate) fn load_all(
+    models: &[NamedModel],
+    app: &Arc<App>,
+    args: &Arc<Args>,
+    deliver: &dyn Fn(Outbox, Arc<ModelMetrics>),
+) -> Result<Vec<JoinHandle<()>>, String> {
+    let mut threads = Vec::new();
+    for (model, entry) in models.iter().zip(&app.models) {
+        let (sender, loaded) = std::sync::mpsc::channel();
+        let (model, args, shared) = (model.clone(), args.clone(), app.clone());
+        let start = Instant::now();
+        let thread = std::thread::Builder::new()
+            .name(format!("engine {}", model.name))
+            .spawn(move || match load(&model, &args) {
+                Ok((parts, engine, inbox)) => {
+                    if sender.send(Ok(parts)).is_ok() && inbox.serve(engine).is_err() {
+                        shared.failure.tell(&model.name);
+                    }
+                }
+                Err(error) => drop(sender.send(Err(chain(&*error)))),
+            })
+            .map_err(|e| format!("cannot start a thread: {e}"))?;
+        threads.push(thread);
+        let parts = loaded.recv().unwrap_or_else(|_| Err("it panicked".to_owned()));
+        let parts = parts.map_err(|e| format!("model `{}`: {e}", entry.name))?;
+        let metrics = &app.metrics;
+        let metrics = Arc::new(metrics.model(&entry.name, StepInputs::BLOCK_SIZE, parts.blocks));
+        tracing::info!(
+            model = entry.name,
+            on = parts.on,
+            max_model_len = parts.max_length,
+            kv_blocks = parts.blocks,
+            ms = start.elapsed().as_millis() as u64,
+            "ready"
+        );
+        entry.set(parts.serve(&entry.name, &metrics, deliver));
+    }
+    Ok(threads)
+}
+
+/// What leaves the engine's thread.
+struct Parts {
+    frontend: Frontend,
+    max_length: usize,
+    vocab: usize,
+    blocks: usize,
+    on: String,
+    worker: Worker,
+    outbox: Outbox,
+}
+
+impl Parts {
+    fn serve(
+        self,
+        name: &str,
+        metrics: &Arc<ModelMetrics>,
+        deliver: &dyn Fn(Outbox, Arc<ModelMetrics>),
+    ) -> Served {
+        deliver(self.outbox, metrics.clone());
+        Served {
+            name: name.to_owned(),
+            frontend: self.frontend,
+            max_length: self.max_length,
+            vocab: self.vocab,
+            worker: Arc::new(self.worker),
+            metrics: metrics.clone(),
+        }
+    }
+}
+
+type Loaded = (Parts, Engine<Box<dyn PlanExecutor>>, Inbox);
+
+fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
+    let (model, random_weights) = (named.folder.clone(), args.random_weights);
+    let options = ModelOptions { model, random_weights, compile: args.compile.clone() };
+    let model = options.open()?;
+    let frontend = Frontend::open(&model)?;
+    if let Err(error) = frontend.template() {
+        tracing::warn!(model = named.name, %error, "no chats: the chat template cannot be used");
+    }
+    for key in &frontend.defaults().unsupported {
+        tracing::warn!(model = named.name, key, "generation_config.json: not supported, left out");
+    }
+    let machine = Machine::open(args.run.device)?;
+    let loader =
+        Loader::new(&model, &options, &args.run, &machine).with_progress(&|p| log_progress(p));
+    let sequences = args.engine.sequences(&machine);
+    let capacity = Capacity::new(sequences as u64, options.length(&model)?);
+    tune::autotune(&loader)?;
+    let plan = loader.plan(Sym::B, capacity)?;
+    let capacity = args.engine.with_cache(capacity, plan.kv_bytes_per_token(), &machine);
+    let vocab = plan.vocabulary() as usize;
+    let mut executor = loader.load(plan, capacity)?;
+    if !args.no_tune_products {
+        let tuned = executor.tune_products()?;
+        let better = tuned.iter().filter(|t| t.best_us < t.first_us).count();
+        tracing::debug!(products = tuned.len(), better, "cuBLASLt's algorithms competed");
+    }
+    let (blocks, on) = (executor.kv_blocks(), executor.describe());
+    let options = args.engine.options(sequences);
+    let engine = loader.engine(executor, capacity, options)?;
+    let unread = usize::try_from(args.limits.max_unread_bytes).unwrap_or(usize::MAX);
+    let (worker, inbox, outbox) = connect(sequences, args.limits.queue, unread);
+    // A sequence can be no longer than the cache.
+    let max_length = (capacity.max_length as usize).min(blocks * StepInputs::BLOCK_SIZE);
+    if options.kv == KvMode::Contiguous && blocks < Capacity::one(capacity.max_length).blocks() {
+        let message = "a contiguous KV cache needs room for the longest sequence at least: choose \
+                       a shorter --max-length or a larger cache";
+        return Err(message.into());
+    }
+    let parts = Parts { frontend, max_length, vocab, blocks, on, worker, outbox };
+    Ok((parts, engine, inbox))
+}
+
+/// A line for each part of loading that takes a while, and for each doubt about the spec.
+fn log_progress(progress: Progress<'_>) {
+    match progress {
+        Progress::Begin { stage, .. } => tracing::info!("{stage}"),
+        Progress::Warning(warning) => tracing::warn!("{warning}"),
+        Progress::Advance(_) | Progress::End => {}
+    }
+}
+
+/// An error with its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(e) = cause {
+        let next = e.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = e.source();
+    }
+    text
+}
+
+/// The KV cache of the CPU when nothing else is asked for.
+const CPU_CACHE: u64 = 1 << 30;
+
+impl super::EngineArgs {
+    /// Sequences that run together.
+    fn sequences(&self, machine: &Machine) -> usize {
+        let default = if matches!(machine, Machine::Cpu) { 32 } else { 256 };
+        self.max_sequences.unwrap_or(default)
+    }
+
+    /// The capacity with the cache that was asked for. A GPU gives what it has; the host is shared,
+    /// and gives [`CPU_CACHE`], but always enough for one sequence.
+    fn with_cache(&self, capacity: Capacity, token_bytes: u64, machine: &Machine) -> Capacity {
+        let block = StepInputs::BLOCK_SIZE;
+        let asked = self.kv_blocks.or_else(|| self.kv_tokens.map(|n| n.div_ceil(block)));
+        let least = Capacity::one(capacity.max_length).blocks();
+        let default = match machine {
+            Machine::Gpu(_) => None,
+            Machine::Cpu => {
+                let most = CPU_CACHE / token_bytes.saturating_mul(block as u64).max(1);
+                Some(capacity.blocks().min((most as usize).max(least)))
+            }
+        };
+        Capacity { kv_blocks: asked.or(default), ..capacity }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_named() {
+        let parse = |text| NamedModel::parse(text).map(|m| (m.name, m.folder));
+        let dir = |text: &str| Some(std::path::PathBuf::from(text));
+        assert_eq!(parse("a=/x/y"), Ok(("a".to_owned(), dir("/x/y"))));
+        assert_eq!(parse("/x/y"), Ok(("y".to_owned(), dir("/x/y"))));
+        assert_eq!(parse("a=demo"), Ok(("a".to_owned(), None)));
+        assert!(parse("=x").is_err() && parse("x=").is_err() && parse("").is_err());
+    }
+}
