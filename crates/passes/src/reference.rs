@@ -56,7 +56,7 @@ pub fn page(kernels: &Kernels, library: &Library) -> Result<String, ReferenceErr
             may be left out.\n\n";
     OPS.iter().for_each(|def| out += &op_entry(Op::find(def.name).ok(), kernels));
     out += "## Blocks\n\nWhat `models/blocks/` holds; a family names those that it uses. Beside what is \
-            listed, every block takes `at` (put before the names of its weights) and `when`.\n\n";
+            listed, every block takes `at` (put before the names of its weights), `rename` and `when`.\n\n";
     for source in library.blocks()? {
         let name = source.file.rsplit('/').next().unwrap_or_default().trim_end_matches(".ron");
         out += &block_entry(name, &parse_block(&source)?);

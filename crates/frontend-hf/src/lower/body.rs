@@ -1,5 +1,6 @@
 //! Bodies to graph nodes: ops are added, blocks are inlined.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 
 use infernum_ir::expr::Value;
@@ -61,6 +62,19 @@ pub(super) struct Builder<'a> {
     steps: HashMap<StepInput, ValueId>,
     /// Each cache plane's latest version, in the order declared.
     states: Vec<ValueId>,
+    /// The `rename`s of the calls that lead to where we are.
+    renames: Vec<Rename<'a>>,
+}
+
+/// What a call renames of its block's tensors.
+struct Rename<'a> {
+    /// Put before the names of the block's tensors.
+    base: String,
+    /// What the block calls it, or what begins with it and a dot.
+    from: &'a str,
+    /// What the checkpoint calls it.
+    to: &'a str,
+    used: Cell<bool>,
 }
 
 impl<'a> Builder<'a> {
@@ -80,6 +94,7 @@ impl<'a> Builder<'a> {
             weights: HashMap::new(),
             steps: HashMap::new(),
             states: Vec::new(),
+            renames: Vec::new(),
         }
     }
 
@@ -142,6 +157,8 @@ impl<'a> Builder<'a> {
             let weight = if frame.scope.holds(name, decl.when)? {
                 self.weight_ref(frame, name, decl)?
             } else {
+                // That it is absent here is no mistake of who renames it.
+                self.renamed(format!("{}{name}", frame.weight_prefix));
                 Weight::Absent
             };
             frame.weights.insert(name, weight);
@@ -163,7 +180,7 @@ impl<'a> Builder<'a> {
                 }
                 other
             }
-            (Value::Null, _) | (_, None) => format!("{}{name}", frame.weight_prefix),
+            (Value::Null, _) | (_, None) => self.renamed(format!("{}{name}", frame.weight_prefix)),
             (v, Some(arg)) => {
                 return Err(scope.unexpected(name, arg, "a tensor's name or null", &v));
             }
@@ -486,7 +503,56 @@ impl<'a> Builder<'a> {
             depth: frame.depth + 1,
         };
         self.bind(frame, &mut inner, call, block)?;
-        self.enter(&mut inner, block).map_err(|e| self.called(e, call))
+        let before = self.renames.len();
+        self.push_renames(&inner, call)?;
+        let entered = self.enter(&mut inner, block).map_err(|e| self.called(e, call));
+        let renames = self.renames.split_off(before);
+        let result = entered?;
+        match renames.iter().find(|r| !r.used.get()) {
+            None => Ok(result),
+            Some(Rename { from, .. }) => {
+                let stem = |name: &'a str| name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+                let names = block.weights.iter().flat_map(|(name, _)| [name, stem(name)]);
+                let hint = nearest(from, names);
+                let message = format!("block `{}` has no tensor `{from}`{hint}", call.name);
+                Err(self.cx.at(from, message))
+            }
+        }
+    }
+
+    /// Takes the `rename` of a block's call.
+    fn push_renames(&mut self, inner: &Frame<'a>, call: &'a SpecCall<'a>) -> Result<()> {
+        let names = match call.arg("rename") {
+            None => return Ok(()),
+            Some((_, Argument::Names(names))) => names,
+            Some((key, _)) => {
+                let message = "expected names of tensors, such as { \"o_proj\": \"dense\" }";
+                return Err(self.cx.at(key, message));
+            }
+        };
+        for (from, to) in names.iter() {
+            if from.is_empty() || to.is_empty() {
+                return Err(self.cx.at(from, "expected two names, found an empty one"));
+            }
+            self.check_placeholders(to)?;
+            self.cx.spend(from, 64 + inner.weight_prefix.len())?;
+            let (base, used) = (inner.weight_prefix.clone(), Cell::new(false));
+            self.renames.push(Rename { base, from, to, used });
+        }
+        Ok(())
+    }
+
+    /// The name of a tensor in the checkpoint: as the calls that lead to it have it, the innermost first.
+    fn renamed(&self, mut name: String) -> String {
+        for Rename { base, from, to, used } in self.renames.iter().rev() {
+            if let Some(rest) = name.strip_prefix(base).and_then(|rest| rest.strip_prefix(from))
+                && (rest.is_empty() || rest.starts_with('.'))
+            {
+                used.set(true);
+                name = format!("{base}{to}{rest}");
+            }
+        }
+        name
     }
 
     /// Adds a block's calls to the graph, once its operands and parameters are bound.
@@ -532,8 +598,8 @@ impl<'a> Builder<'a> {
                 Some((_, Argument::One(arg))) => {
                     inner.scope.give(param, frame.scope.eval(*arg)?)?;
                 }
-                Some((key, Argument::List(_))) => {
-                    return Err(self.cx.at(key, "expected one value, found a list"));
+                Some((key, Argument::List(_) | Argument::Names(_))) => {
+                    return Err(self.cx.at(key, "expected one value, found several"));
                 }
             }
         }
@@ -576,7 +642,8 @@ impl<'a> Target<'a> {
             }
             Target::Block(block) => {
                 let params = block.params.iter().map(|(n, _)| n);
-                block.inputs.iter().copied().chain(params).chain(["when", "at"]).collect()
+                let every = ["when", "at", "rename"];
+                block.inputs.iter().copied().chain(params).chain(every).collect()
             }
         };
         let Some((key, _)) = call.args.iter().find(|(k, _)| !known.contains(k)) else {

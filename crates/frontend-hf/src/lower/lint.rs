@@ -233,6 +233,7 @@ fn body_names(body: &Entries<'_, SpecCall<'_>>) -> Vec<String> {
     let all = arguments.flat_map(|(_, argument)| match argument {
         Argument::One(arg) => vec![*arg],
         Argument::List(list) => list.clone(),
+        Argument::Names(_) => Vec::new(),
     });
     all.flat_map(names).collect()
 }

@@ -167,7 +167,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Arg<'a> {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         match d.deserialize_any(ArgumentVisitor { lists: false, borrow: PhantomData })? {
             Argument::One(arg) => Ok(arg),
-            Argument::List(_) => Err(de::Error::custom(NO_LIST)),
+            Argument::List(_) | Argument::Names(_) => Err(de::Error::custom(NO_LIST)),
         }
     }
 }
@@ -230,5 +230,13 @@ impl<'de: 'a, 'a> Visitor<'de> for ArgumentVisitor<'a> {
             items.push(item);
         }
         Ok(Argument::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        if !self.lists {
+            return Err(de::Error::custom("expected a number or an expression, found a map"));
+        }
+        let names = Entries::deserialize(de::value::MapAccessDeserializer::new(map))?;
+        Ok(Argument::Names(names))
     }
 }
