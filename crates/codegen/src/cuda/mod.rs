@@ -11,6 +11,7 @@ mod reach;
 mod template;
 mod text;
 mod tuned;
+mod variants;
 
 pub use attach::{CudaError, admitted, attach, ceiling};
 pub use cache::{Cache, CacheError, Cubin};

@@ -268,7 +268,8 @@ mod tests {
 
     fn found(variants: &str) -> Vec<(String, bool, String)> {
         let text = format!("{{#\nKernel(doc: \"d\", variants: [{variants}])\n#}}\n");
-        let template = Template::parse("t", "t.cu.j2", &text).unwrap_or_else(|e| panic!("{e}"));
+        let template = Template::parse(&Library::default(), "t", "t.cu.j2", &text);
+        let template = template.unwrap_or_else(|e| panic!("{e}"));
         unreached(&template).into_iter().map(|u| (u.variant, u.never, u.reason)).collect()
     }
 

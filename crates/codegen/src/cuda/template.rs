@@ -12,6 +12,8 @@ use infernum_ir::expr::Expr;
 use infernum_ir::{SourceError, is_there};
 use serde::Deserialize;
 
+use super::variants::{self, Entry};
+
 static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/templates");
 
 /// A template is missing or says something wrong of itself.
@@ -25,9 +27,13 @@ pub enum TemplateError {
     #[error("{path}: expected `{{#`, a `Kernel(..)` and `#}}` at the beginning")]
     Header { path: String },
     #[error(transparent)]
-    Source(#[from] Box<SourceError>),
-    #[error("{path}: variant `{variant}`: `{expr}`: {message}")]
-    Expr { path: String, variant: String, expr: String, message: String },
+    Source(Box<SourceError>),
+}
+
+impl From<SourceError> for TemplateError {
+    fn from(error: SourceError) -> TemplateError {
+        TemplateError::Source(Box::new(error))
+    }
 }
 
 /// Where templates come from.
@@ -50,27 +56,58 @@ impl Library {
         &self,
         name: &str,
     ) -> Result<Option<(String, Cow<'static, str>)>, TemplateError> {
-        // Names come from the user's files as well: they stay inside the folder.
-        let inside =
-            Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
-        if let Some(path) = self.folder.as_ref().filter(|_| inside).map(|f| f.join(name))
-            && is_there(&path)
-        {
+        if let Some(path) = self.users(name) {
             let shown = path.display().to_string();
             return match std::fs::read_to_string(&path) {
                 Ok(text) => Ok(Some((shown, text.into()))),
                 Err(source) => Err(TemplateError::Io { path: shown, source }),
             };
         }
-        let text = EMBEDDED.get_file(name).and_then(|f| f.contents_utf8());
-        Ok(text.map(|text| (format!("kernels/templates/{name}"), text.into())))
+        Ok(Library::ours(name))
+    }
+
+    /// The user's file of that name, if there is one.
+    fn users(&self, name: &str) -> Option<PathBuf> {
+        // Names come from the user's files as well: they stay inside the folder.
+        let inside =
+            Path::new(name).components().all(|c| matches!(c, std::path::Component::Normal(_)));
+        self.folder.as_ref().filter(|_| inside).map(|f| f.join(name)).filter(|path| is_there(path))
+    }
+
+    fn ours(name: &str) -> Option<(String, Cow<'static, str>)> {
+        let text = EMBEDDED.get_file(name)?.contents_utf8()?;
+        Some((format!("kernels/templates/{name}"), text.into()))
+    }
+
+    /// The list of variants that the file `from` calls `name`, and the file that it is in. As with
+    /// specs, a file of the user's that names itself means the one it hides.
+    pub(super) fn variants(
+        &self,
+        name: &str,
+        from: &str,
+    ) -> Result<Option<(String, Cow<'static, str>)>, TemplateError> {
+        let file = format!("variants/{name}.ron");
+        match self.users(&file) {
+            Some(path) if path.display().to_string() == from => Ok(Library::ours(&file)),
+            _ => self.file(&file),
+        }
+    }
+
+    /// Names of the lists of variants that there are.
+    pub(super) fn lists(&self) -> Vec<String> {
+        let users = self.folder.as_ref().and_then(|f| std::fs::read_dir(f.join("variants")).ok());
+        let users = users.into_iter().flatten().flatten().map(|entry| entry.path());
+        let ours = EMBEDDED.get_dir("variants").into_iter().flat_map(Dir::files);
+        let paths = ours.map(|f| f.path().to_owned()).chain(users);
+        let ron = paths.filter(|p| p.extension().is_some_and(|e| e == "ron"));
+        ron.filter_map(|p| Some(p.file_stem()?.to_str()?.to_owned())).collect()
     }
 
     /// A kernel's template.
     pub fn template(&self, name: &str) -> Result<Template, TemplateError> {
         let file = self.file(&format!("{name}.cu.j2"))?;
         let (path, text) = file.ok_or_else(|| TemplateError::Missing { name: name.to_owned() })?;
-        Template::parse(name, &path, &text)
+        Template::parse(self, name, &path, &text)
     }
 
     /// Names of the built-in templates.
@@ -183,35 +220,12 @@ pub struct MatmulRoles {
 
 #[derive(Deserialize)]
 #[serde(rename = "Kernel", deny_unknown_fields)]
-struct HeaderFile {
+struct HeaderFile<'a> {
     doc: String,
     #[serde(default)]
     check_sizes: CheckSizes,
-    variants: Vec<VariantFile>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename = "Variant", deny_unknown_fields)]
-struct VariantFile {
-    name: String,
-    #[serde(default)]
-    when: Vec<String>,
-    #[serde(default)]
-    params: BTreeMap<String, f64>,
-    #[serde(default)]
-    grid: Vec<String>,
-    #[serde(default)]
-    block: Option<String>,
-    #[serde(default)]
-    shared: Option<String>,
-    #[serde(default)]
-    scratch: Option<String>,
-    #[serde(default)]
-    library: Option<MatmulRoles>,
-    #[serde(default)]
-    ptx: Option<Foreign>,
-    #[serde(default)]
-    tiles: BTreeMap<String, String>,
+    #[serde(borrow)]
+    variants: Vec<Entry<'a>>,
 }
 
 impl Template {
@@ -226,20 +240,31 @@ impl Template {
         let header = &self.text[..self.text.find("#}").unwrap_or(self.text.len())];
         let start = header.find(&format!("\"{variant}\"")).unwrap_or(0);
         let mut at = start;
-        let mut span = start..start + variant.len();
+        let mut span = None;
         // Texts in quotes are every other piece.
         for (i, piece) in header[start..].split('"').enumerate() {
             if i % 2 == 1 && piece.parse::<Expr>().is_ok_and(|e| e == *expr) {
                 let (from, len) = word_in(piece, word).unwrap_or((0, piece.len()));
-                span = at + from..at + from + len;
+                span = Some(at + from..at + from + len);
                 break;
             }
             at += piece.len() + 1;
         }
+        // One of a shared list, or one that was given something, is not in the header as it is.
+        let mut message = message.into();
+        if span.is_none() {
+            message += &format!(", in `{expr}`");
+        }
+        let span = span.unwrap_or(start..start + variant.len());
         Box::new(SourceError::new(&self.path, &self.text, span, message))
     }
 
-    pub(super) fn parse(name: &str, path: &str, text: &str) -> Result<Template, TemplateError> {
+    pub(super) fn parse(
+        library: &Library,
+        name: &str,
+        path: &str,
+        text: &str,
+    ) -> Result<Template, TemplateError> {
         let missing = || TemplateError::Header { path: path.to_owned() };
         let start = text.find("{#").filter(|at| text[..*at].trim().is_empty());
         let start = start.ok_or_else(missing)? + 2;
@@ -248,14 +273,13 @@ impl Template {
         let header: String =
             text[..start].chars().map(|c| if c == '\n' { c } else { ' ' }).collect();
         let source = Source::new(path, &(header + &text[start..end]));
-        let file: HeaderFile = read_ron(&source).map_err(Box::new)?;
-        let variants = file.variants.into_iter().map(|v| variant(path, v));
+        let file: HeaderFile<'_> = read_ron(&source)?;
         Ok(Template {
             name: name.to_owned(),
             path: path.to_owned(),
+            variants: variants::expand(library, &source, &file.variants)?,
             doc: file.doc,
             check_sizes: file.check_sizes,
-            variants: variants.collect::<Result<_, _>>()?,
             text: text.to_owned(),
         })
     }
@@ -268,34 +292,4 @@ fn word_in(text: &str, word: &str) -> Option<(usize, usize)> {
         !text[..*i].ends_with(letter) && !text[i + word.len()..].starts_with(letter)
     });
     found.next().filter(|_| !word.is_empty()).map(|(i, _)| (i, word.len()))
-}
-
-fn variant(path: &str, file: VariantFile) -> Result<Variant, TemplateError> {
-    let parse = |text: &String| {
-        text.parse::<Expr>().map_err(|e| TemplateError::Expr {
-            path: path.to_owned(),
-            variant: file.name.clone(),
-            expr: text.clone(),
-            message: e.to_string(),
-        })
-    };
-    let or =
-        |text: &Option<String>, default: &str| parse(text.as_ref().unwrap_or(&default.to_owned()));
-    let kind = match file.library {
-        Some(roles) => Kind::Matmul(roles),
-        None => Kind::Kernel {
-            grid: file.grid.iter().map(parse).collect::<Result<_, _>>()?,
-            block: or(&file.block, "256")?,
-            shared: or(&file.shared, "0")?,
-            scratch: or(&file.scratch, "0")?,
-            ptx: file.ptx,
-            tiles: file
-                .tiles
-                .iter()
-                .map(|(name, rows)| Ok((name.clone(), parse(rows)?)))
-                .collect::<Result<_, TemplateError>>()?,
-        },
-    };
-    let when = file.when.iter().map(parse).collect::<Result<_, _>>()?;
-    Ok(Variant { name: file.name, when, params: file.params, kind })
 }

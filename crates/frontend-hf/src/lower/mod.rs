@@ -152,7 +152,7 @@ fn bases(source: &Source, library: &Library) -> Result<Vec<Source>, LowerError> 
     loop {
         let last = bases.last().unwrap_or(source);
         let Some(name) = parse_family(last)?.base else { return Ok(bases) };
-        let at = |message: String| error_in(last, name, message);
+        let at = |message: String| last.at(name, message);
         let base = library.included(name, last).map_err(|e| at(e.to_string()))?;
         let seen = bases.iter().chain([source]).any(|b| b.file == base.file);
         if seen || bases.len() == MAX_BASES {
@@ -418,10 +418,4 @@ fn lower_part<'a>(
         given.push((*name, builder.graph.ty(value).clone()));
     }
     Ok((builder.finish(results), given))
-}
-
-/// An error in a source, at a piece of its text.
-fn error_in(source: &Source, slice: &str, message: String) -> SourceError {
-    let at = (slice.as_ptr() as usize).saturating_sub(source.text.as_ptr() as usize);
-    SourceError::new(&source.file, &source.text, at..at + slice.len(), message)
 }

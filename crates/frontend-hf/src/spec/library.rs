@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use include_dir::{Dir, include_dir};
-use infernum_ir::{is_there, nearest};
+use infernum_ir::expr::{Expr, ExprError};
+use infernum_ir::{SourceError, is_there, nearest};
 
 use crate::source::ModelFiles;
 
@@ -33,6 +34,24 @@ impl Source {
     /// A text that is no file; what it includes comes from the library.
     pub fn new(file: &str, text: &str) -> Source {
         Source { file: file.into(), text: text.into(), dir: None }
+    }
+
+    /// An error at `slice`, a piece of the text.
+    pub fn at(&self, slice: &str, message: impl Into<String>) -> SourceError {
+        let start = self.offset(slice);
+        SourceError::new(&self.file, &self.text, start..start + slice.len().max(1), message)
+    }
+
+    /// Parses an expression where it is written: `text` is a piece of the text.
+    pub fn expression(&self, text: &str) -> Result<Expr, SourceError> {
+        text.parse().map_err(|e: ExprError| {
+            let start = self.offset(text) + e.at.min(text.len());
+            SourceError::new(&self.file, &self.text, start..start + 1, e.message)
+        })
+    }
+
+    fn offset(&self, slice: &str) -> usize {
+        slice.as_ptr().addr().wrapping_sub(self.text.as_ptr().addr()).min(self.text.len())
     }
 }
 

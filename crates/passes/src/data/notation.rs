@@ -2,25 +2,17 @@
 
 use infernum_frontend_hf::spec::{Arg, Argument, Entries, Source, SpecCall};
 use infernum_ir::body::{AttrSource, Stmt};
-use infernum_ir::expr::{Expr, ExprError, Value};
+use infernum_ir::expr::{Expr, Value};
 use infernum_ir::{Attr, AttrKind, DType, OpSet, SourceError, Sym, nearest};
 
 /// An error at `slice`, a piece of the source's text.
 pub(super) fn at(source: &Source, slice: &str, message: impl Into<String>) -> SourceError {
-    let start = offset(source, slice);
-    SourceError::new(&source.file, &source.text, start..start + slice.len().max(1), message)
-}
-
-fn offset(source: &Source, slice: &str) -> usize {
-    slice.as_ptr().addr().wrapping_sub(source.text.as_ptr().addr()).min(source.text.len())
+    source.at(slice, message)
 }
 
 /// Parses an expression where it is written.
 pub(super) fn expression(source: &Source, text: &str) -> Result<Expr, SourceError> {
-    text.parse().map_err(|e: ExprError| {
-        let start = offset(source, text) + e.at.min(text.len());
-        SourceError::new(&source.file, &source.text, start..start + 1, e.message)
-    })
+    source.expression(text)
 }
 
 /// Reads a body over the ops of `ops`.

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use infernum_codegen::cuda::{
-    Cache, CheckSizes, Compiler, Cubin, CudaError, Device, Library, TunedVariants, admitted, attach,
+    Cache, CheckSizes, Compiler, Cubin, CudaError, Device, Library, TemplateError, TunedVariants,
+    admitted, attach,
 };
 use infernum_codegen::{Kernel, Plan, TargetKind, plan_buckets};
 use infernum_ir::{DType, Module, Op, OpSet};
@@ -125,6 +126,13 @@ fn setups(
     only: &str,
     problem: &mut dyn FnMut(&str, String),
 ) -> Vec<Setup> {
+    for op in kernels.ops.all().filter(|op| op.name.contains(only)) {
+        match op.cuda.map(|t| library.template(t)) {
+            // An op may name a template that is for no kernel of ours.
+            None | Some(Ok(_) | Err(TemplateError::Missing { .. })) => {}
+            Some(Err(e)) => problem(op.name, e.to_string()),
+        }
+    }
     let mut all = written(&kernels.ops, library);
     all.retain(|s| s.op.name.contains(only));
     let mut has_template = |op: &Op| match op.cuda.map(|t| library.template(t)) {
@@ -490,5 +498,21 @@ mod tests {
         println!("{plans} plans");
         let untried: Vec<_> = all.difference(&tried).collect();
         assert!(untried.is_empty(), "{untried:?}");
+    }
+
+    /// A list that cannot be read is a failure of every op whose kernels it lists.
+    #[test]
+    fn a_broken_list_of_variants_fails_its_ops() {
+        let data = tempfile::tempdir().expect("a folder");
+        let folder = data.path().join("kernels/templates/variants");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        std::fs::write(folder.join("rows.ron"), "List(doc: \"d\")").expect("a file");
+        let kernels = Kernels::load(None, &[]).expect("the built-in files");
+        let mut failed = BTreeSet::new();
+        setups(&kernels, &Library::new(Some(data.path())), "norm", &mut |op, why| {
+            assert!(why.contains("rows.ron:1:") && why.contains("`variants` is missing"), "{why}");
+            failed.insert(op.to_owned());
+        });
+        assert_eq!(failed, ["add_rmsnorm", "layernorm", "rmsnorm"].map(str::to_owned).into());
     }
 }
