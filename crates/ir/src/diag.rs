@@ -20,8 +20,8 @@ pub struct SourceError {
     // The line shown, with the byte range to mark in it.
     source_line: String,
     mark: Range<usize>,
-    // Calls that led there, the innermost first.
-    calls: Vec<String>,
+    // Calls that led there, the innermost first. (A slice, as errors should be small.)
+    calls: Box<[String]>,
 }
 
 /// Longest line shown whole; a longer one (a minified file) is cut around the mark.
@@ -45,14 +45,15 @@ impl SourceError {
             message: message.into(),
             source_line: text[from..to].to_owned(),
             mark: at - from..mark_end - from,
-            calls: Vec::new(),
+            calls: Box::default(),
         }
     }
 
     /// The same error, found while following the call at `place`.
     #[must_use]
     pub fn called_from(mut self, place: &SourceError) -> Self {
-        self.calls.push(format!("{}:{}:{}", place.file, place.line, place.col));
+        let call = format!("{}:{}:{}", place.file, place.line, place.col);
+        self.calls = self.calls.into_iter().chain([call]).collect();
         self
     }
 
