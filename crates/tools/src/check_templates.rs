@@ -96,16 +96,15 @@ pub fn run(args: &Args) -> Outcome {
 fn findings(all: &[CompiledKernel], verbose: bool) -> Vec<(Vec<&str>, &CompiledKernel, String)> {
     let mut found: Vec<(Vec<&str>, &CompiledKernel, String)> = Vec::new();
     for k in all.iter().filter(|k| verbose || !k.passed()) {
-        let said = match &k.problem {
-            // The line above the compiler's own words names the architecture.
-            Some(problem) => problem.replace(&format!(" for {}:\n", k.arch), ":\n"),
-            None => {
-                let CompiledKernel { registers, spills, shared, .. } = k;
-                format!("{registers} registers, {spills} bytes spilled, {shared} bytes shared")
-            }
-        };
+        // The line above the compiler's own words names the architecture.
+        let problem = k.problem.as_ref();
+        let problem = problem.map(|p| p.replace(&format!(" for {}:\n", k.arch), ":\n"));
+        let CompiledKernel { registers, spills, shared, .. } = k;
+        let said = problem.unwrap_or_else(|| {
+            format!("{registers} registers, {spills} bytes spilled, {shared} bytes shared")
+        });
         let same = |(_, other, text): &&mut (Vec<&str>, &CompiledKernel, String)| {
-            (&other.template, &other.variant, &*text) == (&k.template, &k.variant, &said)
+            (&other.template, &other.variant, &**text) == (&k.template, &k.variant, said.as_str())
         };
         match found.iter_mut().find(same) {
             Some((archs, ..)) => archs.push(&k.arch),

@@ -431,7 +431,7 @@ impl Places<'_> {
     fn known(&self, scope: &Scope<'_>, expr: &Expr) -> Result<(), CudaError> {
         match scope.unknown(expr) {
             Some((word, message)) => {
-                Err(self.template.fault(&self.variant.name, (expr, word), message).into())
+                Err(Box::new(self.template.fault(&self.variant.name, (expr, word), message)).into())
             }
             None => Ok(()),
         }
@@ -441,7 +441,7 @@ impl Places<'_> {
     fn fault(&self, expr: &Expr, message: impl fmt::Display) -> CudaError {
         let message =
             format!("{message} (variant `{}`, launch `{}`)", self.variant.name, self.shown);
-        self.template.fault(&self.variant.name, (expr, ""), message).into()
+        Box::new(self.template.fault(&self.variant.name, (expr, ""), message)).into()
     }
 }
 

@@ -42,6 +42,7 @@ pub(super) fn unmarked(marked: &str, n: usize) -> usize {
 }
 
 #[derive(Clone, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 struct State {
     /// What ends the tag that the line begins in.
     tag: Option<&'static str>,
@@ -65,6 +66,7 @@ impl State {
 
 /// What a line of a template consists of.
 #[derive(Default)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 struct Parts<'a> {
     has_tag: bool,
     /// There is text beside tags, or between them.

@@ -236,7 +236,7 @@ impl Template {
         variant: &str,
         (expr, word): (&Expr, &str),
         message: impl Into<String>,
-    ) -> Box<SourceError> {
+    ) -> SourceError {
         let header = &self.text[..self.text.find("#}").unwrap_or(self.text.len())];
         let start = header.find(&format!("\"{variant}\"")).unwrap_or(0);
         let mut at = start;
@@ -253,10 +253,10 @@ impl Template {
         // One of a shared list, or one that was given something, is not in the header as it is.
         let mut message = message.into();
         if span.is_none() {
-            message += &format!(", in `{expr}`");
+            message = format!("{message}, in `{expr}`");
         }
         let span = span.unwrap_or(start..start + variant.len());
-        Box::new(SourceError::new(&self.path, &self.text, span, message))
+        SourceError::new(&self.path, &self.text, span, message)
     }
 
     pub(super) fn parse(

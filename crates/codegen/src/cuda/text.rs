@@ -120,17 +120,14 @@ fn placed(
     let mut unknown: Vec<(usize, &String)> =
         names.iter().filter(is_unknown).filter_map(|n| Some((line.find(n.as_str())?, n))).collect();
     unknown.sort_unstable_by_key(|(at, n)| (*at, std::cmp::Reverse(n.len())));
-    let (column, len, message) = match unknown.first() {
-        Some((at, unknown)) => {
-            let known: Vec<&str> = scope.keys().map(String::as_str).collect();
-            let (hint, known) = (nearest(unknown, known.iter().copied()), known.join(", "));
-            (*at, unknown.len(), format!("`{unknown}` is not defined{hint}; the text sees {known}"))
-        }
-        None => {
-            let column = line.len() - line.trim_start().len();
-            let detail = cause.detail().map(|d| format!(": {d}")).unwrap_or_default();
-            (column, line.trim().len(), format!("{}{detail}", cause.kind()))
-        }
+    let (column, len, message) = if let Some((at, unknown)) = unknown.first() {
+        let known: Vec<&str> = scope.keys().map(String::as_str).collect();
+        let (hint, known) = (nearest(unknown, known.iter().copied()), known.join(", "));
+        (*at, unknown.len(), format!("`{unknown}` is not defined{hint}; the text sees {known}"))
+    } else {
+        let column = line.len() - line.trim_start().len();
+        let detail = cause.detail().map(|d| format!(": {d}")).unwrap_or_default();
+        (column, line.trim().len(), format!("{}{detail}", cause.kind()))
     };
     let start = SourceError::offset(&text, n, 1) + column;
     TextError::Placed(Box::new(SourceError::new(&path, &text, start..start + len, message)))

@@ -466,7 +466,7 @@ mod tests {
 
     fn is_directive(line: &str) -> bool {
         let words: Vec<&str> = line.split(' ').collect();
-        matches!(words[..], ["#line", n, name] if n.parse::<u32>().is_ok() && name.ends_with("\""))
+        matches!(words[..], ["#line", n, name] if n.parse::<u32>().is_ok() && name.ends_with('"'))
     }
 
     /// Every variant that a GPU can have is tried on it.
