@@ -20,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = (config.dtype(), config.eos_ids(Some(3)), config.architectures());
         let model = Model::from_config(config, None, &library).map_err(|e| e.to_string())?;
         let options = LowerOptions { dtype: None, max_length: None, rows: Sym::B };
-        model.lower(options).map(|l| l.module).map_err(|e| e.to_string())
+        model.lower(options, []).map(|l| l.module).map_err(|e| e.to_string())
     });
     if let Ok(module) = module {
         // Sizes that overflow are refused later; the graphs are sound all the same.

@@ -95,7 +95,7 @@ fn fused_modules_mean_the_same() {
         }
         let lowered = fixture
             .model
-            .lower(LowerOptions { rows: Sym::B, ..fixture.options(DType::Bf16) })
+            .lower(LowerOptions { rows: Sym::B, ..fixture.options(DType::Bf16) }, [])
             .expect("a shipped family");
         let expected = interpreted(&fixture, &lowered.module);
         for bucket in compiled(&fixture, "sm_90a", false).buckets {
@@ -164,7 +164,7 @@ fn a_greedy_head_yields_tokens() {
         let fixture = Fixture::open(name);
         let lowered = fixture
             .model
-            .lower(LowerOptions { rows: Sym::B, ..fixture.options(DType::Bf16) })
+            .lower(LowerOptions { rows: Sym::B, ..fixture.options(DType::Bf16) }, [])
             .expect("a shipped family");
         let logits = interpreted(&fixture, &lowered.module);
         let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -250,7 +250,7 @@ fn packed_projections_fuse_as_well_as_parted_ones() {
         assert_eq!(found[0].1.1, launches, "{name}: {found:?}");
         let lowered = fixture
             .model
-            .lower(LowerOptions { rows: Sym::B, ..fixture.options(DType::Bf16) })
+            .lower(LowerOptions { rows: Sym::B, ..fixture.options(DType::Bf16) }, [])
             .expect("the example's spec");
         let expected = interpreted(&fixture, &lowered.module);
         for b in &compiled.buckets {
@@ -293,7 +293,7 @@ fn fusions_of_ones_own_are_files() {
         }
         let lowered = fixture
             .model
-            .lower(LowerOptions { rows: Sym::B, ..fixture.options(DType::Bf16) })
+            .lower(LowerOptions { rows: Sym::B, ..fixture.options(DType::Bf16) }, [])
             .expect("the example's spec");
         let expected = interpreted(&fixture, &lowered.module);
         for b in &compiled.buckets {

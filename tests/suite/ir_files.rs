@@ -2,14 +2,23 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::LazyLock;
 
-use infernum_ir::text::{parse, print};
-use infernum_ir::{Module, NodeKind, OPS, verify};
+use infernum_ir::text::{parse_with, print};
+use infernum_ir::{Module, NodeKind, OPS, OpSet, SourceError, verify};
+use infernum_passes::data::Kernels;
 
 /// The text without comments, blank lines and indentation: what printing preserves.
 fn statements(text: &str) -> Vec<&str> {
     let lines = text.lines().map(str::trim);
     lines.filter(|l| !l.is_empty() && !l.starts_with("//")).collect()
+}
+
+/// Reads a module that may use what ships.
+fn parse(text: &str, file: &str) -> Result<Module, SourceError> {
+    static OPS: LazyLock<OpSet> =
+        LazyLock::new(|| Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}")).ops);
+    parse_with(text, file, &OPS)
 }
 
 fn outcome(path: &Path) -> String {

@@ -1,6 +1,7 @@
 //! End-to-end tests: fixtures, filetests, mutations.
 
 mod batch;
+mod encodings;
 mod engine;
 mod fused_numbers;
 mod fusion;

@@ -164,7 +164,8 @@ fn every_planted_mistake_is_caught() {
     let mut missed = Vec::new();
     for m in MUTATIONS {
         let fixture = Fixture::open(m.fixture);
-        let lowered = fixture.model.lower(fixture.options(DType::F32)).expect("a shipped family");
+        let lowered =
+            fixture.model.lower(fixture.options(DType::F32), []).expect("a shipped family");
         let right = text::print(&lowered.module);
         let wrong = (m.change)(&right);
         assert_ne!(right.trim_end(), wrong.trim_end(), "`{}` changed nothing", m.what);

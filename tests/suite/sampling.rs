@@ -24,7 +24,7 @@ impl WeightSource for Table {
     fn tensor(&self, _: &str) -> Option<TensorBytes> {
         let bytes: Vec<u8> = self.rows.iter().flatten().flat_map(|v| v.to_le_bytes()).collect();
         let shape = vec![self.rows.len() as u64, self.vocab as u64];
-        Some(TensorBytes { dtype: DType::F32, shape, bytes: bytes.into() })
+        Some(TensorBytes { element: DType::F32.into(), shape, bytes: bytes.into() })
     }
 }
 

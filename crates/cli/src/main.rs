@@ -33,6 +33,8 @@ enum Command {
     Ablate(tools::ablate::Args),
     /// Hold each fused op's kernel against the op's meaning.
     CheckKernels(tools::check_kernels::Args),
+    /// Hold encodings of weights against their files, and what the CPU decodes against both, on random bytes.
+    CheckEncodings(tools::check_encodings::Args),
     /// Compile the CUDA kernels of all templates; needs NVRTC, but no GPU.
     CheckTemplates(tools::check_templates::Args),
     /// Try rewrite rules: both sides on random sizes, attributes and operands.
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         Command::Compile(args) => tools::compile::run(&args),
         Command::Ablate(args) => tools::ablate::run(&args),
         Command::CheckKernels(args) => tools::check_kernels::run(&args),
+        Command::CheckEncodings(args) => tools::check_encodings::run(&args),
         Command::CheckTemplates(args) => tools::check_templates::run(&args),
         Command::CheckRules(args) => tools::check_rules::run(&args),
         Command::Ops(args) => tools::ops::run(&args),

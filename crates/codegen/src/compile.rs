@@ -194,7 +194,7 @@ impl Session<'_, '_> {
 }
 
 fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
-    let lowered = s.options.model.lower(s.options.lower)?;
+    let lowered = s.options.model.lower(s.options.lower, s.options.kernels.ops.encodings())?;
     (s.module, s.warnings) = (lowered.module, lowered.warnings);
     Ok(())
 }

@@ -2,7 +2,11 @@
 
 use std::path::Path;
 
-use infernum_ir::{CallSite, DType, Module, NodeKind, Param, Sym};
+use infernum_ir::encoding::StoredTensor;
+use infernum_ir::expr::Value;
+use infernum_ir::{
+    CallSite, DType, Encoding, Graph, Module, NodeKind, Param, Sym, TensorType, Type,
+};
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::{Config, ConfigError};
@@ -32,6 +36,8 @@ pub enum ModelError {
          --dtype chooses another"
     )]
     Activations { file: String, dtype: DType },
+    #[error("encoding `{encoding}`: its condition on quantization_config: {message}")]
+    Condition { encoding: String, message: String },
     #[error("{place} does not fit {spec}:\n{}", problems.join("\n"))]
     Binding { place: String, spec: String, problems: Vec<String> },
 }
@@ -123,7 +129,14 @@ impl Model {
 
     /// Lowers the spec and, where there is a checkpoint, checks that every weight is there, that
     /// it has its shape, and that no tensor is left over.
-    pub fn lower(&self, options: LowerOptions) -> Result<Lowered, ModelError> {
+    ///
+    /// A weight is taken to be stored in one of `encodings` whose condition the config meets, where the first
+    /// of its tensors is there. Without a checkpoint nothing is known to be encoded.
+    pub fn lower<'e>(
+        &self,
+        options: LowerOptions,
+        encodings: impl IntoIterator<Item = &'e Encoding>,
+    ) -> Result<Lowered, ModelError> {
         let keys: Vec<&str> = self.config.keys().collect();
         let max_length = match options.max_length {
             Some(n) => n,
@@ -134,6 +147,11 @@ impl Model {
             None => self.dtype()?,
         };
         let stored = |name: &str| self.checkpoint.as_ref()?.tensor(name)?.dtype.ir();
+        let encodings = self.encodings(encodings)?;
+        let encoding = |name: &str, shape: &[u64]| {
+            let checkpoint = self.checkpoint.as_ref()?;
+            encodings.iter().find(|e| is_stored(checkpoint, e, name, shape)).map(|e| (*e).clone())
+        };
         let lowered = lower(
             &self.spec,
             &self.library,
@@ -143,6 +161,7 @@ impl Model {
                 dtype,
                 max_length,
                 weight_dtype: &stored,
+                encoding: &encoding,
                 rows: options.rows,
             },
         )?;
@@ -152,10 +171,45 @@ impl Model {
         Ok(lowered)
     }
 
+    /// The encodings whose conditions this config meets.
+    fn encodings<'e>(
+        &self,
+        all: impl IntoIterator<Item = &'e Encoding>,
+    ) -> Result<Vec<&'e Encoding>, ModelError> {
+        let Some(config @ Value::Map(_)) = self.config.value("quantization_config") else {
+            return Ok(Vec::new());
+        };
+        let key = |name: &str| Some(config.member(name));
+        let mut met = Vec::new();
+        for encoding in all {
+            let Some(when) = encoding.when() else { continue };
+            let fault =
+                |message| ModelError::Condition { encoding: encoding.name().to_owned(), message };
+            match when.eval(&key) {
+                Ok(Value::Bool(true)) => met.push(encoding),
+                Ok(Value::Bool(false)) => {}
+                Ok(v) => return Err(fault(format!("expected true or false, found {}", v.kind()))),
+                Err(e) => return Err(fault(e.message)),
+            }
+        }
+        Ok(met)
+    }
+
     fn check(&self, checkpoint: &Checkpoint, lowered: &Lowered) -> Result<(), ModelError> {
-        let problems = binding_problems(checkpoint, &lowered.module, &lowered.ignore);
+        let mut problems = binding_problems(checkpoint, &lowered.module, &lowered.ignore);
         if problems.is_empty() {
             return Ok(());
+        }
+        let is_encoded = |p: &Type| matches!(p, Type::Tensor(t) if t.encoding.is_some());
+        let mut types = lowered.module.graphs.iter().flat_map(Graph::params).map(|(.., ty)| ty);
+        if let Some(config @ Value::Map(_)) = self.config.value("quantization_config")
+            && !types.any(is_encoded)
+        {
+            let method = config.member("quant_method");
+            problems.push(format!(
+                "  quantization_config of config.json: no encoding that is known (`infernum ops`) is for \
+                 these weights, whose quant_method is {method}; one can be added with --data"
+            ));
         }
         Err(ModelError::Binding {
             place: self.files.name().to_owned(),
@@ -188,6 +242,18 @@ fn family_for(
     Err(ModelError::NoFamily { place: files.name().to_owned(), text })
 }
 
+/// Whether the first of the tensors that the encoding has is there. Codes without scales are not taken for
+/// numbers: that the others are missing is told when weights are bound.
+fn is_stored(checkpoint: &Checkpoint, encoding: &Encoding, name: &str, shape: &[u64]) -> bool {
+    let [rows, columns] = *shape else { return false };
+    let tensors = encoding.tensors(name, rows, columns).unwrap_or_default();
+    let holds = |t: &StoredTensor| {
+        let found = checkpoint.tensor(&t.name);
+        found.is_some_and(|f| f.dtype.element() == Some(t.element) && f.shape == t.shape)
+    };
+    encoding.is_for(name) && tensors.first().is_some_and(holds)
+}
+
 /// How many problems a message lists before it only counts.
 const LISTED: usize = 40;
 
@@ -204,14 +270,17 @@ fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[String])
             };
             let shape: Vec<u64> = ty.shape.iter().filter_map(|d| d.as_const()).collect();
             let shape = &shape[usize::from(weight.stack.is_some())..];
-            for name in weight.tensors(*layer) {
+            let tensors = weight.tensors(*layer).into_iter();
+            for StoredTensor { name, element, shape, .. } in
+                tensors.flat_map(|name| wanted(name, ty, shape))
+            {
                 if !used.insert(name.clone()) {
                     continue;
                 }
                 let wrong = match checkpoint.tensor(&name) {
                     None => Some("missing".to_owned()),
-                    Some(t) if t.dtype.ir() != Some(ty.dtype) => {
-                        Some(format!("expected element type {}, found {}", ty.dtype, t.dtype))
+                    Some(t) if t.dtype.element() != Some(element) => {
+                        Some(format!("expected element type {element}, found {}", t.dtype))
                     }
                     Some(t) if t.shape != shape => {
                         Some(format!("expected shape {shape:?}, found {:?}", t.shape))
@@ -232,6 +301,15 @@ fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[String])
         problems.push(format!("  and {more} more"));
     }
     problems
+}
+
+/// The tensors that hold a weight of this name, type and shape.
+fn wanted(name: String, ty: &TensorType, shape: &[u64]) -> Vec<StoredTensor> {
+    if let (Some(encoding), [rows, columns]) = (&ty.encoding, shape) {
+        return encoding.tensors(&name, *rows, *columns).unwrap_or_default();
+    }
+    let shape = shape.to_vec();
+    vec![StoredTensor { name, element: ty.dtype.into(), shape, bytes: 0, offset: 0 }]
 }
 
 /// Whether `name` fits `pattern`, in which `*` stands for any text.

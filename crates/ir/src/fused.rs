@@ -12,7 +12,7 @@ use crate::ops::common::bytes_of;
 use crate::ops::{
     Effect, Eval, Memory, Op, OpCall, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work,
 };
-use crate::{DType, Dims, OPS, TensorType, Type};
+use crate::{DType, Dims, Encoding, OPS, TensorType, Type};
 
 /// What makes an op a fused one.
 #[derive(Clone, Debug)]
@@ -40,28 +40,32 @@ pub struct FusedDef {
     pub template: Option<String>,
 }
 
-/// The ops that a module may use: the primitives, and fused ones that were loaded.
+/// What a module may use: the primitives, and the fused ops and encodings that were loaded.
 #[derive(Clone, Debug)]
-pub struct OpSet(BTreeMap<&'static str, Op>);
+pub struct OpSet {
+    ops: BTreeMap<&'static str, Op>,
+    encodings: BTreeMap<String, Encoding>,
+}
 
 impl Default for OpSet {
     fn default() -> Self {
-        OpSet(OPS.iter().map(|d| (d.name, Op::of(d))).collect())
+        let ops = OPS.iter().map(|d| (d.name, Op::of(d))).collect();
+        OpSet { ops, encodings: BTreeMap::new() }
     }
 }
 
 impl OpSet {
     /// Looks an op up; the error suggests the nearest name.
     pub fn find(&self, name: &str) -> Result<Op, String> {
-        self.0.get(name).copied().ok_or_else(|| {
-            let hint = nearest(name, self.0.keys().copied());
+        self.ops.get(name).copied().ok_or_else(|| {
+            let hint = nearest(name, self.ops.keys().copied());
             format!("unknown op `{name}`{hint}")
         })
     }
 
     /// Every op, by name.
     pub fn all(&self) -> impl Iterator<Item = Op> + '_ {
-        self.0.values().copied()
+        self.ops.values().copied()
     }
 
     /// The fused ops, by name.
@@ -80,7 +84,13 @@ impl OpSet {
         let operands: Vec<OperandDef> = def
             .operands
             .into_iter()
-            .map(|(name, optional)| OperandDef { name: leak(name), optional, rows_of: None })
+            .map(|(name, optional)| OperandDef {
+                name: leak(name),
+                optional,
+                rows_of: None,
+                // The ops of the body say.
+                encoded: true,
+            })
             .collect();
         let effects: Vec<Effect> = def.fused.body.iter().map(|s| s.op.effect).collect();
         let effect = [Effect::Writes, Effect::Reads].into_iter().find(|e| effects.contains(e));
@@ -109,8 +119,23 @@ impl OpSet {
             fused: Some(def.fused),
         };
         let op = Op::of(Box::leak(Box::new(op)));
-        self.0.insert(op.name, op);
+        self.ops.insert(op.name, op);
         Ok(op)
+    }
+
+    /// The encoding of that name.
+    pub fn encoding(&self, name: &str) -> Option<&Encoding> {
+        self.encodings.get(name)
+    }
+
+    /// Every encoding, by name.
+    pub fn encodings(&self) -> impl Iterator<Item = &Encoding> {
+        self.encodings.values()
+    }
+
+    /// Adds an encoding; one of the same name takes the place of the one before.
+    pub fn define_encoding(&mut self, encoding: Encoding) {
+        self.encodings.insert(encoding.name().to_owned(), encoding);
     }
 }
 

@@ -6,6 +6,7 @@ pub mod body;
 mod diag;
 mod dim;
 mod dtype;
+pub mod encoding;
 pub mod expr;
 mod files;
 mod fused;
@@ -23,6 +24,7 @@ pub use attr::{Attr, AttrDef, AttrKind, Default as AttrDefault};
 pub use diag::{SourceError, SourceWarning};
 pub use dim::{Dim, Dims, Sym};
 pub use dtype::DType;
+pub use encoding::Encoding;
 pub use files::is_there;
 pub use fused::{Fused, FusedDef, Instance, OpSet};
 pub use graph::{

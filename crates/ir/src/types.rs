@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DType, Dim, Dims, Sym};
+use crate::{DType, Dim, Dims, Encoding, Sym};
 
 /// The type of one value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -21,12 +21,15 @@ pub enum Type {
 /// sequence, so a head has `Dims::pairs` elements, in token order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TensorType {
-    /// Element type.
+    /// Element type; of what is encoded, that of its values: f32.
     pub dtype: DType,
     /// Outermost dimension first.
     pub shape: Vec<Dim>,
     /// Known when the checkpoint is loaded: a weight, or computed from weights alone.
     pub constant: bool,
+    /// How a weight is stored, unless it is stored as its elements.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoding: Option<Encoding>,
 }
 
 /// The row type of a KV-cache plane.
@@ -43,12 +46,18 @@ pub struct StateType {
 impl TensorType {
     /// An activation.
     pub fn act(dtype: DType, shape: impl Into<Vec<Dim>>) -> TensorType {
-        TensorType { dtype, shape: shape.into(), constant: false }
+        TensorType { dtype, shape: shape.into(), constant: false, encoding: None }
     }
 
     /// A weight.
     pub fn weight(dtype: DType, shape: &[u64]) -> TensorType {
-        TensorType { dtype, shape: shape.iter().copied().map(Dim::Const).collect(), constant: true }
+        let shape = shape.iter().copied().map(Dim::Const).collect();
+        TensorType { dtype, shape, constant: true, encoding: None }
+    }
+
+    /// A weight that is stored in an encoding.
+    pub fn encoded(encoding: Encoding, shape: &[u64]) -> TensorType {
+        TensorType { encoding: Some(encoding), ..TensorType::weight(DType::F32, shape) }
     }
 
     /// Number of dimensions.
@@ -86,10 +95,26 @@ impl TensorType {
         self.shape[..plain].iter().fold(head, |n, d| n.saturating_mul(d.eval(dims)))
     }
 
-    /// Bytes under `dims`, saturating; a partial block counts as a whole one.
+    /// Bytes under `dims`, saturating.
     pub fn bytes(&self, dims: &Dims) -> u64 {
-        let (values, bytes) = self.dtype.block();
-        self.elements(dims).div_ceil(values).saturating_mul(bytes)
+        match &self.encoding {
+            None => self.elements(dims).saturating_mul(self.dtype.size()),
+            Some(encoding) => {
+                let shape: Vec<u64> = self.shape.iter().map(|d| d.eval(dims)).collect();
+                encoding.bytes(&shape).unwrap_or(u64::MAX)
+            }
+        }
+    }
+
+    /// Why nothing can be stored so, if it is encoded and nothing can.
+    pub fn encoding_fault(&self) -> Option<String> {
+        let encoding = self.encoding.as_ref()?;
+        let sizes: Option<Vec<u64>> = self.shape.iter().map(|d| d.as_const()).collect();
+        let fault = match sizes.as_deref() {
+            Some([.., rows, columns]) if self.constant => encoding.layout(*rows, *columns).err()?,
+            _ => "expected const and at least two constant dimensions".to_owned(),
+        };
+        Some(fault)
     }
 }
 
@@ -144,7 +169,10 @@ impl fmt::Display for TensorType {
         if self.constant {
             f.write_str("const ")?;
         }
-        write!(f, "{}{}", self.dtype, Shape(&self.shape))
+        match &self.encoding {
+            None => write!(f, "{}{}", self.dtype, Shape(&self.shape)),
+            Some(encoding) => write!(f, "{encoding}{}", Shape(&self.shape)),
+        }
     }
 }
 

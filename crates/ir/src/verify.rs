@@ -144,6 +144,11 @@ fn check_types(graph: &Graph, report: Report<'_>) {
         for ty in node.types.iter().filter(|ty| is_empty(ty)) {
             report(Some(i), format!("expected dimensions of at least 1, found {ty}"));
         }
+        for ty in node.types.iter().filter_map(|ty| ty.tensor().ok()) {
+            if let Some(fault) = ty.encoding_fault() {
+                report(Some(i), format!("{fault}; found {ty}"));
+            }
+        }
         let NodeKind::Op { op, attrs } = &node.kind else {
             check_param(i, node, report);
             continue;

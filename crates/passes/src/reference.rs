@@ -12,7 +12,7 @@ use infernum_ir::{AttrDefault, AttrKind, DType, Effect, OPS, Op, Pointwise, Step
 
 use crate::PASSES;
 use crate::data::Kernels;
-use crate::data::fields::{COSTS, KERNELS};
+use crate::data::fields::{COSTS, ENCODINGS, KERNELS};
 
 /// Why there is no entry.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +69,16 @@ pub fn page(kernels: &Kernels, library: &Library) -> Result<String, ReferenceErr
     }
     out += "\n";
     COSTS.iter().for_each(|s| out += &structure(s));
-    out += "## Fused ops\n\n";
+    out += "## Encodings\n\n";
+    ENCODINGS.iter().for_each(|s| out += &structure(s));
+    out += "Those that ship:\n\n| name | bits a value | |\n|---|---|---|\n";
+    for encoding in kernels.ops.encodings() {
+        // Of a size at which what goes beyond the codes has its usual part.
+        let bits = encoding.bytes(&[4096, 4096]).map(|bytes| bytes as f64 / f64::from(1 << 21));
+        let bits = bits.map_or_else(String::new, |bits| format!("{bits:.4}"));
+        let _ = writeln!(out, "| `{encoding}` | {bits} | {} |", encoding.def().doc);
+    }
+    out += "\n## Fused ops\n\n";
     kernels.ops.fused().for_each(|op| out += &op_entry(Some(op), kernels));
     Ok(out.trim_end().to_owned() + "\n")
 }

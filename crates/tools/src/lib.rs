@@ -6,6 +6,7 @@ pub mod ablate;
 pub mod bench;
 pub mod bench_engine;
 mod bench_serve;
+pub mod check_encodings;
 pub mod check_kernels;
 pub mod check_rules;
 pub mod check_templates;

@@ -4,6 +4,7 @@ pub mod abi;
 mod attach;
 mod c_expr;
 mod cache;
+mod decode;
 mod geometry;
 mod lines;
 mod nvrtc;

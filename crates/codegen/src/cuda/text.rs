@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::error::Error as _;
 
 use infernum_ir::expr::ScalarFn;
-use infernum_ir::{Attr, DType, Dim, OpSet, SourceError, Sym, Type, nearest};
+use infernum_ir::{Attr, DType, Dim, OpSet, SourceError, Sym, TensorType, Type, nearest};
 use minijinja::value::{Rest, Value as Jinja};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, context};
 
 use super::template::Kind;
-use super::{Device, Library, Template, Variant, abi, c_expr, lines};
+use super::{Device, Library, Template, Variant, abi, c_expr, decode, lines};
 use crate::{Bucket, Launch};
 
 /// What the text of one kernel is made from.
@@ -150,8 +150,8 @@ fn parameters(site: &Site<'_>) -> String {
         .enumerate()
         .map(|(i, (name, value))| match &value.ty {
             Type::State(s) => format!("{}* {name}", c_type(s.dtype)),
-            Type::Tensor(t) if i < operands => format!("const {}* {name}", c_type(t.dtype)),
-            Type::Tensor(t) => format!("{}* {name}", c_type(t.dtype)),
+            Type::Tensor(t) if i < operands => format!("const {}* {name}", stored_type(t)),
+            Type::Tensor(t) => format!("{}* {name}", stored_type(t)),
         })
         .collect();
     if site.has_scratch {
@@ -164,6 +164,11 @@ fn parameters(site: &Site<'_>) -> String {
         );
     }
     list.join(", ")
+}
+
+/// What is encoded is bytes.
+fn stored_type(ty: &TensorType) -> &'static str {
+    if ty.encoding.is_some() { "u8" } else { c_type(ty.dtype) }
 }
 
 fn c_type(dtype: DType) -> &'static str {
@@ -217,9 +222,15 @@ fn described(name: &str, ty: &Type) -> Jinja {
     } else {
         product(shape)
     };
+    let decoder = decode::decoder(name, tensor).map(|d| {
+        context! {
+            text => d.text, function => d.function, bytes => d.bytes, rows => d.rows, columns => d.columns,
+        }
+    });
     context! {
         name,
-        type => c_type(tensor.dtype),
+        decoder,
+        type => stored_type(tensor),
         dtype => tensor.dtype.name(),
         const => tensor.constant,
         ragged => tensor.is_ragged(),

@@ -9,8 +9,8 @@ use infernum_ir::{
     TensorType, Type, ValueId, WeightRef, nearest,
 };
 
-use super::attrs;
 use super::scope::{Context, Scope};
+use super::{StoredAs, attrs};
 use crate::spec::{Arg, Argument, Block, Entries, SpecCall, StateDecl, WeightDecl};
 
 /// Blocks may call blocks, but not themselves.
@@ -467,15 +467,32 @@ impl<'a> Builder<'a> {
             return Err(self.cx.at(name, message));
         }
         self.cx.spend(name, 1024)?;
-        let one = WeightRef { stack: weight.stack.map(|_| 1), ..weight.clone() };
-        let tensor = one.tensors(self.layer).into_iter().next().unwrap_or_default();
         let request = self.cx.request;
-        let dtype = (request.weight_dtype)(&tensor).unwrap_or(request.dtype);
+        let stored = request.stored_as(weight, self.layer, shape);
         let unique = self.unique(&frame.name_prefix, name);
-        let ty = TensorType::weight(dtype, shape);
-        let value = self.graph.param(unique, Param::Weight(weight.clone()), ty);
+        let param = Param::Weight(weight.clone());
+        let value = match stored.unwrap_or(StoredAs::Plain(request.dtype)) {
+            StoredAs::Plain(dtype) => {
+                self.graph.param(unique, param, TensorType::weight(dtype, shape))
+            }
+            StoredAs::Encoded(encoding) => {
+                let ty = TensorType::encoded(encoding, shape);
+                let value = self.graph.param(unique, param, ty);
+                self.dequantised(frame, name, value)?
+            }
+        };
         self.weights.insert(weight.clone(), value);
         Ok(value)
+    }
+
+    /// The values of an encoded weight, in the type of activations.
+    fn dequantised(&mut self, frame: &Frame<'a>, name: &str, w: ValueId) -> Result<ValueId> {
+        let at = |message: String| self.cx.at(name, message);
+        let op = Op::find("dequantise").map_err(at)?;
+        let attrs = vec![Attr::DType(self.cx.request.dtype)];
+        let unique = self.unique(&frame.name_prefix, &format!("{name}.values"));
+        let values = self.graph.call(vec![unique], op, &[Some(w)], attrs, None);
+        Ok(values.map_err(|message| self.cx.at(name, message))?[0])
     }
 
     fn inline(

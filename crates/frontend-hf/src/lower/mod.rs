@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use infernum_ir::expr::Value;
 use infernum_ir::{
-    CallSite, DType, Dim, Finding, Graph, Indices, Module, SourceError, SourceWarning, Sym, Type,
-    ValueId, nearest, row_picks, token_rows, verify,
+    CallSite, DType, Dim, Encoding, Finding, Graph, Indices, Module, Param, SourceError,
+    SourceWarning, Sym, TensorType, Type, ValueId, WeightRef, nearest, row_picks, token_rows,
+    verify,
 };
 
 use crate::spec::{
@@ -31,6 +32,7 @@ const MAX_FILES: usize = 64;
 type Given<'a> = Vec<(&'a str, Type)>;
 
 /// What a spec is lowered with.
+#[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// The config's value for a key; explicit nulls are absent.
     pub config: &'a dyn Fn(&str) -> Option<Value>,
@@ -42,6 +44,8 @@ pub struct Request<'a> {
     pub max_length: u64,
     /// The element type of a checkpoint tensor; `dtype` where it is unknown.
     pub weight_dtype: &'a dyn Fn(&str) -> Option<DType>,
+    /// How the checkpoint stores the weight of that name and shape, unless as its elements.
+    pub encoding: &'a dyn Fn(&str, &[u64]) -> Option<Encoding>,
     /// Logits for each sequence's last token (`B`) or for every token (`T`).
     pub rows: Sym,
 }
@@ -83,11 +87,9 @@ pub fn lower(
     let mut lowered = lower_once(source, library, request)?;
     if request.dtype == DType::F32 {
         // A cast that is missing changes nothing in f32, and everything in any other type.
-        let Request { config, config_keys, max_length, weight_dtype, rows, .. } = *request;
-        let dtype = DType::Bf16;
-        let half = Request { config, config_keys, dtype, max_length, weight_dtype, rows };
+        let half = Request { dtype: DType::Bf16, ..*request };
         if let Err(LowerError::Spec(mut error)) = lower_once(source, library, &half) {
-            error.message = format!("f32 hides this error of {dtype}: {}", error.message);
+            error.message = format!("f32 hides this error of {}: {}", half.dtype, error.message);
             lowered.warnings.push(SourceWarning(*error));
         }
     }
@@ -233,8 +235,9 @@ fn lower_parts(
     add(&mut module, graph, None);
     let place = layers.kinds.iter().next().map_or(family.name, |(kind, _)| kind);
     let count = layer_count(layers.count, scope, place)?;
+    let mut graphs = KindGraphs::new();
     for layer in 0..count {
-        add_layer(&mut module, layer, place, layers, blocks, scope, &carried)?;
+        add_layer((&mut module, &mut graphs), layer, place, layers, blocks, scope, &carried)?;
     }
     let (graph, logits) = lower_part("head", head, blocks, scope, None, &carried)?;
     if logits.len() != 1 {
@@ -315,9 +318,41 @@ fn layer_count(count: Arg<'_>, scope: &Scope<'_>, place: &str) -> Result<u32, So
     }
 }
 
-/// Adds a layer: a call, and before the first of its kind the graph.
+/// What the checkpoint says of a weight.
+enum StoredAs {
+    Plain(DType),
+    Encoded(Encoding),
+}
+
+impl Request<'_> {
+    /// How one layer's weight is stored; `None` where nothing is known. A stack is as its first tensor.
+    fn stored_as(&self, weight: &WeightRef, layer: Option<u32>, shape: &[u64]) -> Option<StoredAs> {
+        let one = WeightRef { stack: weight.stack.map(|_| 1), ..weight.clone() };
+        let name = one.tensors(layer).into_iter().next()?;
+        let shape = &shape[usize::from(weight.stack.is_some())..];
+        let encoded = (self.encoding)(&name, shape).map(StoredAs::Encoded);
+        encoded.or_else(|| (self.weight_dtype)(&name).map(StoredAs::Plain))
+    }
+
+    /// Whether a layer's weights are stored as a graph of its kind expects.
+    fn fits(&self, graph: &Graph, layer: u32) -> bool {
+        graph.params().all(|(_, param, ty)| {
+            let (Param::Weight(weight), Type::Tensor(ty)) = (param, ty) else { return true };
+            let TensorType { dtype, encoding, shape, .. } = ty;
+            let shape: Vec<u64> = shape.iter().filter_map(|d| d.as_const()).collect();
+            match self.stored_as(weight, Some(layer), &shape) {
+                Some(StoredAs::Plain(found)) => encoding.is_none() && found == *dtype,
+                Some(StoredAs::Encoded(found)) => encoding.as_ref() == Some(&found),
+                None => true,
+            }
+        })
+    }
+}
+
+/// Adds a layer: a call, and before the first of its kind the graph. Layers of a kind whose weights are
+/// stored in different ways have a graph for each way that occurs: the second is named `kind_2`.
 fn add_layer<'a>(
-    module: &mut Module,
+    (module, graphs): (&mut Module, &mut KindGraphs<'a>),
     layer: u32,
     place: &str,
     layers: &'a Layers<'a>,
@@ -326,7 +361,8 @@ fn add_layer<'a>(
     carried: &[(&'a str, Type)],
 ) -> Result<(), SourceError> {
     let (kind, part) = layer_kind(layers, scope, layer, place)?;
-    if let Some(graph) = module.graphs.iter().position(|g| g.name == kind) {
+    let known = graphs.entry(kind).or_default();
+    if let Some(&graph) = known.iter().find(|g| scope.cx.request.fits(&module.graphs[**g], layer)) {
         module.schedule.push(CallSite { graph, layer: Some(layer) });
         return Ok(());
     }
@@ -334,11 +370,21 @@ fn add_layer<'a>(
     if kind == "embed" || kind == "head" {
         return Err(scope.cx.at(kind, format!("`{kind}` is the name of another part")));
     }
-    let (graph, given) = lower_part(kind, part, blocks, scope, Some(layer), carried)?;
+    let (mut graph, given) = lower_part(kind, part, blocks, scope, Some(layer), carried)?;
     check_given(scope.cx, kind, part, carried, &given)?;
-    add(module, graph, Some(layer));
+    let taken = |name: &str| {
+        module.graph(name).is_some() || layers.kinds.iter().any(|(other, _)| other == name)
+    };
+    if !known.is_empty() {
+        let names = (known.len() + 1..).map(|i| format!("{kind}_{i}"));
+        graph.name = names.into_iter().find(|name| !taken(name)).unwrap_or_default();
+    }
+    known.push(add(module, graph, Some(layer)));
     Ok(())
 }
+
+/// The graphs of each kind of layer, one for each way in which weights are stored.
+type KindGraphs<'a> = HashMap<&'a str, Vec<usize>>;
 
 /// A layer must give what it takes, so that any may follow any.
 fn check_given(

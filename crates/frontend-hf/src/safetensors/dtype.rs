@@ -3,6 +3,7 @@
 use std::fmt;
 
 use infernum_ir::DType;
+use infernum_ir::encoding::Element;
 
 macro_rules! stored_types {
     ($($variant:ident $name:literal $bits:literal,)*) => {
@@ -81,6 +82,34 @@ impl StoredType {
             | StoredType::F8e5m2fnuz
             | StoredType::I16
             | StoredType::U16
+            | StoredType::C64
+            | StoredType::F64
+            | StoredType::I64
+            | StoredType::U64 => None,
+        }
+    }
+
+    /// As what encodings may be made of, where it is such.
+    pub const fn element(self) -> Option<Element> {
+        match self {
+            StoredType::U8 => Some(Element::U8),
+            StoredType::I8 => Some(Element::I8),
+            StoredType::U16 => Some(Element::U16),
+            StoredType::I16 => Some(Element::I16),
+            StoredType::U32 => Some(Element::U32),
+            StoredType::I32 => Some(Element::I32),
+            StoredType::F16 => Some(Element::F16),
+            StoredType::Bf16 => Some(Element::Bf16),
+            StoredType::F32 => Some(Element::F32),
+            StoredType::F8e4m3 => Some(Element::F8e4m3),
+            StoredType::F8e5m2 => Some(Element::F8e5m2),
+            StoredType::F8e8m0 => Some(Element::F8e8m0),
+            StoredType::Bool
+            | StoredType::F4
+            | StoredType::F6E2m3
+            | StoredType::F6E3m2
+            | StoredType::F8e4m3fnuz
+            | StoredType::F8e5m2fnuz
             | StoredType::C64
             | StoredType::F64
             | StoredType::I64

@@ -44,10 +44,13 @@ impl Source {
 
     /// Parses an expression where it is written: `text` is a piece of the text.
     pub fn expression(&self, text: &str) -> Result<Expr, SourceError> {
-        text.parse().map_err(|e: ExprError| {
-            let start = self.offset(text) + e.at.min(text.len());
-            SourceError::new(&self.file, &self.text, start..start + 1, e.message)
-        })
+        text.parse().map_err(|e: ExprError| self.at_offset(text, e.at, e.message))
+    }
+
+    /// An error so many bytes into `slice`, a piece of the text.
+    pub fn at_offset(&self, slice: &str, by: usize, message: impl Into<String>) -> SourceError {
+        let start = self.offset(slice) + by.min(slice.len());
+        SourceError::new(&self.file, &self.text, start..start + 1, message)
     }
 
     fn offset(&self, slice: &str) -> usize {

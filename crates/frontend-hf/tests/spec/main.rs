@@ -35,6 +35,7 @@ fn lowered(
         dtype: DType::Bf16,
         max_length,
         weight_dtype: &|_| None,
+        encoding: &|_, _| None,
         rows: Sym::B,
     };
     lower(source, library, &request)

@@ -21,6 +21,7 @@ fn warnings(spec: &str, dtype: DType) -> Vec<String> {
         max_length: 64,
         // Stored in f32, as small random checkpoints are.
         weight_dtype: &|_| Some(DType::F32),
+        encoding: &|_, _| None,
         rows: Sym::B,
     };
     let lowered = lower(&Source::new("tiny.ron", spec), &Library::default(), &request);
@@ -190,7 +191,7 @@ fn shipped_specs_have_none() {
         let model = model.unwrap_or_else(|e| panic!("{fixture}: {e}"));
         for dtype in [DType::F32, DType::Bf16] {
             let options = LowerOptions { dtype: Some(dtype), max_length: Some(64), rows: Sym::B };
-            let lowered = model.lower(options).unwrap_or_else(|e| panic!("{fixture}: {e}"));
+            let lowered = model.lower(options, []).unwrap_or_else(|e| panic!("{fixture}: {e}"));
             let found: Vec<_> = lowered.warnings.iter().map(ToString::to_string).collect();
             assert!(found.is_empty(), "{fixture} in {dtype}: {}", found.join("\n"));
         }

@@ -221,6 +221,17 @@ impl Func {
 }
 
 impl Value {
+    /// The value of a key; null where there is none.
+    #[must_use]
+    pub fn member(&self, key: &str) -> Value {
+        match self {
+            Value::Map(entries) => {
+                entries.iter().find(|(k, _)| k == key).map_or(Value::Null, |(_, v)| v.clone())
+            }
+            _ => Value::Null,
+        }
+    }
+
     /// What kind of value this is, for messages.
     pub fn kind(&self) -> &'static str {
         match self {

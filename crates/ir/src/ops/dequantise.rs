@@ -8,8 +8,8 @@ use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "dequantise",
-    doc: "The values of a block-quantised weight [.., K] as floats: [.., K].",
-    operands: &[OperandDef::required("w")],
+    doc: "The values of an encoded weight [.., N, K] as floats, computed in each step: [.., N, K].",
+    operands: &[OperandDef::encoded("w")],
     attrs: &[AttrDef {
         name: "dtype",
         kind: AttrKind::DType,
@@ -18,13 +18,12 @@ pub(super) static OP: OpDef = OpDef {
     }],
     infer: |call| {
         let w = call.tensor(0)?;
-        let (block, _) = w.dtype.block();
-        if !w.dtype.is_quantised() || w.last_const().is_none_or(|k| k % block != 0) {
-            return Err(call.mismatch(0, "a block-quantised weight of whole blocks", w));
+        if w.encoding.is_none() {
+            return Err(call.mismatch(0, "an encoded weight", w));
         }
         let dtype = call.dtype("dtype").filter(|d| d.is_float());
         let dtype = dtype.ok_or("attribute `dtype`: expected a float type")?;
-        Ok(vec![TensorType { dtype, ..w.clone() }.into()])
+        Ok(vec![TensorType { dtype, encoding: None, ..w.clone() }.into()])
     },
     effect: Effect::Pure,
     reference,
@@ -32,12 +31,12 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 2),
     reads: Reads::All,
     cuda: Some("dequantise"),
-    tolerance: Tolerance::POINTWISE,
-    memory: super::Memory::Computed,
+    tolerance: Tolerance::EXACT,
+    memory: super::Memory::Decoded,
     fused: None,
 };
 
-// A tensor enters the interpreter by its values, so the blocks are decoded on the way in.
+// A tensor enters the interpreter by its values: what is stored is decoded on the way in.
 fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
     Ok(vec![eval.value(0)?.clone()])
 }

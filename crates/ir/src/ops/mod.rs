@@ -125,20 +125,27 @@ pub struct OperandDef {
     pub optional: bool,
     /// For integers that pick rows: the operand whose first axis they count.
     pub rows_of: Option<&'static str>,
+    /// Whether it may be stored in an encoding.
+    pub encoded: bool,
 }
 
 impl OperandDef {
     const fn required(name: &'static str) -> OperandDef {
-        OperandDef { name, optional: false, rows_of: None }
+        OperandDef { name, optional: false, rows_of: None, encoded: false }
+    }
+
+    /// A weight stored in an encoding.
+    const fn encoded(name: &'static str) -> OperandDef {
+        OperandDef { name, optional: false, rows_of: None, encoded: true }
     }
 
     const fn optional(name: &'static str) -> OperandDef {
-        OperandDef { name, optional: true, rows_of: None }
+        OperandDef { name, optional: true, rows_of: None, encoded: false }
     }
 
     /// Integers that pick rows of the operand `of`.
     const fn rows(name: &'static str, of: &'static str) -> OperandDef {
-        OperandDef { name, optional: false, rows_of: Some(of) }
+        OperandDef { name, optional: false, rows_of: Some(of), encoded: false }
     }
 }
 
@@ -195,6 +202,8 @@ pub enum Memory {
     Rowwise,
     /// It is operand 0, each element in another type; nothing is done where that is the same.
     Converted,
+    /// It is computed in each step, even of constants: these stay as they are stored.
+    Decoded,
     /// It is a part of operand 0: attributes `axis`, `start` and `len`.
     Slice,
     /// It is all operands, one after another: attribute `axis`.
@@ -306,13 +315,22 @@ impl Op {
             if operand.is_none() && !def.optional {
                 return Err(format!("`{}` needs operand `{}`", self.name, def.name));
             }
+            if let Some(Type::Tensor(t)) = operand
+                && t.encoding.is_some()
+                && !def.encoded
+            {
+                let name = def.name;
+                return Err(format!(
+                    "operand `{name}`: expected plain elements, found {t}: `dequantise` it"
+                ));
+            }
         }
         for (def, attr) in self.attrs.iter().zip(attrs) {
             def.check(attr)?;
         }
         let mut results = (self.0.infer)(&OpCall { op: self, operands, attrs })?;
-        let constant =
-            operands.iter().flatten().all(|t| matches!(t, Type::Tensor(t) if t.constant));
+        let constant = self.memory != Memory::Decoded
+            && operands.iter().flatten().all(|t| matches!(t, Type::Tensor(t) if t.constant));
         for result in &mut results {
             if let Type::Tensor(t) = result {
                 t.constant = constant;

@@ -7,6 +7,7 @@
 //!   %x = carry 0 : bf16[T, 64]
 //!   %w = weight "model.layers.{layer}.mlp.up_proj.weight" : const bf16[96, 64]
 //!   %experts = weight "model.layers.{layer}.experts.{expert}.w1.weight" stack 8 : const bf16[8, 96, 64]
+//!   %coded = weight "model.layers.{layer}.mlp.down_proj.weight" : const q8_0[64, 96]
 //!   %k0 = state k : state bf16[2, 16]
 //!   %tokens = step tokens : u32[T]
 //!   %y = linear(%x, %w, _) {dtype: none} : bf16[T, 96] @ models/tiny.ron:12:9
@@ -17,7 +18,8 @@
 //! schedule decoder 0..4
 //! ```
 //!
-//! One statement a line; `_` stands for an operand left out; `//` starts a comment line.
+//! One statement a line; `_` stands for an operand left out; `//` starts a comment line. A weight that is
+//! encoded has its encoding's name in place of an element type.
 
 mod parse;
 mod print;

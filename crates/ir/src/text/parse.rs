@@ -9,7 +9,7 @@ use crate::graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
 };
 use crate::names::{MAX_NAME, is_name_char, nearest};
-use crate::{DType, Dim, Op, OpSet, StateType, Sym, TensorType, Type};
+use crate::{DType, Dim, Encoding, Op, OpSet, StateType, Sym, TensorType, Type};
 
 /// Layers a schedule may name: more is a mistake, not a model.
 const MAX_LAYERS: u64 = 10_000;
@@ -493,8 +493,24 @@ impl<'a> Parser<'a> {
             };
         }
         let constant = self.eat_word("const");
-        let dtype = self.dtype()?;
-        Ok(TensorType { dtype, shape: self.shape()?, constant }.into())
+        self.space();
+        let at = self.at;
+        let word = self.word("an element type or an encoding")?;
+        let (dtype, encoding) = match (word.parse(), self.ops.encoding(word)) {
+            (Ok(dtype), _) => (dtype, None),
+            // Its values are computed in f32.
+            (Err(_), Some(encoding)) => (DType::F32, Some(encoding.clone())),
+            (Err(message), None) => {
+                let known: Vec<&str> = self.ops.encodings().map(Encoding::name).collect();
+                let message = if known.is_empty() {
+                    message
+                } else {
+                    format!("{message}; encodings: {}", known.join(", "))
+                };
+                return Err(Error { at, message });
+            }
+        };
+        Ok(TensorType { dtype, shape: self.shape()?, constant, encoding }.into())
     }
 
     /// `file:line:col`, to the end of the line; a file's name that is not plain text is quoted.

@@ -2,11 +2,12 @@
 
 use std::collections::HashSet;
 
+use infernum_ir::encoding::{Code, CodeKind, EncodingDef, Group, Stored};
 use infernum_ir::expr::Expr;
 use infernum_ir::interp::Tensor;
 use infernum_ir::{
-    Attr, AttrDef, AttrKind, CallSite, DType, Dim, Effect, Graph, Loc, Module, NodeKind, Op, Param,
-    StateType, StepInput, Sym, TensorType, Type, ValueId, WeightRef, row_picks,
+    Attr, AttrDef, AttrKind, CallSite, DType, Dim, Effect, Encoding, Graph, Loc, Module, NodeKind,
+    Op, OpSet, Param, StateType, StepInput, Sym, TensorType, Type, ValueId, WeightRef, row_picks,
 };
 
 /// A small generator of our own, so that a number names a graph for ever.
@@ -91,7 +92,6 @@ fn params(graph: &mut Graph) -> Vec<ValueId> {
         (DType::Bf16, &[8, 4]),
         (DType::F32, &[4, 8]),
         (DType::Bf16, &[3, 8, 4]),
-        (DType::Q8_0, &[2, 32]),
     ]
     .into_iter()
     .enumerate()
@@ -100,6 +100,10 @@ fn params(graph: &mut Graph) -> Vec<ValueId> {
         let ty = TensorType::weight(dtype, shape);
         pool.push(graph.param(format!("w{i}"), Param::Weight(weight), ty));
     }
+    let encoding = ops().encoding("q8_0").expect("an encoding").clone();
+    let weight = WeightRef { name: "coded.{layer}".into(), stack: None };
+    let ty = TensorType::encoded(encoding, &[2, 32]);
+    pool.push(graph.param("coded", Param::Weight(weight), ty));
     for (plane, heads) in [("k", 2), ("v", 1)] {
         let ty = StateType { dtype: DType::F32, heads, dim: 4 };
         pool.push(graph.param(plane, Param::State(plane.into()), ty));
@@ -205,4 +209,27 @@ pub(crate) fn weight(weight: &WeightRef, layer: Option<u32>, ty: &Type) -> Resul
         data.extend((0..each).map(|_| rng.number()));
     }
     Ok(Tensor { shape, data })
+}
+
+/// The primitives, and an encoding.
+pub(crate) fn ops() -> OpSet {
+    let field = |name: &str, ty: &str| (name.to_owned(), ty.to_owned());
+    let encoding = Encoding::new(EncodingDef {
+        name: "q8_0".to_owned(),
+        doc: String::new(),
+        stored: Stored::Blocks {
+            values: 32,
+            fields: vec![field("d", "f16"), field("q", "i8 [32]")],
+        },
+        tables: Vec::new(),
+        group: Group { n: Some(1), k: Some(32) },
+        code: Code { kind: CodeKind::Signed, bits: 8, value: "q[k % 32]".to_owned() },
+        scale: "d".to_owned(),
+        minimum: None,
+        when: None,
+        gguf: None,
+    });
+    let mut ops = OpSet::default();
+    ops.define_encoding(encoding.expect("a definition"));
+    ops
 }

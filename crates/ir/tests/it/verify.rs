@@ -59,7 +59,7 @@ fn each_kind_of_finding() {
             "`b` is not an argument here; known: a",
         ),
         (
-            "%w = weight \"w\" : const f32[4]\n%y = cast(%w) {dtype: q4_0} : const q4_0[4]",
+            "%w = weight \"w\" : const f32[4]\n%y = cast(%w) {dtype: u32} : const u32[4]",
             "attribute `dtype`: expected a float type",
         ),
         // Parameters.

@@ -205,7 +205,7 @@ impl Parts {
                 self.one("kv_read", &[Some(state)], vec![])
             }
             _ => {
-                let ty = TensorType { dtype, shape: shape.to_vec(), constant: ty.constant };
+                let ty = TensorType { constant: ty.constant, ..TensorType::act(dtype, shape) };
                 Err(format!("no operand `{name}` of {ty} can be made for a check"))
             }
         }
@@ -222,7 +222,7 @@ impl Parts {
     }
 
     fn weight(&mut self, name: &str, dtype: DType, shape: &[Dim]) -> ValueId {
-        let ty = TensorType { dtype, shape: shape.to_vec(), constant: true };
+        let ty = TensorType { constant: true, ..TensorType::act(dtype, shape) };
         let weight = WeightRef { name: name.to_owned(), stack: None };
         self.graph.param(format!("w{}", self.graph.len()), Param::Weight(weight), ty)
     }

@@ -215,7 +215,7 @@ fn type_of(ty: &VarType, dtype: DType, sizes: &Sizes) -> Option<Type> {
         let [heads, dim] = shape[..] else { return None };
         return Some(StateType { dtype, heads: heads.as_const()?, dim: dim.as_const()? }.into());
     }
-    Some(TensorType { dtype, shape, constant: ty.constant }.into())
+    Some(TensorType { constant: ty.constant, ..TensorType::act(dtype, shape) }.into())
 }
 
 pub(super) fn attr(name: &str, def: &AttrDef, rng: &mut Rng) -> Result<Attr, String> {

@@ -62,6 +62,72 @@ pub const KERNELS: [Structure; 2] = [
     },
 ];
 
+/// The structures of encodings.
+pub const ENCODINGS: [Structure; 4] = [
+    Structure {
+        name: "Encoding",
+        doc: "How weights are stored: a file in `kernels/encodings/`. A value is `code * scale - minimum`; \
+              expressions range over its row `n` and column `k`, the weight's rows `N` and columns `K`, and \
+              what is stored: `d` for a single element, `q[k % 32]`, `weight[n][k]`. Whole numbers stay whole \
+              until they meet a float, `floor(a / b)` of two is whole, and bits are taken out by it and `%`. \
+              Floats are f32, every operation rounds, and there are no functions but floor, ceil, round, abs, \
+              min and max: so every target decodes to the same bits. An index outside is the nearest inside.",
+        fields: &[
+            ("name", true, "its name in types: `const q8_0[N, K]`"),
+            ("doc", true, "what it is, and where it comes from"),
+            ("stored", true, "`Blocks(..)` or `Tensors(..)`"),
+            ("tables", false, "constant lists for the expressions to look into"),
+            (
+                "group",
+                true,
+                "the values that share scale and minimum: `(n: 1, k: 32)`; an extent left out is that of the weight",
+            ),
+            ("code", true, "what is stored of each value"),
+            ("scale", true, "what a code is multiplied by, the same throughout a group"),
+            ("minimum", false, "what is then subtracted, the same throughout a group"),
+            (
+                "when",
+                false,
+                "which checkpoints may have it: a condition on the keys of config.json's `quantization_config`. A weight is stored so where the first of its tensors is there, in its type and shape",
+            ),
+            ("gguf", false, "number of the type in GGUF files"),
+        ],
+    },
+    Structure {
+        name: "Blocks",
+        doc: "Blocks of one tensor, along K; in safetensors a tensor of bytes, `[N, bytes of a row]`.",
+        fields: &[
+            ("values", true, "values of a block"),
+            (
+                "fields",
+                true,
+                "names and types in order, without gaps: `{ \"d\": \"f16\", \"q\": \"u8 [16]\" }`",
+            ),
+        ],
+    },
+    Structure {
+        name: "Tensors",
+        doc: "Tensors beside one another.",
+        fields: &[
+            ("of", true, "last part of the name of the weight that they are"),
+            (
+                "tensors",
+                true,
+                "last parts of their names, and types: `{ \"weight\": \"f8e4m3 [N, K]\" }`",
+            ),
+        ],
+    },
+    Structure {
+        name: "code",
+        doc: "What is stored of a value.",
+        fields: &[
+            ("kind", true, "`unsigned`, `signed`, `e4m3`, `e5m2`, `e2m1` or `table`"),
+            ("bits", true, "how many it needs"),
+            ("value", true, "the number"),
+        ],
+    },
+];
+
 /// The structures of cost tables.
 pub const COSTS: [Structure; 2] = [
     Structure {
@@ -118,7 +184,18 @@ mod tests {
                 .expect_err("unknown")
                 .to_string(),
         ];
-        for (structure, message) in KERNELS.iter().chain(&COSTS).zip(messages) {
+        let encoding = |text: &str| {
+            let mut kernels = Kernels::default();
+            kernels.add_encodings(&[source(text)]).expect_err("unknown").to_string()
+        };
+        let encodings = [
+            encoding("Encoding(zzz: 1)"),
+            encoding("Encoding(stored: Blocks(zzz: 1))"),
+            encoding("Encoding(stored: Tensors(zzz: 1))"),
+            encoding("Encoding(code: (zzz: 1))"),
+        ];
+        let messages = messages.into_iter().chain(encodings);
+        for (structure, message) in KERNELS.iter().chain(&COSTS).chain(&ENCODINGS).zip(messages) {
             let names: Vec<&str> = structure.fields.iter().map(|f| f.0).collect();
             let expected = format!("expected {}\n", names.join(", "));
             assert!(message.contains(&expected), "{}: {message}", structure.name);

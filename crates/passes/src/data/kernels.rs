@@ -1,4 +1,4 @@
-//! All fused ops and rules: ours, with the user's on top.
+//! All fused ops, rules and encodings: ours, with the user's on top.
 
 use std::path::{Path, PathBuf};
 
@@ -6,14 +6,14 @@ use include_dir::{Dir, include_dir};
 use infernum_frontend_hf::spec::{Source, read_ron};
 use infernum_ir::{Op, OpSet, SourceError, is_there};
 
-use super::fused;
 use super::notation::at;
 use super::rules::{self, Rule};
 use super::signature::{self, Signature};
+use super::{encodings, fused};
 
 static EMBEDDED: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/kernels");
 
-/// A file of fused ops or rules could not be read.
+/// A file of fused ops, rules or encodings could not be read.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are named in the messages")]
 pub enum DataError {
@@ -29,10 +29,10 @@ impl From<SourceError> for DataError {
     }
 }
 
-/// The fused ops and the rules over them.
+/// The fused ops, the rules over them, and the encodings of weights.
 #[derive(Clone, Debug, Default)]
 pub struct Kernels {
-    /// Primitives and fused ops.
+    /// Primitives and fused ops, and encodings.
     pub ops: OpSet,
     /// In the order of their files' names.
     pub rules: Vec<Rule>,
@@ -51,6 +51,7 @@ impl Kernels {
         let mut ours = ours.filter_map(|f| f.contents_utf8());
         kernels.foreign_ops = !ours.all(|text| fused.iter().any(|s| &*s.text == text));
         kernels.define_all(fused)?;
+        kernels.add_encodings(&files("encodings", data)?)?;
         for source in files("rules", data)? {
             kernels.add_rules(&source)?;
         }
@@ -115,6 +116,21 @@ impl Kernels {
         let declared = self.signatures.iter().find(|(name, _)| *name == op.name);
         let declared = declared.map(|(_, signature)| signature.clone());
         declared.or_else(|| signature::derived(op, &self.rules))
+    }
+
+    /// Adds the encodings of files, each of a name of its own.
+    pub fn add_encodings(&mut self, sources: &[Source]) -> Result<(), DataError> {
+        let mut names: Vec<String> = Vec::new();
+        for source in sources {
+            let file: encodings::File<'_> = read_ron(source)?;
+            if names.iter().any(|n| n == file.name) {
+                let message = format!("another file defines `{}` too", file.name);
+                return Err(at(source, file.name, message).into());
+            }
+            names.push(file.name.to_owned());
+            self.ops.define_encoding(encodings::read(source, &file)?);
+        }
+        Ok(())
     }
 
     /// Adds the rules of a file; a rule of a name already there takes its place.
@@ -185,5 +201,6 @@ mod tests {
         let kernels = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"));
         assert!(kernels.ops.fused().count() > 0);
         assert!(!kernels.rules.is_empty());
+        assert!(kernels.ops.encoding("q8_0").is_some());
     }
 }

@@ -1,8 +1,9 @@
-//! Fused ops and rules, read from files.
+//! Fused ops, rules and encodings, read from files.
 //!
-//! Both are written in the notation of specs: a body is a map from names to calls, a number stands
+//! The first two are written in the notation of specs: a body is a map from names to calls, a number stands
 //! for itself, and a text is the name of a value or attribute, or an expression.
 
+mod encodings;
 pub mod fields;
 mod fused;
 mod kernels;

@@ -174,3 +174,40 @@ fn nesting_is_bounded() {
     let error = define(&once, 33).expect_err("33 levels");
     assert!(error.contains("n32.ron:1:14") && error.contains("more than 32 deep"), "{error}");
 }
+
+/// The error that an encoding's file gives, of which `change` makes a mistake in what ships.
+fn encoding(change: (&str, &str)) -> String {
+    let text = include_str!("../../kernels/encodings/q4_k.ron");
+    assert!(text.contains(change.0), "{}", change.0);
+    let source = Source::new("kernels/encodings/mine.ron", &text.replacen(change.0, change.1, 1));
+    let mut kernels = Kernels::default();
+    kernels.add_encodings(&[source]).expect_err(change.1).to_string()
+}
+
+#[test]
+fn mistakes_in_encodings_have_a_place() {
+    for (change, place, expected) in [
+        (("gguf: 12", "ggufs: 12"), ":19:5", "unknown field `ggufs` (did you mean `gguf`?)"),
+        (("kind: unsigned", "kind: unsinged"), ":12:15", "unknown variant `unsinged`"),
+        (("bits: 4", "bits: 40"), ":13:17", "expected a code of 1 to 16 bits of kind Unsigned"),
+        (("scale: \"d *", "scale: \"e *"), ":15:13", "unknown name `e`"),
+        (("scale: \"d * (", "scale: \"d * * ("), ":15:17", "expected"),
+        (("\"dmin\": \"f16\"", "\"dmin\": \"f17\""), ":8:40", "expected an element type (u8, i8"),
+        (("\"dmin\": \"f16\"", "\"k\": \"f16\""), ":8:37", "a name of its own"),
+        (("u8 [128]", "u8 [K]"), ":8:73", "expected a field such as `f16` or `u8 [32]`"),
+        (("gguf: 12", "when: \"a == \""), ":19:", "expected"),
+        (("name: \"q4_k\"", "name: \"f32\""), ":2:12", "that is no element type"),
+    ] {
+        let found = encoding(change);
+        assert!(found.contains(expected), "{change:?}: {found}");
+        assert!(found.contains(&format!("mine.ron{place}")), "{change:?}: {found}");
+    }
+    let twice = ["a", "b"].map(|file| {
+        Source::new(&format!("{file}.ron"), include_str!("../../kernels/encodings/q8_0.ron"))
+    });
+    let found = Kernels::default().add_encodings(&twice).expect_err("two of a name").to_string();
+    assert!(
+        found.contains("b.ron:2:12") && found.contains("another file defines `q8_0`"),
+        "{found}"
+    );
+}

@@ -207,6 +207,7 @@ impl VarType {
             }
             Type::Tensor(t) => {
                 !self.state
+                    && t.encoding.is_none()
                     && dtype(t.dtype)
                     && (t.constant || !self.constant)
                     && self.fits_shape(&t.shape, sizes)

@@ -54,7 +54,7 @@ pub struct Rates {
     pub half: f64,
     /// `f8e4m3` and `f8e5m2`.
     pub eight: f64,
-    /// A block-quantised operand.
+    /// An encoded operand.
     pub quantised: f64,
 }
 

@@ -117,7 +117,7 @@ impl<'a> Prices<'a> {
     fn rate(&self, operands: &[Option<&Type>]) -> f64 {
         let rates = &self.table.gflop_s;
         let mut tensors = operands.iter().flatten().filter_map(|t| t.tensor().ok());
-        if tensors.any(|t| t.dtype.is_quantised()) {
+        if tensors.any(|t| t.encoding.is_some()) {
             return rates.quantised;
         }
         match element_type(operands) {

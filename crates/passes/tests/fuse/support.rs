@@ -115,7 +115,7 @@ pub(crate) fn fixture(name: &str, dtype: DType) -> Module {
     let files = ModelFiles::folder(&dir).unwrap_or_else(|e| panic!("{e}"));
     let model = Model::without_weights(files, None, &Library::default());
     let options = LowerOptions { dtype: Some(dtype), max_length: Some(64), rows: Sym::T };
-    let lowered = model.and_then(|m| m.lower(options));
+    let lowered = model.and_then(|m| m.lower(options, []));
     lowered.unwrap_or_else(|e| panic!("{name}: {e}")).module
 }
 

@@ -5,13 +5,14 @@ mod cases;
 mod compare;
 pub mod cpu;
 pub mod cuda;
+pub mod encodings;
 
 use std::collections::HashMap;
 use std::fmt;
 
 use infernum_codegen::Bucket;
 use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqShape, States, StepShape, Tensor};
-use infernum_ir::{DType, Dims, Module, Param, Type, WeightRef, random};
+use infernum_ir::{DType, Dims, Encoding, Module, Param, TensorType, Type, WeightRef, random};
 
 pub use self::compare::{Comparison, Element, allowed};
 use crate::exec::{Observed, PlanExecutor, StepInputs, TensorBytes, WeightSource, elements};
@@ -179,14 +180,23 @@ fn add(
     })
 }
 
-/// Random weights, as they are stored and as they are meant.
-struct Weights(HashMap<String, (TensorBytes, Vec<f64>)>);
+/// Random weights.
+struct Weights {
+    /// As they are stored, by stored tensor.
+    stored: HashMap<String, TensorBytes>,
+    /// As they are meant.
+    values: HashMap<String, Vec<f64>>,
+}
 
 impl Weights {
     fn random(module: &Module, seed: u64) -> Result<Weights, String> {
-        let mut all = HashMap::new();
+        let mut all = Weights { stored: HashMap::new(), values: HashMap::new() };
         for (_, param, ty) in module.graphs.iter().flat_map(infernum_ir::Graph::params) {
             let (Param::Weight(w), Type::Tensor(ty)) = (param, ty) else { continue };
+            if let Some(encoding) = &ty.encoding {
+                all.encoded(w, encoding, ty, seed)?;
+                continue;
+            }
             let sizes = ty.sizes(&Dims::default());
             let mut values = random::uniform(&w.name, seed, sizes.iter().product());
             if w.name.starts_with(EIGHTHS) {
@@ -194,16 +204,48 @@ impl Weights {
                     *v = (*v * 8.0).round() / 8.0;
                 }
             }
-            let size = elements::size(ty.dtype).ok_or("weights of a block format")?;
-            let mut bytes = vec![0; values.len() * size];
+            let mut bytes = vec![0; values.len() * elements::size(ty.dtype)];
             elements::encode(ty.dtype, &values, &mut bytes)?;
             values.clear();
-            elements::decode(ty.dtype, &bytes, &mut values)?;
+            elements::decode(ty.dtype, &bytes, &mut values);
             let shape = sizes.iter().map(|&n| n as u64).collect();
-            let stored = TensorBytes { dtype: ty.dtype, shape, bytes: bytes.into() };
-            all.insert(w.name.clone(), (stored, values));
+            let stored = TensorBytes { element: ty.dtype.into(), shape, bytes: bytes.into() };
+            all.stored.insert(w.name.clone(), stored);
+            all.values.insert(w.name.clone(), values);
         }
-        Ok(Weights(all))
+        Ok(all)
+    }
+
+    /// Adds an encoded weight, which may be a stack of matrices.
+    fn encoded(
+        &mut self,
+        w: &WeightRef,
+        encoding: &Encoding,
+        ty: &TensorType,
+        seed: u64,
+    ) -> Result<(), String> {
+        let sizes = ty.sizes(&Dims::default());
+        let [.., rows, columns] = sizes[..] else { return Err(format!("{ty} is no matrix")) };
+        let size = (rows as u64, columns as u64);
+        let (mut values, mut row) = (Vec::new(), vec![0.0; columns]);
+        for name in w.tensors(None) {
+            let all = encoding.random(size, true, &mut random::named(&name, seed))?;
+            let decoder =
+                encoding.decoder(size.0, size.1, all.iter().map(|(_, b)| &b[..]).collect())?;
+            for n in 0..size.0 {
+                decoder.row(n, 0, &mut row);
+                values.extend(row.iter().map(|v| f64::from(*v)));
+            }
+            for (named, (tensor, bytes)) in
+                encoding.tensors(&name, size.0, size.1)?.iter().zip(&all)
+            {
+                let (element, shape) = (tensor.element, tensor.shape.clone());
+                let stored = TensorBytes { element, shape, bytes: bytes.clone().into() };
+                self.stored.insert(named.name.clone(), stored);
+            }
+        }
+        self.values.insert(w.name.clone(), values);
+        Ok(())
     }
 
     /// What a step carries at its end.
@@ -216,7 +258,7 @@ impl Weights {
     ) -> Result<Carried, String> {
         let weights = |w: &WeightRef, _: Option<u32>, ty: &Type| {
             let shape = ty.tensor()?.sizes(&Dims::default());
-            let (_, values) = self.0.get(&w.name).ok_or("no such weight")?;
+            let values = self.values.get(&w.name).ok_or("no such weight")?;
             Ok(Tensor { shape, data: values.clone() })
         };
         let interpreter = Interpreter::new(&weights, Rounding::ToType);
@@ -226,7 +268,7 @@ impl Weights {
 
 impl WeightSource for Weights {
     fn tensor(&self, name: &str) -> Option<TensorBytes> {
-        self.0.get(name).map(|(stored, _)| stored.clone())
+        self.stored.get(name).cloned()
     }
 }
 

@@ -243,7 +243,7 @@ impl Core {
         for i in 0..self.plan.schedules[schedule].calls.len() {
             self.call(schedule, i)?;
             if let Some(observer) = &mut observer {
-                observer(i, self.observe(schedule, i)?);
+                observer(i, self.observe(schedule, i));
             }
         }
         self.read_output(schedule, output);
@@ -299,22 +299,16 @@ impl Core {
         Some((&carried.ty, &self.arena.as_bytes()[start..start + bytes]))
     }
 
-    fn observe(&self, schedule: usize, call: usize) -> Result<Vec<Observed>, ExecError> {
-        let Some(program) = self.program(schedule, call) else { return Ok(Vec::new()) };
+    fn observe(&self, schedule: usize, call: usize) -> Vec<Observed> {
+        let Some(program) = self.program(schedule, call) else { return Vec::new() };
         let results = program.results.iter().enumerate().filter_map(|(i, carried)| {
             let (ty, bytes) = self.carried(program, i)?;
             let mut data = Vec::new();
-            let decoded = elements::decode(ty.dtype, bytes, &mut data);
+            elements::decode(ty.dtype, bytes, &mut data);
             let shape = ty.sizes(&self.step.dims);
-            Some(decoded.map(|()| Observed {
-                name: carried.name.clone(),
-                ty: ty.clone(),
-                shape,
-                data,
-            }))
+            Some(Observed { name: carried.name.clone(), ty: ty.clone(), shape, data })
         });
-        let results: Result<Vec<_>, String> = results.collect();
-        results.map_err(|message| ExecError::Launch { launch: program.name.clone(), message })
+        results.collect()
     }
 
     /// The first result of the last call: logits, or tokens; a plan without calls has none.

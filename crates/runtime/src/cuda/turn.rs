@@ -65,7 +65,7 @@ impl Turn {
         if rows > 0 {
             stream.to_host(&mut self.tokens.bytes_mut()[..4 * rows], tokens)?;
         }
-        let (row, brought) = (size(dtype) * columns, self.brought());
+        let (row, brought) = (elements::size(dtype) * columns, self.brought());
         if self.logits.bytes().len() < row * brought {
             stream.synchronize()?;
             // Room for more of them, so that this is rare.
@@ -92,14 +92,13 @@ impl Turn {
         output.tokens.extend_from_slice(words(&self.tokens, self.rows));
         output.logits.clear();
         output.logit_rows.clone_from(&self.logit_rows);
-        let elements = self.brought() * self.columns;
-        let logits = &self.logits.bytes()[..size(self.dtype) * elements];
+        let count = self.brought() * self.columns;
+        let logits = &self.logits.bytes()[..elements::size(self.dtype) * count];
         if self.dtype == DType::F32 {
             output.logits.extend_from_slice(bytemuck::cast_slice(logits));
         } else {
-            let mut values = Vec::with_capacity(elements);
-            // `Core::output` lets no type through that cannot be read.
-            let _ = elements::decode(self.dtype, logits, &mut values);
+            let mut values = Vec::with_capacity(count);
+            elements::decode(self.dtype, logits, &mut values);
             output.logits.extend(values.into_iter().map(|v| v as f32));
         }
     }
@@ -114,11 +113,6 @@ fn parts(wanted: &LogitRows, rows: usize) -> impl Iterator<Item = Range<usize>> 
     let some = &some[..some.partition_point(|row| (*row as usize) < rows)];
     let neighbours = some.chunk_by(|a, b| a + 1 == *b);
     all.into_iter().chain(neighbours.map(|part| part[0] as usize..part[0] as usize + part.len()))
-}
-
-/// Bytes of an element.
-fn size(dtype: DType) -> usize {
-    elements::size(dtype).unwrap_or(0)
 }
 
 fn words(memory: &Pinned, n: usize) -> &[u32] {

@@ -2,13 +2,11 @@
 
 use half::{bf16, f16};
 use infernum_ir::DType;
+use infernum_ir::encoding::Element;
 
-/// Bytes of one element; `None` for block formats.
-pub(crate) fn size(dtype: DType) -> Option<usize> {
-    match dtype.block() {
-        (1, bytes) => Some(bytes as usize),
-        _ => None,
-    }
+/// Bytes of one element.
+pub(crate) fn size(dtype: DType) -> usize {
+    dtype.size() as usize
 }
 
 fn each<const N: usize>(bytes: &[u8], out: &mut Vec<f64>, f: impl Fn([u8; N]) -> f64) {
@@ -20,31 +18,18 @@ fn each<const N: usize>(bytes: &[u8], out: &mut Vec<f64>, f: impl Fn([u8; N]) ->
 }
 
 /// Appends the values of little-endian `bytes`.
-pub(crate) fn decode(dtype: DType, bytes: &[u8], out: &mut Vec<f64>) -> Result<(), String> {
+pub(crate) fn decode(dtype: DType, bytes: &[u8], out: &mut Vec<f64>) {
     match dtype {
         DType::F32 => each(bytes, out, |b| f64::from(f32::from_le_bytes(b))),
         DType::F16 => each(bytes, out, |b| f16::from_le_bytes(b).to_f64()),
         DType::Bf16 => each(bytes, out, |b| bf16::from_le_bytes(b).to_f64()),
         DType::I32 => each(bytes, out, |b| f64::from(i32::from_le_bytes(b))),
         DType::U32 => each(bytes, out, |b| f64::from(u32::from_le_bytes(b))),
-        DType::Q8_0 => {
-            for block in bytes.chunks_exact(34) {
-                let scale = f16::from_le_bytes([block[0], block[1]]).to_f64();
-                out.extend(block[2..].iter().map(|&q| scale * f64::from(q as i8)));
-            }
+        DType::F8e4m3 | DType::F8e5m2 => {
+            let element = Element::from(dtype);
+            each::<1>(bytes, out, |b| f64::from(element.read(&b).float()));
         }
-        DType::Q4_0 => {
-            for block in bytes.chunks_exact(18) {
-                let scale = f16::from_le_bytes([block[0], block[1]]).to_f64();
-                let value = |q: u8| scale * (f64::from(q) - 8.0);
-                // The first half of the block is in the low nibbles.
-                out.extend(block[2..].iter().map(|&q| value(q & 15)));
-                out.extend(block[2..].iter().map(|&q| value(q >> 4)));
-            }
-        }
-        _ => return Err(format!("element type {dtype} cannot be read on the CPU yet")),
     }
-    Ok(())
 }
 
 /// Writes values, rounded to nearest even.
@@ -54,7 +39,7 @@ pub(crate) fn encode(dtype: DType, values: &[f64], out: &mut [u8]) -> Result<(),
             c.copy_from_slice(&f(*v));
         }
     }
-    if size(dtype).and_then(|s| s.checked_mul(values.len())) != Some(out.len()) {
+    if size(dtype).checked_mul(values.len()) != Some(out.len()) {
         return Err(format!("{} value(s) of {dtype} are not {} bytes", values.len(), out.len()));
     }
     match dtype {

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use infernum_ir::{DType, Dims};
+use infernum_ir::Dims;
+use infernum_ir::encoding::Element;
 
 /// Why a plan could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -41,12 +42,12 @@ pub enum LoadError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorProblem {
     /// It is not there.
-    #[error("tensor `{name}` is missing: expected {}", shape(*.dtype, .expected))]
+    #[error("tensor `{name}` is missing: expected {}", shape(*.element, .expected))]
     Missing {
         /// Its name.
         name: String,
         /// Its element type.
-        dtype: DType,
+        element: Element,
         /// Its shape.
         expected: Vec<u64>,
     },
@@ -59,9 +60,9 @@ pub enum TensorProblem {
         /// Its name.
         name: String,
         /// What the plan needs.
-        expected: (DType, Vec<u64>),
+        expected: (Element, Vec<u64>),
         /// What the checkpoint has.
-        found: (DType, Vec<u64>),
+        found: (Element, Vec<u64>),
     },
     /// A constant that could not be computed.
     #[error("a constant made by `{op}`: {message}")]
@@ -151,8 +152,8 @@ impl ExecError {
     }
 }
 
-fn shape(dtype: DType, dims: &[u64]) -> String {
-    format!("{dtype}{dims:?}")
+fn shape(element: Element, dims: &[u64]) -> String {
+    format!("{element}{dims:?}")
 }
 
 fn lines(problems: &[TensorProblem]) -> String {

@@ -7,6 +7,7 @@ use infernum_codegen::Plan;
 use infernum_frontend_hf::Checkpoint;
 use infernum_ir::{DType, Dims, TensorType, random};
 
+use super::weights::stored_tensors;
 use super::{Bytes, TensorBytes, WeightSource};
 
 /// The tensors of a checkpoint, where they lie in its files.
@@ -29,7 +30,7 @@ impl WeightSource for CheckpointWeights<'_> {
         let view = self.checkpoint.tensor(name)?;
         let at = view.location;
         Some(TensorBytes {
-            dtype: view.dtype.ir()?,
+            element: view.dtype.element()?,
             shape: view.shape.to_vec(),
             bytes: self.files.get(at.file)?.slice(at.offset..at.offset + at.len)?,
         })
@@ -39,6 +40,8 @@ impl WeightSource for CheckpointWeights<'_> {
 /// Random weights of the shapes that a plan wants: for measuring, not for talking.
 pub struct RandomWeights {
     tensors: HashMap<String, TensorType>,
+    /// By stored tensor, the encoded weight that it belongs to.
+    encoded: HashMap<String, Encoded>,
     seed: u64,
     /// Values that all tensors share.
     pool: Option<Bytes>,
@@ -47,8 +50,15 @@ pub struct RandomWeights {
 impl RandomWeights {
     /// Weights for `plan`. The same seed gives the same weights.
     pub fn for_plan(plan: &Plan, seed: u64) -> RandomWeights {
-        let tensors = plan.tensors().into_iter().map(|(name, ty)| (name.to_owned(), ty)).collect();
-        RandomWeights { tensors, seed, pool: None }
+        let all = plan.tensors().into_iter().map(|(name, ty)| (name.to_owned(), ty));
+        let (coded, tensors): (HashMap<_, _>, _) = all.partition(|(_, ty)| ty.encoding.is_some());
+        let encoded = coded.into_iter().flat_map(|(weight, ty)| {
+            let parts = stored_tensors(&weight, &ty).unwrap_or_default();
+            parts
+                .into_iter()
+                .map(move |part| (part.name, Encoded { weight: weight.clone(), ty: ty.clone() }))
+        });
+        RandomWeights { tensors, encoded: encoded.collect(), seed, pool: None }
     }
 
     /// As [`RandomWeights::for_plan`], all tensors being parts of one pool of numbers, as large as the
@@ -65,18 +75,41 @@ impl RandomWeights {
     }
 }
 
+/// An encoded weight.
+struct Encoded {
+    weight: String,
+    ty: TensorType,
+}
+
+impl Encoded {
+    /// Its stored tensor of that name, the same whichever is asked for first.
+    fn tensor(&self, name: &str, seed: u64) -> Option<TensorBytes> {
+        let [rows, columns] = self.ty.sizes(&Dims::default())[..] else { return None };
+        let (encoding, size) = (self.ty.encoding.as_ref()?, (rows as u64, columns as u64));
+        let mut rng = random::named(&self.weight, seed);
+        let all = encoding.random(size, true, &mut rng).ok()?;
+        let names = stored_tensors(&self.weight, &self.ty).ok()?;
+        let mut found = names.iter().zip(all).filter(|(named, _)| named.name == name);
+        let (_, (tensor, bytes)) = found.next()?;
+        Some(TensorBytes { element: tensor.element, shape: tensor.shape, bytes: bytes.into() })
+    }
+}
+
 impl WeightSource for RandomWeights {
     fn tensor(&self, name: &str) -> Option<TensorBytes> {
+        if let Some(encoded) = self.encoded.get(name) {
+            return encoded.tensor(name, self.seed);
+        }
         let ty = self.tensors.get(name)?;
         let dims = Dims::default();
         let shape: Vec<u64> = ty.sizes(&dims).into_iter().map(|n| n as u64).collect();
-        let elements = ty.elements(&dims) as usize;
+        let (elements, element) = (ty.elements(&dims) as usize, ty.dtype.into());
         if let Some(bytes) = self.pool.as_ref().and_then(|p| p.slice(0..ty.bytes(&dims) as usize)) {
-            return Some(TensorBytes { dtype: ty.dtype, shape, bytes });
+            return Some(TensorBytes { element, shape, bytes });
         }
         // Each tensor its own numbers, so that the order of loading does not matter.
         let bytes = values(ty.dtype, elements, random::named(name, self.seed))?;
-        Some(TensorBytes { dtype: ty.dtype, shape, bytes: bytes.into() })
+        Some(TensorBytes { element, shape, bytes: bytes.into() })
     }
 }
 

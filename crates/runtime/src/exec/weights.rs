@@ -4,8 +4,11 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use infernum_codegen::{Plan, Recipe, Weight};
+use infernum_ir::encoding::{Decoder, Element, StoredTensor};
 use infernum_ir::interp::{StepShape, Tensor};
-use infernum_ir::{Attr, DType, Dims, Effect, Eval, Memory, Op, OpCall, TensorType, Type};
+use infernum_ir::{
+    Attr, DType, Dim, Dims, Effect, Encoding, Eval, Memory, Op, OpCall, TensorType, Type,
+};
 
 use super::{LoadError, TensorProblem, elements};
 
@@ -19,7 +22,7 @@ pub trait WeightSource {
 #[derive(Clone, Debug)]
 pub struct TensorBytes {
     /// Element type.
-    pub dtype: DType,
+    pub element: Element,
     /// Outermost dimension first.
     pub shape: Vec<u64>,
     /// Row-major, little-endian; at any alignment.
@@ -79,6 +82,8 @@ impl std::fmt::Debug for Bytes {
 #[derive(Clone, Debug)]
 pub(crate) struct Loaded {
     pub(crate) dtype: DType,
+    /// How it is stored, unless as its elements.
+    encoding: Option<Encoding>,
     pub(crate) shape: Vec<usize>,
     /// Its bytes, in order; views of the checkpoint wherever that is possible.
     pub(crate) segments: Vec<Bytes>,
@@ -108,8 +113,10 @@ impl Loaded {
             }
             joins
         });
-        let row = self.columns() * elements::size(self.dtype).unwrap_or(1);
-        let whole_rows = self.segments.iter().all(|s| row > 0 && s.len().is_multiple_of(row));
+        let row = self.columns() * elements::size(self.dtype);
+        // Of what is encoded, each stored tensor is a segment.
+        let whole_rows = self.encoding.is_some()
+            || self.segments.iter().all(|s| row > 0 && s.len().is_multiple_of(row));
         // Experts are found by their number.
         let experts = if self.shape.len() > 2 { self.shape[0] } else { 0 };
         if self.segments.len() > MAX_SEGMENTS.max(experts) || !whole_rows {
@@ -133,7 +140,8 @@ impl Loaded {
     /// is of another size.
     fn rows(&self, start: u64, ty: &TensorType) -> Option<Loaded> {
         let shape = sizes(ty);
-        if self.dtype != ty.dtype || self.shape.get(1..)? != shape.get(1..)? {
+        let plain = self.encoding.is_none() && ty.encoding.is_none();
+        if !plain || self.dtype != ty.dtype || self.shape.get(1..)? != shape.get(1..)? {
             return None;
         }
         let row = self.shape.get(1..)?.iter().product::<usize>();
@@ -148,7 +156,13 @@ impl Loaded {
             }
             at += segment.len();
         }
-        (to <= at).then_some(Loaded { dtype: self.dtype, shape, segments, values: None })
+        (to <= at).then_some(Loaded {
+            dtype: self.dtype,
+            encoding: None,
+            shape,
+            segments,
+            values: None,
+        })
     }
 
     /// Copies into one piece.
@@ -161,7 +175,7 @@ impl Loaded {
 
     /// Makes `values`, if the type is a float.
     pub(crate) fn widen(&mut self) {
-        if self.values.is_none() && self.dtype.is_float() {
+        if self.values.is_none() && self.dtype.is_float() && self.encoding.is_none() {
             self.values =
                 self.decode().ok().map(|t| t.data.into_iter().map(|v| v as f32).collect());
         }
@@ -170,10 +184,38 @@ impl Loaded {
     /// Its values in `f64`.
     pub(crate) fn decode(&self) -> Result<Tensor, String> {
         let mut data = Vec::with_capacity(self.elements());
-        for s in &self.segments {
-            elements::decode(self.dtype, s, &mut data)?;
+        if self.encoding.is_none() {
+            self.segments.iter().for_each(|s| elements::decode(self.dtype, s, &mut data));
+        }
+        let mut row = vec![0.0; self.columns()];
+        for (decoder, n) in self.decoders()?.iter().flat_map(|d| (0..d.rows()).map(move |n| (d, n)))
+        {
+            decoder.row(n, 0, &mut row);
+            data.extend(row.iter().map(|v| f64::from(*v)));
         }
         Ok(Tensor { shape: self.shape.clone(), data })
+    }
+
+    /// Of what is encoded, a decoder of each matrix; of anything else none.
+    pub(crate) fn decoders(&self) -> Result<Vec<Decoder<'_>>, String> {
+        let Some(encoding) = &self.encoding else { return Ok(Vec::new()) };
+        let [leading @ .., rows, columns] = &self.shape[..] else {
+            return Err(format!("{encoding}: expected a matrix, found {:?}", self.shape));
+        };
+        let (rows, columns) = (*rows as u64, *columns as u64);
+        let size = encoding.layout(rows, columns)?.bytes;
+        let tensors = encoding.tensors("", rows, columns)?;
+        let count = leading.iter().product::<usize>() as u64;
+        (0..count)
+            .map(|i| {
+                let part = |t: &StoredTensor| {
+                    self.from((i * size + t.offset) as usize).get(..t.bytes as usize)
+                };
+                let parts = tensors.iter().map(part).collect::<Option<Vec<_>>>();
+                let apart = || format!("{encoding}: a stored tensor is in pieces");
+                encoding.decoder(rows, columns, parts.ok_or_else(apart)?)
+            })
+            .collect()
     }
 }
 
@@ -222,7 +264,7 @@ fn resolve(
 ) -> Option<Loaded> {
     let ty = &weight.ty;
     let segments = match &weight.recipe {
-        Recipe::Tensor(name) => vec![tensor(name, ty, source, problems)?],
+        Recipe::Tensor(name) => tensors(name, ty, source, problems)?,
         Recipe::Stack(parts) => {
             let ty = TensorType { shape: ty.shape.get(1..)?.to_vec(), ..ty.clone() };
             let part = |p: &Recipe| {
@@ -267,7 +309,8 @@ fn resolve(
             }
         }
     };
-    Some(Loaded { dtype: ty.dtype, shape: sizes(ty), segments, values: None })
+    let (dtype, encoding) = (ty.dtype, ty.encoding.clone());
+    Some(Loaded { dtype, encoding, shape: sizes(ty), segments, values: None })
 }
 
 /// The result of an op that only selects contiguous parts of its operand.
@@ -279,7 +322,7 @@ fn view(op: &str, attrs: &[Attr], operands: &[Option<Loaded>]) -> Option<Vec<Byt
         (Memory::Slice, [Attr::Int(axis), Attr::Int(start), Attr::Int(len)], [whole]) => {
             let (outer, rest) = x.shape.split_at_checked(*axis as usize)?;
             let (axis, inner) = rest.split_first()?;
-            let position = inner.iter().product::<usize>() * elements::size(x.dtype)?;
+            let position = inner.iter().product::<usize>() * elements::size(x.dtype);
             let parts = (0..outer.iter().product()).map(|o: usize| {
                 let from = (o * axis + *start as usize) * position;
                 whole.slice(from..from + *len as usize * position)
@@ -290,24 +333,74 @@ fn view(op: &str, attrs: &[Attr], operands: &[Option<Loaded>]) -> Option<Vec<Byt
     }
 }
 
-fn tensor(
+/// The stored tensors that are the weight `name`, as they lie one after another.
+fn tensors(
     name: &str,
     ty: &TensorType,
     source: &dyn WeightSource,
     problems: &mut Vec<TensorProblem>,
+) -> Option<Vec<Bytes>> {
+    let size = ty.bytes(&Dims::default());
+    let wanted = match stored_tensors(name, ty) {
+        Ok(wanted) => wanted,
+        Err(message) => {
+            problems.push(TensorProblem::Constant { op: "dequantise".to_owned(), message });
+            return None;
+        }
+    };
+    // Every one is looked at, so that every problem is found.
+    let found: Vec<_> =
+        wanted.into_iter().map(|t| (t.offset, tensor(t, source, problems))).collect();
+    let (mut segments, mut end) = (Vec::new(), 0);
+    let pad = |segments: &mut Vec<Bytes>, from: u64, to: u64| {
+        if from < to {
+            segments.push(vec![0; (to - from) as usize].into());
+        }
+    };
+    for (offset, bytes) in found {
+        let bytes = bytes?;
+        pad(&mut segments, end, offset);
+        end = offset + bytes.len() as u64;
+        segments.push(bytes);
+    }
+    pad(&mut segments, end, size);
+    Some(segments)
+}
+
+/// What the checkpoint holds for the weight `name`.
+pub(crate) fn stored_tensors(name: &str, ty: &TensorType) -> Result<Vec<StoredTensor>, String> {
+    let shape: Vec<u64> = sizes(ty).into_iter().map(|n| n as u64).collect();
+    match (&ty.encoding, &ty.shape[..]) {
+        (None, _) => Ok(vec![StoredTensor {
+            name: name.to_owned(),
+            element: ty.dtype.into(),
+            shape,
+            bytes: ty.bytes(&Dims::default()),
+            offset: 0,
+        }]),
+        (Some(encoding), [Dim::Const(rows), Dim::Const(columns)]) => {
+            encoding.tensors(name, *rows, *columns)
+        }
+        (Some(_), _) => Err(format!("`{name}`: expected a matrix, found {ty}")),
+    }
+}
+
+fn tensor(
+    wanted: StoredTensor,
+    source: &dyn WeightSource,
+    problems: &mut Vec<TensorProblem>,
 ) -> Option<Bytes> {
-    let expected: Vec<u64> = sizes(ty).into_iter().map(|n| n as u64).collect();
-    let name = name.to_owned();
+    let StoredTensor { name, element, shape: expected, bytes, .. } = wanted;
     let Some(found) = source.tensor(&name) else {
-        problems.push(TensorProblem::Missing { name, dtype: ty.dtype, expected });
+        problems.push(TensorProblem::Missing { name, element, expected });
         return None;
     };
-    let whole = found.bytes.len() as u64 == ty.bytes(&Dims::default());
-    if found.dtype != ty.dtype || found.shape != expected || !whole {
+    let whole = found.bytes.len() as u64 == bytes;
+    if found.element != element || found.shape != expected || !whole {
         problems.push(TensorProblem::Mismatch {
             name,
-            expected: (ty.dtype, expected),
-            found: (found.dtype, found.shape),
+            expected: (element, expected),
+            found: (found.element, found.shape),
         });
         return None;
     }
@@ -343,8 +436,7 @@ fn evaluate(
     let eval = Eval { call, values: &values, results: &results, step: &StepShape::default() };
     let tensors = (op.reference)(&eval)?;
     let (tensor, ty) = tensors.get(result).zip(types.get(result)).ok_or("no such result")?;
-    let size = elements::size(ty.dtype).ok_or_else(|| format!("cannot compute {ty}"))?;
-    let mut bytes = vec![0; tensor.data.len() * size];
+    let mut bytes = vec![0; tensor.data.len() * elements::size(ty.dtype)];
     elements::encode(ty.dtype, &tensor.data, &mut bytes)?;
     Ok(bytes.into())
 }

@@ -2,17 +2,22 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::LazyLock;
 
 use half::{bf16, f16};
 use infernum_codegen::{TargetKind, plan};
 use infernum_ir::interp::{Carried, Interpreter, Rounding, States, StepShape, Tensor};
-use infernum_ir::{DType, Dims, Module, NodeKind, Param, Type, text, verify};
+use infernum_ir::{DType, Dims, Encoding, Module, NodeKind, Param, Type, random, text, verify};
+use infernum_passes::data::Kernels;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::{TensorBytes, WeightSource};
 
 /// Parses and verifies.
 pub(crate) fn module(text: &str) -> Module {
-    let module = text::parse(text, "test.ir").unwrap_or_else(|e| panic!("{e}\n{text}"));
+    static KERNELS: LazyLock<Kernels> =
+        LazyLock::new(|| Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}")));
+    let module = text::parse_with(text, "test.ir", &KERNELS.ops);
+    let module = module.unwrap_or_else(|e| panic!("{e}\n{text}"));
     verify(&module).unwrap_or_else(|e| panic!("{e}"));
     module
 }
@@ -37,14 +42,6 @@ fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
         DType::F32 => f32s().collect(),
         DType::Bf16 => values.iter().flat_map(|v| bf16::from_f64(*v).to_le_bytes()).collect(),
         DType::F16 => values.iter().flat_map(|v| f16::from_f64(*v).to_le_bytes()).collect(),
-        DType::Q8_0 => {
-            let blocks = values.chunks(32).flat_map(|block| {
-                let scale = f16::from_f64(1.0 / 64.0).to_le_bytes();
-                let quants = block.iter().map(|v| (v * 64.0).round() as i8 as u8);
-                scale.into_iter().chain(quants)
-            });
-            blocks.collect()
-        }
         other => panic!("no test weights of {other}"),
     }
 }
@@ -55,7 +52,6 @@ fn rounded(dtype: DType, v: f64) -> f64 {
         DType::F32 => f64::from(v as f32),
         DType::Bf16 => bf16::from_f64(v).to_f64(),
         DType::F16 => f16::from_f64(v).to_f64(),
-        DType::Q8_0 => (v * 64.0).round() / 64.0,
         other => panic!("no test weights of {other}"),
     }
 }
@@ -75,6 +71,11 @@ impl Checkpoint {
                 let (Param::Weight(w), Type::Tensor(ty)) = (param, ty) else { continue };
                 let sizes = ty.sizes(&Dims::default());
                 let shape = if w.stack.is_some() { &sizes[1..] } else { &sizes[..] };
+                if let Some(encoding) = &ty.encoding {
+                    let names = w.tensors(site.layer);
+                    names.iter().for_each(|name| checkpoint.encoded(name, encoding, shape));
+                    continue;
+                }
                 // Wide enough that attention is far from uniform, small enough not to saturate.
                 let gain = if shape.len() > 1 {
                     3.0 / (shape[shape.len() - 1] as f64).sqrt()
@@ -86,7 +87,7 @@ impl Checkpoint {
                     let values: Vec<f64> = noise(&name, n).into_iter().map(|v| v * gain).collect();
                     let bytes = encode(ty.dtype, &values).into();
                     let shape = shape.iter().map(|&d| d as u64).collect();
-                    let tensor = TensorBytes { dtype: ty.dtype, shape, bytes };
+                    let tensor = TensorBytes { element: ty.dtype.into(), shape, bytes };
                     checkpoint.tensors.insert(name.clone(), tensor);
                     let values = values.into_iter().map(|v| rounded(ty.dtype, v)).collect();
                     checkpoint.values.insert(name, values);
@@ -94,6 +95,22 @@ impl Checkpoint {
             }
         }
         checkpoint
+    }
+
+    /// Adds an encoded weight `[N, K]`.
+    fn encoded(&mut self, name: &str, encoding: &Encoding, shape: &[usize]) {
+        let size = (shape[0] as u64, shape[1] as u64);
+        let all = encoding.random(size, true, &mut random::named(name, 1)).expect("a size of it");
+        let bytes = all.iter().map(|(_, bytes)| &bytes[..]).collect();
+        let decoder = encoding.decoder(size.0, size.1, bytes).expect("its own tensors");
+        let mut values = vec![0.0; shape[0] * shape[1]];
+        values.chunks_mut(shape[1]).zip(0..).for_each(|(row, n)| decoder.row(n, 0, row));
+        self.values.insert(name.to_owned(), values.into_iter().map(f64::from).collect());
+        let named = encoding.tensors(name, size.0, size.1).expect("a size of it");
+        for (named, (stored, bytes)) in named.into_iter().zip(all) {
+            let (element, shape) = (stored.element, stored.shape);
+            self.tensors.insert(named.name, TensorBytes { element, shape, bytes: bytes.into() });
+        }
     }
 
     /// One step of the interpreter; what every call carries.

@@ -33,7 +33,7 @@ schedule g 2..3
     checkpoint.tensors.remove("w.2.1");
     checkpoint.tensors.remove("e");
     let a = checkpoint.tensors.get_mut("a").expect("a");
-    (a.dtype, a.shape) = (DType::Bf16, vec![6, 5]);
+    (a.element, a.shape) = (DType::Bf16.into(), vec![6, 5]);
     let last = checkpoint.tensors.get_mut("w.2.2").expect("w");
     last.bytes = last.bytes.slice(0..8).expect("a part");
     let error = CpuExecutor::new(plan, &checkpoint, CpuOptions::default()).err().expect("fails");

@@ -65,9 +65,9 @@ const CASES: &[(&str, &str)] = &[
     ("%r = slice(%x) {axis: 1, start: 5, len: 1} : DT[T, 1]", "%r"),
     ("%r = slice(%sc) {axis: 0, start: 1, len: 2} : f32[2, T, S]", "%r"),
     (
-        r#"%wq = weight "quantised" : const q8_0[5, 64]
-  %w = dequantise(%wq) {dtype: f32} : const f32[5, 64]
-  %p = slice(%w) {axis: 1, start: 3, len: 42} : const f32[5, 42]
+        r#"%wq = weight "quantised.weight" : const q8_0[5, 64]
+  %w = dequantise(%wq) {dtype: f32} : f32[5, 64]
+  %p = slice(%w) {axis: 1, start: 3, len: 42} : f32[5, 42]
   %r = linear(%x, %p, _) {dtype: f32} : f32[T, 5]"#,
         "%r",
     ),

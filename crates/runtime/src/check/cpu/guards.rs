@@ -58,7 +58,7 @@ impl Kernel for Guarded {
             let name = format!("result {i}");
             fenced.check(&name)?;
             if !(in_place && i == 0) {
-                written(&name, fenced.bytes(), elements::size(result.dtype).unwrap_or(1))?;
+                written(&name, fenced.bytes(), elements::size(result.dtype))?;
             }
             result.bytes.copy_from_slice(fenced.bytes());
         }
@@ -202,7 +202,7 @@ fn parts<'a>(operand: Option<&Operand<'a>>) -> Vec<&'a [u8]> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Comparison, compare};
+    use super::super::{Comparison, RAGGED, compare};
     use super::*;
     use crate::cpu::simd;
 
@@ -287,7 +287,7 @@ schedule g 0..1\n";
             let kernel: Box<dyn Kernel> = if wrong { Box::new(Wrong(mistake)) } else { kernel };
             Box::new(Guarded::new(launch, kernel))
         };
-        compare(&module, &module, 1, &wrap, ALLOWED)
+        compare((&module, &module), &RAGGED, 1, &wrap, ALLOWED)
     }
 
     #[test]

@@ -8,7 +8,7 @@ use infernum_passes::data::Kernels;
 
 use self::guards::Guarded;
 use super::cases::{CASES, HEADS, RAGGED, Sizes, Tried, is_written, made};
-use super::{Comparison, KernelVerdict, Trial, allowed};
+use super::{Batch, Comparison, KernelVerdict, Trial, allowed};
 use crate::cpu::{CpuExecutor, CpuOptions, WrapKernel, has_kernel};
 
 const BLOCK: usize = 4;
@@ -62,7 +62,6 @@ fn verdict(
     seed: u64,
 ) -> KernelVerdict {
     let allowed = allowed(op.tolerance, dtype);
-    let guarded: &WrapKernel<'_> = &|launch, kernel| Box::new(Guarded::new(launch, kernel));
     let case = tried.as_ref().map_or_else(|_| String::new(), ToString::to_string);
     // An op without a kernel of its own runs as what it stands for.
     let module = tried.and_then(|tried| tried.module(dtype, ops));
@@ -76,19 +75,29 @@ fn verdict(
         dtype,
         case,
         allowed,
-        outcome: module.and_then(|(meant, run)| compare(&meant, &run, seed, guarded, allowed)),
+        outcome: module.and_then(|(meant, run)| compare_plan(&meant, &run, &RAGGED, seed, allowed)),
     }
 }
 
-/// The plan of what is run against the interpretation of what is meant.
-fn compare(
+/// The plan of what is run, behind guards, against the interpretation of what is meant.
+pub(super) fn compare_plan(
     meant: &Module,
     run: &Module,
+    batch: &Batch,
+    seed: u64,
+    allowed: f64,
+) -> Result<Comparison, String> {
+    let guarded: &WrapKernel<'_> = &|launch, kernel| Box::new(Guarded::new(launch, kernel));
+    compare((meant, run), batch, seed, guarded, allowed)
+}
+
+fn compare(
+    (meant, run): (&Module, &Module),
+    batch: &Batch,
     seed: u64,
     wrap: &WrapKernel<'_>,
     allowed: f64,
 ) -> Result<Comparison, String> {
-    let batch = &RAGGED;
     let trial = Trial::new(meant, seed, batch, BLOCK)?;
     let buckets: Vec<_> = batch.buckets.iter().map(|b| (*b, run.clone())).collect();
     let plan = plan_buckets(&buckets, TargetKind::Cpu, batch.limits).map_err(|e| e.to_string())?;

@@ -81,7 +81,7 @@ impl Fence<'_> {
                 let address = self.0.arena.address() + at as u64;
                 self.0.stream.fill(address, POISON, bytes).map_err(|e| e.to_string())?;
             }
-            let element = elements::size(ty.dtype).unwrap_or(1);
+            let element = elements::size(ty.dtype);
             results.push(Written { range: at..at + bytes, element, in_place });
         }
         let states = self.0.states.iter().map(|s| self.read(s)).collect::<Result<_, _>>()?;

@@ -22,7 +22,7 @@ use super::cases::{
     CASES, Case, DECODES, FEW, HEADS, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE, SIXTEEN,
     Sizes, Tried, is_written, made,
 };
-use super::{Batch, Comparison, KernelVerdict, Trial, allowed};
+use super::{Batch, Comparison, KernelVerdict, Trial, allowed, encodings};
 use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
 use crate::exec::StepInputs;
 
@@ -135,6 +135,10 @@ fn setups(
     }
     let mut all = written(&kernels.ops, library);
     all.retain(|s| s.op.name.contains(only));
+    match decoding(&kernels.ops, only) {
+        Ok(setups) => all.extend(setups),
+        Err(why) => problem(encodings::OP, why),
+    }
     let mut has_template = |op: &Op| match op.cuda.map(|t| library.template(t)) {
         None => false,
         Some(Ok(_)) => true,
@@ -166,6 +170,18 @@ fn setups(
         }
     }
     all
+}
+
+/// What is tried of every encoding.
+fn decoding(ops: &OpSet, only: &str) -> Result<Vec<Setup>, String> {
+    let op = ops.find(encodings::OP)?;
+    let wanted = if op.name.contains(only) { FLOATS } else { return Ok(Vec::new()) };
+    let all = ops.encodings().flat_map(|e| wanted.map(|dtype| (e, dtype)));
+    all.map(|(encoding, dtype)| {
+        let call = encodings::call(encoding, dtype, ops)?;
+        Ok(Setup { op, call, dtype, batch: &SINGLE, variants: &[] })
+    })
+    .collect()
 }
 
 /// What is tried of ops that calls are written of.
@@ -257,8 +273,7 @@ pub fn unchecked(kernels: &Kernels, library: &Library) -> Vec<&'static str> {
     let has_template = |op: &Op| op.cuda.is_some_and(|t| library.template(t).is_ok());
     let all = kernels.ops.all();
     let all = all.filter(|op| has_template(op) && !setups.iter().any(|s| s.op.name == op.name));
-    // What is done to stored weights alone is done when they are loaded, never in a step.
-    all.map(|op| op.name).filter(|name| *name != "dequantise").collect()
+    all.map(|op| op.name).collect()
 }
 
 /// What is tried, as plans: one a variant.

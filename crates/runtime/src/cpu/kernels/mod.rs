@@ -7,6 +7,7 @@
 mod argmax;
 mod attention;
 mod chains;
+mod dequantise;
 mod experts;
 mod linear;
 mod math;
@@ -58,6 +59,7 @@ static CPU_KERNELS: &[(&str, Prepare)] = &[
     ("attention", paged::attention),
     ("cast", moves::cast),
     ("concat", moves::concat),
+    ("dequantise", dequantise::dequantise),
     ("embedding", moves::embedding),
     ("expert_linear", experts::expert_linear),
     ("gather_norm_linear", chains::gather_norm_linear),

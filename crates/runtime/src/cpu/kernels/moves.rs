@@ -76,7 +76,8 @@ impl Kernel for Cast {
 fn element(site: &Site<'_>, i: usize) -> Option<usize> {
     let value = site.launch.operands.get(i)?.as_ref()?;
     let readable = matches!(value.arg, Arg::Buffer(_) | Arg::Step(_));
-    size(value.ty.tensor().ok()?.dtype).filter(|_| readable)
+    let dtype = value.ty.tensor().ok()?.dtype;
+    readable.then(|| size(dtype))
 }
 
 pub(super) fn concat(site: &Site<'_>) -> Prepared {

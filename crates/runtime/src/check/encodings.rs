@@ -1,0 +1,230 @@
+//! Holds encodings' files against themselves, and what targets decode against the files, bit for bit.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use infernum_ir::encoding::{CodeKind, Number, Stored};
+use infernum_ir::{DType, Encoding, Op, OpSet, random, text};
+use infernum_passes::check::CallModule;
+
+use super::cases::{SINGLE, Tried};
+use super::{KernelVerdict, allowed};
+
+/// Values that are looked at one by one.
+const MOST_VALUES: u64 = 1 << 17;
+
+/// Sizes that an encoding is tried at: two groups and a part of a third both ways, or two blocks.
+fn sizes(encoding: &Encoding) -> (u64, u64) {
+    let def = encoding.def();
+    let groups = |size: Option<u64>| 2 * size.unwrap_or(3) + 3;
+    let rows = groups(def.group.n).min(300);
+    match def.stored {
+        Stored::Blocks { values, .. } => (rows, 2 * values),
+        Stored::Tensors { .. } => (rows, groups(def.group.k).min(600)),
+    }
+}
+
+/// Whether an encoding is what its file says: codes are of their kind and bits, scale and minimum are
+/// the same throughout each group, and rows decode to what values do one by one. Of random bytes; how
+/// many values were looked at.
+pub fn check(encoding: &Encoding, seed: u64) -> Result<u64, String> {
+    let (rows, columns) = sizes(encoding);
+    let mut rng = random::named(encoding.name(), seed);
+    let all = encoding.random((rows, columns), false, &mut rng)?;
+    let decoder = encoding.decoder(rows, columns, all.iter().map(|(_, b)| &b[..]).collect())?;
+    let def = encoding.def();
+    let (gn, gk) = (def.group.n.unwrap_or(rows), def.group.k.unwrap_or(columns));
+    let mut codes = HashSet::new();
+    let mut values = vec![0.0; columns as usize];
+    let rows = rows.min(MOST_VALUES / columns).max(1);
+    for n in 0..rows {
+        decoder.row(n, 0, &mut values);
+        for (k, value) in (0..columns).zip(&values) {
+            let at = format!("value [{n}, {k}] of [{rows}, {columns}]");
+            let code = decoder.code(n, k);
+            is_of_kind(code, def.code.kind, def.code.bits).map_err(|e| format!("{at}: {e}"))?;
+            codes.insert(code.float().to_bits());
+            let (scale, minimum) = (decoder.scale(n, k), decoder.minimum(n, k));
+            let (first_n, first_k) = (n - n % gn, k - k % gk);
+            for (what, own, first) in [
+                ("scale", scale, decoder.scale(first_n, first_k)),
+                ("minimum", minimum, decoder.minimum(first_n, first_k)),
+            ] {
+                if !same(own, first) {
+                    return Err(format!(
+                        "{at}: its {what} is {own}, that of [{first_n}, {first_k}] in its group {first}"
+                    ));
+                }
+            }
+            let scaled = code.float() * scale;
+            let expected = if def.minimum.is_some() { scaled - minimum } else { scaled };
+            if !same(*value, expected) {
+                return Err(format!("{at}: its row has {value}, expected {expected}"));
+            }
+        }
+    }
+    if codes.len() > 1 << def.code.bits {
+        return Err(format!("{} different codes, expected {} bits", codes.len(), def.code.bits));
+    }
+    Ok(rows * columns)
+}
+
+/// Bit for bit; a NaN is as good as another.
+fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
+}
+
+fn is_of_kind(code: Number, kind: CodeKind, bits: u32) -> Result<(), String> {
+    let range = match kind {
+        CodeKind::Unsigned => 0..1i64 << bits,
+        CodeKind::Signed => -(1 << (bits - 1))..1i64 << (bits - 1),
+        // How many there are says enough.
+        CodeKind::E4m3 | CodeKind::E5m2 | CodeKind::E2m1 | CodeKind::Table => return Ok(()),
+    };
+    match code {
+        Number::Int(i) if range.contains(&i) => Ok(()),
+        _ => Err(format!("expected a code of {range:?}, found {code:?}")),
+    }
+}
+
+/// A call of `dequantise` of a matrix, and of a stack of them.
+pub(super) fn call(encoding: &Encoding, dtype: DType, ops: &OpSet) -> Result<Tried, String> {
+    let (rows, columns) = sizes(encoding);
+    let ir = format!(
+        "module check\ngraph g {{\n  \
+           %w = weight \"one.weight\" : const {encoding}[{rows}, {columns}]\n  \
+           %e = weight \"e.{{expert}}.weight\" stack 3 : const {encoding}[3, {rows}, {columns}]\n  \
+           %r = dequantise(%w) {{dtype: {dtype}}} : {dtype}[{rows}, {columns}]\n  \
+           %s = dequantise(%e) {{dtype: {dtype}}} : {dtype}[3, {rows}, {columns}]\n  \
+           return %r, %s\n}}\nschedule g\n"
+    );
+    let module = text::parse_with(&ir, "check", ops).map_err(|e| e.to_string())?;
+    let shown = format!("{encoding}[{rows}, {columns}]");
+    Ok(Tried::Made(Arc::new(CallModule { module, shown })))
+}
+
+/// What the CPU decodes against the files, of encodings whose names contain `only`.
+pub fn check_cpu(ops: &OpSet, seed: u64, only: &str) -> Vec<KernelVerdict> {
+    let mut verdicts = Vec::new();
+    for encoding in ops.encodings().filter(|e| e.name().contains(only)) {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            let call = call(encoding, dtype, ops);
+            let tolerance = Op::find(OP).map(|op| allowed(op.tolerance, dtype)).unwrap_or_default();
+            let case = call.as_ref().map_or_else(|_| String::new(), ToString::to_string);
+            let module = call.and_then(|call| call.module(dtype, ops));
+            let outcome = module.and_then(|module| {
+                super::cpu::compare_plan(&module, &module, &SINGLE, seed, tolerance)
+            });
+            let (op, allowed) = (OP.to_owned(), tolerance);
+            verdicts.push(KernelVerdict { op, variant: None, dtype, case, allowed, outcome });
+        }
+    }
+    verdicts
+}
+
+/// The op that decodes.
+pub(super) const OP: &str = "dequantise";
+
+#[cfg(test)]
+mod tests {
+    use infernum_ir::encoding::EncodingDef;
+    use infernum_passes::data::Kernels;
+
+    use super::*;
+
+    fn shipped() -> Kernels {
+        Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    #[test]
+    fn encodings_are_what_their_files_say() {
+        let ops = shipped().ops;
+        assert!(ops.encodings().count() >= 5);
+        for encoding in ops.encodings() {
+            let values = check(encoding, 1).unwrap_or_else(|e| panic!("{encoding}: {e}"));
+            assert!(values > 100, "{encoding}: {values}");
+        }
+        let failed: Vec<String> = check_cpu(&ops, 1, "")
+            .iter()
+            .filter(|v| !v.passed())
+            .map(ToString::to_string)
+            .collect();
+        assert!(failed.is_empty(), "{failed:#?}");
+    }
+
+    /// A file that is wrong is caught.
+    #[test]
+    fn what_a_file_gets_wrong_is_found() {
+        type Change = fn(&mut EncodingDef);
+        let ops = shipped().ops;
+        let cases: [(&str, Change, &str); 4] = [
+            ("q4_0", |d| d.code.value = "q[k % 16] % 16".to_owned(), "expected a code of -8..8"),
+            ("q4_k", |d| d.group.k = Some(64), "its scale is"),
+            ("q4_k", |d| d.minimum = Some("dmin * (k % 32)".to_owned()), "its minimum is"),
+            ("fp8_block", |d| d.code.bits = 7, "different codes, expected 7 bits"),
+        ];
+        for (name, change, expected) in cases {
+            let mut def = ops.encoding(name).expect("a built-in encoding").def().clone();
+            change(&mut def);
+            let encoding = Encoding::new(def).expect("a definition");
+            let error = check(&encoding, 1).expect_err(expected);
+            assert!(error.contains(expected), "{name}: {error}");
+        }
+    }
+
+    /// GGUF's own values: `dequantize_row_q4_K` of ggml-quants.c, written out.
+    #[test]
+    fn q4_k_is_what_ggml_makes_of_it() {
+        let ops = shipped().ops;
+        let encoding = ops.encoding("q4_k").expect("a built-in encoding");
+        let mut rng = random::named("q4_k", 3);
+        let all = encoding.random((1, 256), true, &mut rng).expect("a block");
+        let block = &all[0].1;
+        let half = |at: usize| half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+        let (d, min, s, q) = (half(0), half(2), &block[4..16], &block[16..]);
+        let packed = |j: usize| match j {
+            0..4 => (s[j] & 63, s[j + 4] & 63),
+            _ => (s[j + 4] & 0xf | (s[j - 4] >> 6) << 4, s[j + 4] >> 4 | (s[j] >> 6) << 4),
+        };
+        let mut expected = Vec::new();
+        for (pair, q) in q.chunks(32).enumerate() {
+            for nibble in 0..2 {
+                let (scale, least) = packed(2 * pair + nibble);
+                let (scale, least) = (d * f32::from(scale), min * f32::from(least));
+                expected
+                    .extend(q.iter().map(|q| scale * f32::from(q >> (4 * nibble) & 15) - least));
+            }
+        }
+        let mut found = vec![0.0; 256];
+        encoding.decoder_of(1, 256, block).expect("a block").row(0, 0, &mut found);
+        assert_eq!(found, expected);
+    }
+
+    /// `dequantize_row_q6_K` of ggml-quants.c, written out.
+    #[test]
+    fn q6_k_is_what_ggml_makes_of_it() {
+        let ops = shipped().ops;
+        let encoding = ops.encoding("q6_k").expect("a built-in encoding");
+        let mut rng = random::named("q6_k", 3);
+        let all = encoding.random((1, 256), true, &mut rng).expect("a block");
+        let block = &all[0].1;
+        let d = half::f16::from_le_bytes([block[208], block[209]]).to_f32();
+        let mut expected = vec![0.0; 256];
+        for half in 0..2 {
+            let (ql, qh, sc) =
+                (&block[64 * half..], &block[128 + 32 * half..], &block[192 + 8 * half..]);
+            for l in 0..32 {
+                let code = |low: u8, high: u8| f32::from((low & 15 | (high & 3) << 4) as i8 - 32);
+                let scale = |group: usize| d * f32::from(sc[l / 16 + group] as i8);
+                let y = &mut expected[128 * half..];
+                y[l] = scale(0) * code(ql[l], qh[l]);
+                y[l + 32] = scale(2) * code(ql[l + 32], qh[l] >> 2);
+                y[l + 64] = scale(4) * code(ql[l] >> 4, qh[l] >> 4);
+                y[l + 96] = scale(6) * code(ql[l + 32] >> 4, qh[l] >> 6);
+            }
+        }
+        let mut found = vec![0.0; 256];
+        encoding.decoder_of(1, 256, block).expect("a block").row(0, 0, &mut found);
+        assert_eq!(found, expected);
+    }
+}

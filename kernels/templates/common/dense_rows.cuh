@@ -1,0 +1,44 @@
+// The weights of a product of few tokens as they are stored, rows of w. An `Op` names its loader `Weights`; this is
+// all that the bodies in skinny.cuh know of one:
+//
+//   BYTES        of shared memory for a tile's step: 8 pairs of rows by 64 columns
+//   Rows         where TILES tiles' rows are, as far as a lane copies them
+//   aim          from now on tile m is that of the 8 pairs from pair() on
+//   fetch        tile m's columns step * 64 .. + 63 are on their way to `slot` of the ring
+//   fragments    a lane's part of 32 columns of them, for two steps of the tensor cores: of the pairs' first rows
+//                (a) and second (b)
+//   value        one weight, of any type
+//
+// What they are given comes by reference, pair() as a function: it is computed where it is used. By value, the compiler
+// computes it before, and the loop around is another one.
+template <class Op, int TILES> struct DenseRows {
+    static constexpr int BYTES = 2048;
+    typedef int Rows[TILES * 4];
+    template <class Pair>
+    __device__ __forceinline__ static void aim(const Op& op, Rows& row, const int& m, const int& lane, Pair pair) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int r = i * 4 + lane / 8;                         // row of the tile
+            int a, b;
+            op.rows(min(pair() + r % 8, Op::PAIRS - 1), a, b);
+            row[m * 4 + i] = r < 8 || b < 0 ? a : b;
+        }
+    }
+    __device__ __forceinline__ static void fetch(const Op& op, const Rows& row, const int& m, const u32& ring,
+                                                 const int& slot, const int& step, const int& lane) {
+        // Swizzled so that the 8 lanes of a read, two rows of 4, meet all banks.
+        const int r = lane / 8, unit = lane % 8;
+        const u32 to = ring + slot * BYTES + r * 128 + (unit ^ (r & 1) << 2) * 16;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            copy16_async(to + i * 512, op.w + (i64)row[m * 4 + i] * Op::K + step * 64 + unit * 8);
+    }
+    __device__ __forceinline__ static void fragments(u32 from, int half, int lane, Vec16& a, Vec16& b) {
+        const int group = lane / 4, quad = lane % 4;
+        const u32 at = from + group * 128 + (half ^ (group & 1)) * 64 + quad * 16;
+        a = load16_shared(at), b = load16_shared(at + BYTES / 2);
+    }
+    __device__ __forceinline__ static float value(const Op& op, int row, int k) {
+        return to_f32(op.w[(i64)row * Op::K + k]);
+    }
+};

@@ -1,0 +1,298 @@
+//! Checkpoints of encoded weights against the same ones decoded.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use infernum_frontend_hf::spec::Library;
+use infernum_frontend_hf::{Model, ModelFiles};
+use infernum_ir::encoding::Element;
+use infernum_ir::{DType, Encoding, Module, NodeKind, Param, Type, random};
+use infernum_passes::data::Kernels;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
+use crate::support::{Fixture, machine, nmse};
+
+const HIDDEN: u64 = 160;
+const WIDTH: u64 = 288;
+const QUERIES: u64 = 128;
+const KV: u64 = 64;
+const VOCAB: u64 = 59;
+const LAYERS: u64 = 3;
+
+/// A folder that goes when it is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("infernum-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder");
+        Folder(path)
+    }
+
+    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        let path = self.0.join(name);
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        std::fs::write(path, bytes).expect("a file");
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A tensor of a checkpoint.
+struct Tensor {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+/// A checkpoint with encoded weights, and the same one decoded to f32.
+#[derive(Default)]
+struct Checkpoints {
+    encoded: BTreeMap<String, Tensor>,
+    decoded: BTreeMap<String, Tensor>,
+}
+
+fn stored_type(element: Element) -> Dtype {
+    match element {
+        Element::U8 => Dtype::U8,
+        Element::F32 => Dtype::F32,
+        Element::F8e4m3 => Dtype::F8_E4M3,
+        other => panic!("no test weights of {other}"),
+    }
+}
+
+impl Checkpoints {
+    /// A small Llama; `encoding` says how each matrix of a layer is stored.
+    fn llama(encoding: &dyn Fn(u64, &str) -> Option<Encoding>) -> Checkpoints {
+        let mut all = Checkpoints::default();
+        all.plain("model.embed_tokens.weight", &[VOCAB, HIDDEN]);
+        all.plain("model.norm.weight", &[HIDDEN]);
+        all.plain("lm_head.weight", &[VOCAB, HIDDEN]);
+        for layer in 0..LAYERS {
+            let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+            all.plain(&name("input_layernorm"), &[HIDDEN]);
+            all.plain(&name("post_attention_layernorm"), &[HIDDEN]);
+            for (part, rows, columns) in [
+                ("self_attn.q_proj", QUERIES, HIDDEN),
+                ("self_attn.k_proj", KV, HIDDEN),
+                ("self_attn.v_proj", KV, HIDDEN),
+                ("self_attn.o_proj", HIDDEN, QUERIES),
+                ("mlp.gate_proj", WIDTH, HIDDEN),
+                ("mlp.up_proj", WIDTH, HIDDEN),
+                ("mlp.down_proj", HIDDEN, WIDTH),
+            ] {
+                match encoding(layer, part) {
+                    Some(encoding) => all.encoded(&name(part), &encoding, (rows, columns)),
+                    None => all.plain(&name(part), &[rows, columns]),
+                }
+            }
+        }
+        all
+    }
+
+    fn plain(&mut self, name: &str, shape: &[u64]) {
+        let count = shape.iter().product::<u64>() as usize;
+        let values = random::uniform(name, 1, count);
+        let tensor = || Tensor {
+            dtype: Dtype::F32,
+            shape: shape.iter().map(|d| *d as usize).collect(),
+            bytes: values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect(),
+        };
+        self.encoded.insert(name.to_owned(), tensor());
+        self.decoded.insert(name.to_owned(), tensor());
+    }
+
+    fn encoded(&mut self, name: &str, encoding: &Encoding, (rows, columns): (u64, u64)) {
+        let all = encoding.random((rows, columns), true, &mut random::named(name, 1));
+        let all = all.expect("sizes that the encoding can have");
+        let parts = all.iter().map(|(_, bytes)| &bytes[..]).collect();
+        let decoder = encoding.decoder(rows, columns, parts).expect("its own tensors");
+        let mut values = vec![0.0; (rows * columns) as usize];
+        values.chunks_mut(columns as usize).zip(0..).for_each(|(row, n)| decoder.row(n, 0, row));
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let shape = vec![rows as usize, columns as usize];
+        self.decoded.insert(name.to_owned(), Tensor { dtype: Dtype::F32, shape, bytes });
+        let named = encoding.tensors(name, rows, columns).expect("its tensors");
+        for (named, (stored, bytes)) in named.into_iter().zip(all) {
+            let shape = stored.shape.iter().map(|d| *d as usize).collect();
+            let tensor = Tensor { dtype: stored_type(stored.element), shape, bytes };
+            self.encoded.insert(named.name, tensor);
+        }
+    }
+}
+
+/// A model folder; `quantisation` is the `quantization_config`, if it has one.
+fn folder(name: &str, tensors: &BTreeMap<String, Tensor>, quantisation: Option<&str>) -> Folder {
+    let folder = Folder::new(name);
+    let quantisation =
+        quantisation.map_or(String::new(), |q| format!(",\"quantization_config\": {q}"));
+    folder.write(
+        "config.json",
+        format!(
+            "{{\"architectures\": [\"LlamaForCausalLM\"], \"dtype\": \"float32\", \
+             \"hidden_size\": {HIDDEN}, \"intermediate_size\": {WIDTH}, \"num_attention_heads\": 4, \
+             \"num_key_value_heads\": 2, \"head_dim\": 32, \"num_hidden_layers\": {LAYERS}, \
+             \"vocab_size\": {VOCAB}, \"max_position_embeddings\": 64{quantisation}}}"
+        ),
+    );
+    let views = tensors.iter().map(|(name, t)| {
+        (name, TensorView::new(t.dtype, t.shape.clone(), &t.bytes).expect("a tensor"))
+    });
+    folder.write("model.safetensors", safetensors::serialize(views, None).expect("a file"));
+    folder
+}
+
+fn open(folder: &Folder) -> Fixture {
+    let files = ModelFiles::folder(&folder.0).expect("a folder");
+    let model = Model::open(files, None, &Library::default()).unwrap_or_else(|e| panic!("{e}"));
+    Fixture {
+        name: folder.0.display().to_string(),
+        model,
+        tokens: (0..21).map(|i| (i * 17 + 3) % VOCAB as u32).collect(),
+        logits: Vec::new(),
+        logits_bf16: Vec::new(),
+        max_length: 64,
+    }
+}
+
+/// What ships, and encodings of a folder.
+fn kernels(data: Option<&Path>) -> Kernels {
+    Kernels::load(data, &[]).unwrap_or_else(|e| panic!("{e}"))
+}
+
+const FP8: &str =
+    r#"{"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}"#;
+
+/// Runs both; the values that linear layers read are the same, so that the logits must be.
+fn logits_agree(
+    name: &str,
+    all: &Checkpoints,
+    quantisation: &str,
+    kernels: &Kernels,
+) -> [Fixture; 2] {
+    let encoded = open(&folder(&format!("{name}-encoded"), &all.encoded, Some(quantisation)));
+    let decoded = open(&folder(&format!("{name}-decoded"), &all.decoded, None));
+    for pipeline in ["none", "default"] {
+        let [found, expected] = [&encoded, &decoded]
+            .map(|f| f.run_plan(f.plan(DType::F32, pipeline, kernels), usize::MAX));
+        assert!(expected.iter().all(|v| v.is_finite()) && expected.iter().any(|v| *v != 0.0));
+        if pipeline == "none" && machine().device().is_none() {
+            assert_eq!(found, expected, "{name}: the same products of the same values");
+        }
+        let error = nmse(&found, &expected);
+        assert!(error <= 1e-10, "{name}, {pipeline}: NMSE {error:e}");
+        // Token by token, the same; and in bf16 both round the same values.
+        let bit = encoded.run_plan(encoded.plan(DType::F32, pipeline, kernels), 1);
+        assert!(nmse(&bit, &expected) <= 1e-10, "{name}, {pipeline}: token by token");
+    }
+    [encoded, decoded]
+}
+
+fn lowered(fixture: &Fixture, kernels: &Kernels) -> Module {
+    let options = fixture.options(DType::F32);
+    let lowered = fixture.model.lower(options, kernels.ops.encodings());
+    lowered.unwrap_or_else(|e| panic!("{e}")).module
+}
+
+/// Encodings of a graph's weights, by name.
+fn encodings(module: &Module, graph: &str) -> Vec<String> {
+    let graph = module.graph(graph).unwrap_or_else(|| panic!("no graph {graph}"));
+    let weights = graph.params().filter_map(|(_, param, ty)| match (param, ty) {
+        (Param::Weight(w), Type::Tensor(ty)) => Some((w.name.clone(), ty.encoding.clone()?)),
+        _ => None,
+    });
+    let part = |name: String| name.rsplit('.').nth(1).unwrap_or_default().to_owned();
+    weights.map(|(name, encoding)| format!("{}: {encoding}", part(name))).collect()
+}
+
+#[test]
+fn fp8_with_block_scales_gives_the_logits_of_its_values() {
+    let kernels = kernels(None);
+    let fp8 = kernels.ops.encoding("fp8_block").expect("it ships").clone();
+    let all = Checkpoints::llama(&|_, _| Some(fp8.clone()));
+    let [encoded, decoded] = logits_agree("fp8", &all, FP8, &kernels);
+    let stored = |f: &Fixture| f.plan(DType::F32, "default", &kernels).stored_bytes();
+    let plan = encoded.plan(DType::F32, "default", &kernels);
+    assert!(3 * stored(&encoded) < stored(&decoded), "weights stay as they are stored");
+    // A plan survives being written, and holds all that is needed to run it.
+    let written = serde_json::to_vec(&plan).expect("plain data");
+    let read =
+        infernum_codegen::Plan::read(&written, &kernels.ops).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(read, plan);
+    // bf16 activations, with weights rounded to bf16: as far from f32 as bf16 is.
+    let bf16 = |f: &Fixture| f.run_plan(f.plan(DType::Bf16, "default", &kernels), usize::MAX);
+    let exact = decoded.run_plan(decoded.plan(DType::F32, "default", &kernels), usize::MAX);
+    let error = nmse(&bf16(&encoded), &exact);
+    assert!(error < 1e-3, "NMSE {error:e}");
+}
+
+/// An encoding is a file: this one ships, and a condition in a user's folder makes checkpoints have it.
+#[test]
+fn blocks_in_safetensors_need_no_more_than_a_file() {
+    let data = Folder::new("blocks-data");
+    let shipped = include_str!("../../kernels/encodings/q8_0.ron");
+    let mine = shipped.replace("gguf: 8", "when: \"quant_method == 'blocks'\"");
+    data.write("kernels/encodings/q8_0.ron", mine);
+    let kernels = kernels(Some(&data.0));
+    let q8 = kernels.ops.encoding("q8_0").expect("it ships").clone();
+    let all = Checkpoints::llama(&|_, _| Some(q8.clone()));
+    logits_agree("q8", &all, r#"{"quant_method": "blocks"}"#, &kernels);
+}
+
+#[test]
+fn layers_that_are_stored_in_different_ways_have_a_graph_for_each() {
+    let kernels = kernels(None);
+    let fp8 = kernels.ops.encoding("fp8_block").expect("it ships").clone();
+    // The middle layer has a matrix that was not converted.
+    let all = Checkpoints::llama(&|layer, part| {
+        (layer != 1 || part != "mlp.down_proj").then(|| fp8.clone())
+    });
+    let [encoded, decoded] = logits_agree("mixed", &all, FP8, &kernels);
+    let module = lowered(&encoded, &kernels);
+    let names: Vec<&str> = module.graphs.iter().map(|g| g.name.as_str()).collect();
+    let plain = lowered(&decoded, &kernels);
+    let kind = plain.graphs[1].name.as_str();
+    assert_eq!(names, ["embed", kind, &format!("{kind}_2"), "head"]);
+    let calls: Vec<_> = module.schedule.iter().map(|s| (s.graph, s.layer)).collect();
+    assert_eq!(calls, [(0, None), (1, Some(0)), (2, Some(1)), (1, Some(2)), (3, None)]);
+    assert_eq!(encodings(&module, kind).len(), 7);
+    let second = encodings(&module, &format!("{kind}_2"));
+    assert_eq!(second.len(), 6);
+    assert!(second.contains(&"gate_proj: fp8_block".to_owned()), "{second:?}");
+    // What is stored as its elements is read as before.
+    assert_eq!(plain.graphs.len(), 3);
+    let ops = plain.graphs.iter().flat_map(|g| g.nodes().map(|(_, n)| &n.kind));
+    let mut ops =
+        ops.filter_map(|k| if let NodeKind::Op { op, .. } = k { Some(op.name) } else { None });
+    assert!(ops.all(|op| op != "dequantise"));
+}
+
+#[test]
+fn what_no_encoding_is_for_is_said() {
+    let kernels = kernels(None);
+    let fp8 = kernels.ops.encoding("fp8_block").expect("it ships").clone();
+    let all = Checkpoints::llama(&|_, _| Some(fp8.clone()));
+    let message = |quantisation: &str, all: &Checkpoints| {
+        let fixture = open(&folder("refused", &all.encoded, Some(quantisation)));
+        let lowered = fixture.model.lower(fixture.options(DType::F32), kernels.ops.encodings());
+        lowered.expect_err("a refusal").to_string()
+    };
+    // Another scheme.
+    let found = message(r#"{"quant_method": "other"}"#, &all);
+    for expected in ["weight_scale_inv`: unexpected", "no encoding that is known", "'other'"] {
+        assert!(found.contains(expected), "{found}");
+    }
+    // A tensor that is not there.
+    let mut damaged = Checkpoints::llama(&|_, _| Some(fp8.clone()));
+    damaged.encoded.remove("model.layers.1.mlp.up_proj.weight_scale_inv");
+    let fixture = open(&folder("damaged", &damaged.encoded, Some(FP8)));
+    let lowered = fixture.model.lower(fixture.options(DType::F32), kernels.ops.encodings());
+    // Codes without scales are no weights of that encoding; nor should they be read as floats.
+    let found = lowered.expect_err("a refusal").to_string();
+    assert!(found.contains("model.layers.1.mlp.up_proj.weight_scale_inv`: missing"), "{found}");
+}
