@@ -2,30 +2,25 @@
 // all that the bodies in skinny.cuh know of one:
 //
 //   BYTES        of shared memory for a tile's step: 8 pairs of rows by 64 columns
-//   Rows         where TILES tiles' rows are, as far as a lane copies them
-//   aim          from now on tile m is that of the 8 pairs from pair() on
+//   Rows         which rows of TILES tiles a lane copies, four of each
+//   row_of       row r of 16 of the tile of 8 pairs that begins with `pair`: first rows, then second
 //   fetch        tile m's columns step * 64 .. + 63 are on their way to `slot` of the ring
 //   fragments    a lane's part of 32 columns of them, for two steps of the tensor cores: of the pairs' first rows
 //                (a) and second (b)
 //   value        one weight, of any type
 //
-// What they are given comes by reference, pair() as a function: it is computed where it is used. By value, the compiler
-// computes it before, and the loop around is another one.
+// By value or by reference matters: what is given by value is computed before the call's text, and the compiler then
+// makes another loop of it. As it is, the machine code is that of a loader written out in place.
 template <class Op, int TILES> struct DenseRows {
     static constexpr int BYTES = 2048;
     typedef int Rows[TILES * 4];
-    template <class Pair>
-    __device__ __forceinline__ static void aim(const Op& op, Rows& row, const int& m, const int& lane, Pair pair) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int r = i * 4 + lane / 8;                         // row of the tile
-            int a, b;
-            op.rows(min(pair() + r % 8, Op::PAIRS - 1), a, b);
-            row[m * 4 + i] = r < 8 || b < 0 ? a : b;
-        }
+    __device__ __forceinline__ static int row_of(const Op& op, int r, int pair) {
+        int a, b;
+        op.rows(min(pair + r % 8, Op::PAIRS - 1), a, b);
+        return r < 8 || b < 0 ? a : b;
     }
-    __device__ __forceinline__ static void fetch(const Op& op, const Rows& row, const int& m, const u32& ring,
-                                                 const int& slot, const int& step, const int& lane) {
+    __device__ __forceinline__ static void fetch(const Op& op, const Rows& row, int m, const u32& ring,
+                                                 const int& slot, int step, const int& lane) {
         // Swizzled so that the 8 lanes of a read, two rows of 4, meet all banks.
         const int r = lane / 8, unit = lane % 8;
         const u32 to = ring + slot * BYTES + r * 128 + (unit ^ (r & 1) << 2) * 16;

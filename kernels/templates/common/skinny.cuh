@@ -154,7 +154,13 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
     // Asks for the next stage, tile m of its step.
     __device__ __forceinline__ void flow(int m) {
         if (flow_left > 0) {
-            if (flow_step == 0) Weights::aim(op, row, m, lane, [&] { return (flow_pass * MT + m) * 8; });
+            if (flow_step == 0) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int r = i * 4 + lane / 8;                 // row of the tile
+                    row[m * 4 + i] = Weights::row_of(op, r, (flow_pass * MT + m) * 8);
+                }
+            }
             const int step = flow_step * WARPS + warp;
             if (step < STEPS) Weights::fetch(op, row, m, ring, flow_slot, step, lane);
             if (m == MT - 1 && ++flow_step == MINE) {
