@@ -297,6 +297,8 @@ fn the_reference_is_a_command() {
     let rope = stdout(&["ops", "rope"]);
     assert!(rope.contains("`rope(x, positions, freqs, style?, scale?)`"), "{rope}");
     assert!(stdout(&["ops"]).contains("## Specs and blocks"));
+    assert!(stdout(&["ops", "layers"]).contains("`count`"));
+    assert!(stdout(&["ops", "Fused"]).contains("`template`?"));
     let error = failure(&["ops", "rmsnor"]);
     assert!(error.contains("did you mean `rmsnorm`?"), "{error}");
 }
@@ -338,6 +340,88 @@ fn kernels_of_a_users_own_are_checked_from_files() {
     assert!(error.contains("no op is named so"), "{error}");
     let rules = stdout(&["check-rules", "--data", data, "--only", "scaled-add", "--no-cache"]);
     assert!(rules.contains("scaled-add: definition"), "{rules}");
+}
+
+/// A check that would check nothing is an error, and says what was meant.
+#[test]
+fn checks_that_check_nothing_fail() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let data = |path: &str| root.join(path).display().to_string();
+    let (fusion, deeper) = (data("examples/new-fusion"), data("examples/new-fusion/kernels"));
+    let op = failure(&["check-rules", "--data", &fusion, "--only", "scaled_add"]);
+    assert!(op.contains("no rule is named `scaled_add` (did you mean `scaled-add`?)"), "{op}");
+    let some = failure(&["check-rules", "--only", "swiglu,nosuch"]);
+    assert!(some.contains("no rule is named `nosuch`"), "{some}");
+    let nothing = tempfile::tempdir().expect("a folder");
+    // What lies beside the folder of tests is no hint.
+    let nothing = nothing.path().join("a/b/c");
+    std::fs::create_dir_all(&nothing).expect("a folder");
+    let nothing = nothing.display().to_string();
+    for command in ["check-rules", "check-kernels", "check-templates", "ops", "compile"] {
+        let missing = failure(&[command, "--data", "/no/such/folder"]);
+        assert!(missing.contains("/no/such/folder: No such file"), "{command}: {missing}");
+        let inner = failure(&[command, "--data", &deeper]);
+        let hint = format!("holds neither models/ nor kernels/ (did you mean `{fusion}`?)");
+        assert!(inner.contains(&hint), "{command}: {inner}");
+        let empty = failure(&[command, "--data", &nothing]);
+        assert!(empty.contains("holds neither models/ nor kernels/;"), "{command}: {empty}");
+    }
+}
+
+/// Options that may be given several times take one value each, or a list with commas: what comes after is
+/// the prompt.
+#[test]
+fn lists_of_names_do_not_take_the_prompt() {
+    let common = ["generate", "--max-tokens", "2", "--json", "--temperature", "0", "--disable"];
+    for given in [&["swiglu,linear-add", "Once upon a time"][..], &["swiglu", "Once upon a time"]] {
+        let answer = json(&[&common[..], given].concat());
+        assert_eq!(answer["tokens"].as_array().map(Vec::len), Some(2));
+    }
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/rules/norm.ron");
+    let rules = rules.display().to_string();
+    let twice =
+        ["generate", "--max-tokens", "2", "--json", "--rules", &rules, "--rules", &rules, "Once"];
+    assert_eq!(json(&twice)["tokens"].as_array().map(Vec::len), Some(2));
+}
+
+/// A model without its checkpoint is compiled and run with random weights; that they are missing is said.
+#[test]
+fn random_weights_do_without_a_checkpoint() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        let from = fixture("../../models/demo").join(file);
+        std::fs::copy(from, folder.path().join(file)).expect("a copy");
+    }
+    let model = folder.path().display().to_string();
+    let missing = failure(&["compile", "--model", &model]);
+    assert!(missing.contains("holds no *.safetensors file"), "{missing}");
+    assert!(missing.contains("--random-weights does without"), "{missing}");
+    assert!(!stdout(&["compile", "--model", &model, "--config-only"]).is_empty());
+    let args =
+        ["generate", "--model", &model, "--random-weights", "Once", "--max-tokens", "3", "--json"];
+    let output = infernum(&args);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("the weights are random"), "{said}");
+    let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert!(answer["tokens"].as_array().is_some_and(|t| !t.is_empty()), "{answer}");
+}
+
+#[test]
+fn a_table_of_times_is_shown_where_times_are_kept() {
+    let bench = ["bench", "--prompt", "4", "--generate", "2", "--runs", "1"];
+    let without = stdout(&bench);
+    assert!(!without.contains("NaN") && !without.contains("linear"), "{without}");
+    let with = stdout(&[&bench[..], &["--profile"]].concat());
+    assert!(with.contains("linear") && !with.contains("NaN"), "{with}");
+}
+
+/// A GPU without a table of costs has that of the one before it.
+#[test]
+fn every_architecture_has_costs() {
+    let output = infernum(&["compile", "--target", "sm_86"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("no costs are known of sm_86: those of sm_80 decide"), "{said}");
 }
 
 /// The demo's family with another head: `body` goes on from the logits.

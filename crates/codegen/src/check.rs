@@ -22,6 +22,17 @@ pub struct PlanFault {
     pub place: String,
     /// What was expected and found.
     pub message: String,
+    /// What kind of fault it is.
+    pub kind: FaultKind,
+}
+
+/// What a reader of a plan can do about a fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// It is malformed, or of another version: it must be compiled again.
+    Malformed,
+    /// It calls an op of this name, which is none of those that it was read with.
+    UnknownOp(String),
 }
 
 pub(crate) type Checked = Result<(), PlanFault>;
@@ -30,7 +41,7 @@ pub(crate) fn fault<T>(
     place: impl Into<String>,
     message: impl Into<String>,
 ) -> Result<T, PlanFault> {
-    Err(PlanFault { place: place.into(), message: message.into() })
+    Err(PlanFault { place: place.into(), message: message.into(), kind: FaultKind::Malformed })
 }
 
 /// Tokens and sequences of a step: what tables of a step's inputs are sized by.
@@ -54,6 +65,7 @@ impl Plan {
         let malformed = |e: serde_json::Error| PlanFault {
             place: format!("line {}, column {}", e.line(), e.column()),
             message: e.to_string(),
+            kind: FaultKind::Malformed,
         };
         let Versioned { version } = serde_json::from_slice(json).map_err(malformed)?;
         if version != VERSION {
@@ -62,6 +74,7 @@ impl Plan {
         let plan: Plan = serde_json::from_slice(json).map_err(malformed)?;
         plan.check()?;
         for program in plan.programs.iter().enumerate() {
+            launch::ops_are_known(program, ops)?;
             launch::types(program, plan.token_rows, ops)?;
         }
         Ok(plan)

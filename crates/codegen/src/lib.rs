@@ -15,7 +15,7 @@ mod planner;
 mod recipe;
 
 pub use buckets::{plan, plan_buckets};
-pub use check::PlanFault;
+pub use check::{FaultKind, PlanFault};
 pub use compile::Limits;
 pub use expand::{ExpandError, expand};
 pub use infernum_passes::Bucket;

@@ -13,7 +13,7 @@ pub mod source;
 pub mod spec;
 pub mod tokenizer;
 
-pub use checkpoint::{Checkpoint, TensorLocation, TensorView};
+pub use checkpoint::{Checkpoint, CheckpointError, TensorLocation, TensorView};
 pub use config::Config;
 pub use model::{LowerOptions, Model, ModelError};
 pub use source::{Bytes, ModelFiles};

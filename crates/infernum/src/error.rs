@@ -54,6 +54,12 @@ pub enum Error {
     TunedVariants(#[from] TunedVariantsError),
     #[error("{path}: {source}; --data names a folder with models/, kernels/ or both")]
     DataFolder { path: String, source: std::io::Error },
+    #[error(
+        "{path}: holds neither models/ nor kernels/{hint}; --data names a folder with either or both"
+    )]
+    NoData { path: String, hint: String },
+    #[error("{0}; --random-weights does without")]
+    NoWeights(Box<ModelError>),
     #[error("the GPU fails: {0}; --device cpu does without it")]
     FirstGpu(GpuError),
     #[error(transparent)]
@@ -109,6 +115,11 @@ pub enum PlanFileError {
     Io { path: String, source: std::io::Error },
     #[error("{path}: expected a plan of version {VERSION}: {message}; compile it again")]
     Json { path: String, message: String },
+    #[error(
+        "{path}: the plan calls `{op}`, which is neither ours nor in --data; expected the --data that it \
+         was compiled with"
+    )]
+    UnknownOp { path: String, op: String },
     #[error("{path}: the plan is for {expected}, this machine has {found}; compile it for that")]
     Device { path: String, expected: String, found: String },
     #[error("{path}: the plan holds {expected}, wanted are {found}; compile it for those")]

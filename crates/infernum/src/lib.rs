@@ -25,7 +25,7 @@ pub use machine::{CPU, Machine};
 #[cfg(feature = "cli")]
 pub use options::named;
 pub use options::{
-    CacheOptions, CompileOptions, DeviceId, DeviceIdError, ModelOptions, RunOptions,
+    CacheOptions, CompileOptions, DeviceId, DeviceIdError, ModelOptions, RunOptions, check_data,
 };
 pub use prefill::prefill;
 pub use progress::{Progress, Stage};

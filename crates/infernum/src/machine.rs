@@ -1,10 +1,8 @@
 //! What plans run on.
 
-use std::io::ErrorKind;
 use std::sync::Arc;
 
 use infernum_codegen::cuda::Device;
-use infernum_passes::data::DataError;
 use infernum_passes::fuse::CostTable;
 use infernum_runtime::cuda::{Gpu, GpuError};
 
@@ -43,21 +41,10 @@ impl Machine {
 
     /// The name of its cost table, and the table.
     pub fn costs(&self, options: &CompileOptions) -> Result<(String, CostTable), Error> {
-        let Some(device) = self.device() else {
-            return Ok((CPU.to_owned(), options.cost_table(CPU)?));
-        };
-        // A chip without a table of its own has that of the one before it.
-        let known = Device::KNOWN.iter().rev().filter(|(_, sm, _)| *sm <= device.sm);
-        for (name, ..) in known {
-            match CostTable::named(name, options.data.as_deref()) {
-                Err(DataError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
-                found => {
-                    found?;
-                    return Ok(((*name).to_owned(), options.cost_table(name)?));
-                }
-            }
+        match self.device() {
+            None => Ok((CPU.to_owned(), options.cost_table(CPU)?)),
+            Some(device) => options.device_costs(&device),
         }
-        Err(Error::NoCosts { arch: device.arch })
     }
 
     /// The pipeline that `default` stands for.

@@ -5,17 +5,18 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::io::ErrorKind;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use infernum_codegen::cuda;
 use infernum_frontend_hf::spec::Library;
-use infernum_frontend_hf::{Config, Model, ModelFiles};
+use infernum_frontend_hf::{CheckpointError, Config, Model, ModelError, ModelFiles};
 use infernum_ir::DType;
 use infernum_passes::Pipeline;
 use infernum_passes::check::Cache;
-use infernum_passes::data::Kernels;
+use infernum_passes::data::{DataError, Kernels};
 use infernum_passes::fuse::{CostTable, Measurements};
 
 use crate::error::Error;
@@ -27,6 +28,9 @@ pub struct ModelOptions {
     /// Folder in Hugging Face format; the built-in demo model when left out.
     #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
     pub model: Option<PathBuf>,
+    /// Need no checkpoint: weights are random, of the activations' element type, and text is nonsense.
+    #[cfg_attr(feature = "cli", arg(long, visible_alias = "config-only"))]
+    pub random_weights: bool,
     #[cfg_attr(feature = "cli", command(flatten))]
     /// How it is compiled.
     pub compile: CompileOptions,
@@ -48,11 +52,11 @@ pub struct CompileOptions {
     /// Pass pipeline: a file, a name, or `none` to run the graph as the spec wrote it.
     #[cfg_attr(feature = "cli", arg(long, value_name = "FILE|NAME", default_value = DEFAULT_PASSES))]
     pub passes: String,
-    /// Rule files of your own, beside the built-in ones.
-    #[cfg_attr(feature = "cli", arg(long, value_name = "FILE", num_args = 1..))]
+    /// Rule files of your own, beside the built-in ones: separated by commas, or one an option.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "FILE", value_delimiter = ','))]
     pub rules: Vec<PathBuf>,
-    /// Rules and fused ops not to use, by name.
-    #[cfg_attr(feature = "cli", arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ','))]
+    /// Rules and fused ops not to use, by name: separated by commas, or one an option.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "NAME", value_delimiter = ','))]
     pub disable: Vec<String>,
     /// Use rules of your own that have not been checked, or that failed.
     #[cfg_attr(feature = "cli", arg(long))]
@@ -267,7 +271,7 @@ impl Deref for ModelOptions {
 impl ModelOptions {
     /// The model of a folder in Hugging Face format, compiled as it is best.
     pub fn folder(path: impl Into<PathBuf>) -> ModelOptions {
-        ModelOptions { model: Some(path.into()), compile: CompileOptions::default() }
+        ModelOptions { model: Some(path.into()), ..ModelOptions::default() }
     }
 
     /// The model's files.
@@ -278,9 +282,18 @@ impl ModelOptions {
         })
     }
 
-    /// Opens the model with its checkpoint.
+    /// Opens the model with its checkpoint, unless weights are to be random.
     pub fn open(&self) -> Result<Model, Error> {
-        Ok(Model::open(self.files()?, self.spec.as_deref(), &self.library()?)?)
+        if self.random_weights {
+            return self.open_bare();
+        }
+        let model = Model::open(self.files()?, self.spec.as_deref(), &self.library()?);
+        model.map_err(|error| match error {
+            ModelError::Checkpoint(CheckpointError::NoWeights { .. }) => {
+                Error::NoWeights(Box::new(error))
+            }
+            error => error.into(),
+        })
     }
 
     /// Opens a bare config.json instead of a folder: a model without weights.
@@ -299,16 +312,10 @@ impl ModelOptions {
 }
 
 impl CompileOptions {
-    /// The data files; an error where there is no folder of the user's by that name.
+    /// The data files; an error where the folder of the user's is none.
     pub fn library(&self) -> Result<Library, Error> {
-        self.check_data()?;
+        check_data(self.data.as_deref())?;
         Ok(Library::new(self.data.as_deref()))
-    }
-
-    fn check_data(&self) -> Result<(), Error> {
-        let Some(folder) = &self.data else { return Ok(()) };
-        let listed = std::fs::read_dir(folder).map(drop);
-        listed.map_err(|source| Error::DataFolder { path: folder.display().to_string(), source })
     }
 
     /// The passes to run, less what is disabled; `default` stands for the target's own.
@@ -321,7 +328,7 @@ impl CompileOptions {
 
     /// Fused ops and rules. Rules that are not built in are tried first, unless that is not wanted.
     pub fn kernels(&self) -> Result<Kernels, Error> {
-        self.check_data()?;
+        check_data(self.data.as_deref())?;
         let kernels = Kernels::load(self.data.as_deref(), &self.rules)?;
         if !self.allow_unchecked {
             refuse_wrong(&kernels, &self.cache.verdicts())?;
@@ -338,6 +345,22 @@ impl CompileOptions {
         Ok(table)
     }
 
+    /// What calls cost on a GPU, and the name of the table that says so: a chip without one of its own has
+    /// that of the one before it.
+    pub fn device_costs(&self, device: &cuda::Device) -> Result<(String, CostTable), Error> {
+        let known = cuda::Device::KNOWN.iter().rev().filter(|(_, sm, _)| *sm <= device.sm);
+        for (name, ..) in known {
+            match CostTable::named(name, self.data.as_deref()) {
+                Err(DataError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+                found => {
+                    found?;
+                    return Ok(((*name).to_owned(), self.cost_table(name)?));
+                }
+            }
+        }
+        Err(Error::NoCosts { arch: device.arch.clone() })
+    }
+
     /// The longest sequence to hold.
     pub fn length(&self, model: &Model) -> Result<u64, Error> {
         /// Long enough for a chat; a model's own limit may ask for gigabytes of cache.
@@ -347,6 +370,26 @@ impl CompileOptions {
             None => model.context_length()?.clamp(1, DEFAULT),
         })
     }
+}
+
+/// Refuses what is no folder of data files (`--data`): one that is not there, or has neither `models/` nor
+/// `kernels/` in it, so that nothing in it would be read.
+pub fn check_data(folder: Option<&Path>) -> Result<(), Error> {
+    let Some(folder) = folder else { return Ok(()) };
+    let path = folder.display().to_string();
+    let listed = std::fs::read_dir(folder).map(drop);
+    listed.map_err(|source| Error::DataFolder { path: path.clone(), source })?;
+    let holds = |folder: &Path| ["models", "kernels"].iter().any(|d| folder.join(d).is_dir());
+    if holds(folder) {
+        return Ok(());
+    }
+    let above = folder
+        .ancestors()
+        .skip(1)
+        .map(|a| if a.as_os_str().is_empty() { Path::new(".") } else { a });
+    let hint =
+        above.take(2).find(|a| holds(a)).map(|a| format!(" (did you mean `{}`?)", a.display()));
+    Err(Error::NoData { path, hint: hint.unwrap_or_default() })
 }
 
 /// Trials that a rule of the user's own must pass before it is used.

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use infernum_codegen::Plan;
 use infernum_codegen::cuda::Device;
+use infernum_codegen::{FaultKind, Plan, PlanFault};
 use infernum_ir::{OpSet, Sym};
 
 use crate::capacity::Capacity;
@@ -22,8 +22,13 @@ pub(crate) fn read(
     let path = file.display().to_string();
     let bytes =
         std::fs::read(&file).map_err(|source| PlanFileError::Io { path: path.clone(), source })?;
-    let json = |message: String| PlanFileError::Json { path: path.clone(), message };
-    let plan = Plan::read(&bytes, ops).map_err(|e| json(e.to_string()))?;
+    let fail = |fault: PlanFault| match fault.kind {
+        FaultKind::UnknownOp(op) => PlanFileError::UnknownOp { path: path.clone(), op },
+        FaultKind::Malformed => {
+            PlanFileError::Json { path: path.clone(), message: fault.to_string() }
+        }
+    };
+    let plan = Plan::read(&bytes, ops).map_err(fail)?;
     let arch = |d: Option<Device>| d.map_or("the CPU".to_owned(), |d| d.arch);
     let (expected, found) = (arch(plan.device.clone()), arch(machine.device()));
     if expected != found {

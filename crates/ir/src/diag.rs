@@ -20,10 +20,14 @@ pub struct SourceError {
     // The line shown, with the byte range to mark in it.
     source_line: String,
     mark: Range<usize>,
+    // Calls that led there, the innermost first. (A slice, as errors should be small.)
+    calls: Box<[String]>,
 }
 
 /// Longest line shown whole; a longer one (a minified file) is cut around the mark.
 const MAX_LINE: usize = 400;
+/// Calls shown at either end of a longer list.
+const SHOWN_CALLS: usize = 4;
 
 impl SourceError {
     /// An error about `span`, a byte range of `text`.
@@ -41,7 +45,16 @@ impl SourceError {
             message: message.into(),
             source_line: text[from..to].to_owned(),
             mark: at - from..mark_end - from,
+            calls: Box::default(),
         }
+    }
+
+    /// The same error, found while following the call at `place`.
+    #[must_use]
+    pub fn called_from(mut self, place: &SourceError) -> Self {
+        let call = format!("{}:{}:{}", place.file, place.line, place.col);
+        self.calls = self.calls.into_iter().chain([call]).collect();
+        self
     }
 
     /// Byte offset of `line` and `col` (from 1, in characters) in `text`.
@@ -100,7 +113,17 @@ impl SourceError {
         let mut lines = rendered.lines();
         writeln!(f, "{path}: {}", lines.next().unwrap_or_default())?;
         let body: Vec<&str> = lines.collect();
-        f.write_str(&body.join("\n"))
+        f.write_str(&body.join("\n"))?;
+        let all = self.calls.len();
+        let hidden = SHOWN_CALLS..all.saturating_sub(SHOWN_CALLS);
+        for (i, place) in self.calls.iter().enumerate() {
+            if !hidden.contains(&i) {
+                write!(f, "\ncalled from {place}")?;
+            } else if i == hidden.start {
+                write!(f, "\n.. {} more call(s)", hidden.len())?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! The reference of everything that data files may say, made from the tables that read them.
 //!
 //! `docs/reference.md` is what [`page`] gives; a test holds it up to date. `infernum ops` prints it, or
-//! the entry of one op or block.
+//! the entry of one op, block or structure.
 
 use std::fmt::Write;
 
@@ -22,7 +22,7 @@ pub enum ReferenceError {
     Library(#[from] LibraryError),
     #[error("{0}")]
     Block(#[from] infernum_ir::SourceError),
-    #[error("there is no op, fused op or block `{name}`{hint}")]
+    #[error("there is no op, block or structure of a data file named `{name}`{hint}")]
     Unknown { name: String, hint: String },
 }
 
@@ -56,7 +56,7 @@ pub fn page(kernels: &Kernels, library: &Library) -> Result<String, ReferenceErr
             may be left out.\n\n";
     OPS.iter().for_each(|def| out += &op_entry(Op::find(def.name).ok(), kernels));
     out += "## Blocks\n\nWhat `models/blocks/` holds; a family names those that it uses. Beside what is \
-            listed, every block takes `at` (put before the names of its weights) and `when`.\n\n";
+            listed, every block takes `at` (put before the names of its weights), `rename` and `when`.\n\n";
     for source in library.blocks()? {
         let name = source.file.rsplit('/').next().unwrap_or_default().trim_end_matches(".ron");
         out += &block_entry(name, &parse_block(&source)?);
@@ -83,12 +83,17 @@ pub fn page(kernels: &Kernels, library: &Library) -> Result<String, ReferenceErr
     Ok(out.trim_end().to_owned() + "\n")
 }
 
-/// The entry of an op, a fused op or a block.
+/// The entry of an op, a fused op, a block or a structure of data files (`Family`, `layers`).
 pub fn entry(name: &str, kernels: &Kernels, library: &Library) -> Result<String, ReferenceError> {
     if let Ok(op) = kernels.ops.find(name) {
         return Ok(op_entry(Some(op), kernels));
     }
+    let structures = || SPEC.iter().chain(&KERNELS).chain(&COSTS);
+    if let Some(found) = structures().find(|s| s.name == name) {
+        return Ok(structure(found));
+    }
     let mut known: Vec<String> = kernels.ops.all().map(|op| op.name.to_owned()).collect();
+    known.extend(structures().map(|s| s.name.to_owned()));
     for source in library.blocks()? {
         let found = source.file.rsplit('/').next().unwrap_or_default().trim_end_matches(".ron");
         if found == name {
@@ -260,6 +265,10 @@ mod tests {
         assert!(entry("rope").unwrap().contains("`style`, `neox` or `interleaved`"));
         assert!(entry("swiglu").unwrap().contains("`gate: [.., F]`"));
         assert!(entry("gated_ffn").unwrap().contains("down_proj.weight"));
+        for structure in SPEC.iter().chain(&KERNELS).chain(&COSTS) {
+            let text = entry(structure.name).unwrap();
+            assert!(text.starts_with(&format!("### `{}`", structure.name)), "{text}");
+        }
         let error = entry("rop").unwrap_err().to_string();
         assert!(error.contains("did you mean `rope`?"), "{error}");
     }

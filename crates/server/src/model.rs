@@ -174,8 +174,9 @@ impl Parts {
 type Loaded = (Parts, Engine<Box<dyn PlanExecutor>>, Inbox);
 
 fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
-    let options = ModelOptions { model: named.folder.clone(), compile: args.compile.clone() };
-    let model = if args.random_weights { options.open_bare()? } else { options.open()? };
+    let (model, random_weights) = (named.folder.clone(), args.random_weights);
+    let options = ModelOptions { model, random_weights, compile: args.compile.clone() };
+    let model = options.open()?;
     let frontend = Frontend::open(&model)?;
     if let Err(error) = frontend.template() {
         tracing::warn!(model = named.name, %error, "no chats: the chat template cannot be used");

@@ -155,7 +155,10 @@ fn measure(
         }
     }
     report.peak_memory_bytes = peak_memory(std::process::id());
-    report.profile = executor.profile().into_iter().map(|(op, t)| (op, t.as_secs_f64())).collect();
+    if args.profile {
+        let profile = executor.profile().into_iter();
+        report.profile = profile.map(|(op, t)| (op, t.as_secs_f64())).collect();
+    }
     Ok(report)
 }
 

@@ -1,6 +1,7 @@
 //! `infernum bench-engine`: many requests through the engine, without a server, and what the host
 //! takes of each step.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,8 @@ struct Figures {
     ahead: bool,
     blocks: usize,
     seconds: f64,
+    /// Until the last of those that are not observed ended.
+    unobserved_seconds: f64,
     output_tokens_per_second: f64,
     steps: u64,
     preemptions: u64,
@@ -227,18 +230,18 @@ fn measure(
     let Setting { sequences, chunk, policy, observed } = *setting;
     let vocab = engine.limits().vocab as u32;
     let sampling = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::default() };
+    let mut unobserved = HashSet::new();
     for i in 0..args.requests {
         let token = |j: usize| (i * 7919 + j * 104_729) as u32 % vocab;
         let request = Request::new((0..args.input).map(token).collect(), args.output);
-        let is_observed = i < observed;
-        engine.submit(if is_observed {
-            Request { sampling, logprobs: Some(5), ..request }
+        if i < observed {
+            engine.submit(Request { sampling, logprobs: Some(5), ..request })?;
         } else {
-            request
-        })?;
+            unobserved.insert(engine.submit(request)?);
+        }
     }
     let mut kinds: [Kind; 3] = Default::default();
-    let (mut tokens, start) = (0, Instant::now());
+    let (mut tokens, mut unobserved_seconds, start) = (0, 0.0, Instant::now());
     // When the step under way began, and what the executor had taken until then.
     let (mut began, mut submit, mut wait) =
         (start, engine.executor().submit, engine.executor().wait);
@@ -252,7 +255,12 @@ fn measure(
         let waited = timed.wait.saturating_sub(wait);
         let submitted = timed.submit.saturating_sub(submit);
         kinds[kind].samples.push((time, time.saturating_sub(waited), submitted));
-        tokens += events.filter(|e| matches!(e, Event::Token(..))).count();
+        for event in events {
+            tokens += usize::from(matches!(event, Event::Token(..)));
+            if matches!(event, Event::Finished(id, _) if unobserved.contains(&id)) {
+                unobserved_seconds = start.elapsed().as_secs_f64();
+            }
+        }
         (began, submit, wait) = (Instant::now(), timed.submit, timed.wait);
         ControlFlow::Continue(())
     })?;
@@ -268,6 +276,7 @@ fn measure(
         ahead: engine.options().ahead,
         blocks: stats.total_blocks,
         seconds,
+        unobserved_seconds,
         output_tokens_per_second: tokens as f64 / seconds,
         steps: stats.steps,
         preemptions: stats.preemptions,
@@ -300,7 +309,7 @@ impl Kind {
 
 fn print(f: &Figures) -> Outcome {
     report::text(&format!(
-        "{} sequences, chunks of {}, {:?}, {} observed: {:.0} output tok/s ({:.2} s, {} steps, {} \
+        "{} sequences, chunks of {}, {:?}, {} observed: {:.0} output tok/s ({:.2} s, the others {:.2} s, {} steps, {} \
          preemptions, {} blocks)\n",
         f.sequences,
         f.chunk,
@@ -308,6 +317,7 @@ fn print(f: &Figures) -> Outcome {
         f.observed,
         f.output_tokens_per_second,
         f.seconds,
+        f.unobserved_seconds,
         f.steps,
         f.preemptions,
         f.blocks

@@ -41,6 +41,7 @@ pub struct Args {
 
 /// Checks them; an error if one is wrong.
 pub fn run(args: &Args) -> Outcome {
+    infernum::check_data(args.data.as_deref())?;
     let kernels = Kernels::load(args.data.as_deref(), &[])?;
     let (verdicts, of) = match args.device {
         DeviceId::Cpu => {

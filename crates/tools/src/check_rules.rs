@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use infernum::CacheOptions;
+use infernum_ir::nearest;
 use infernum_passes::data::Kernels;
 
 use crate::report::{self, Outcome};
@@ -16,8 +17,8 @@ pub struct Args {
     /// Folder whose kernels/ overrides and adds to the built-in files.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Check only these rules.
-    #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
+    /// Check only these rules: separated by commas, or one an option.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// Random instances that each rule is tried on.
     #[arg(long, value_name = "N", default_value_t = 100)]
@@ -34,7 +35,13 @@ pub struct Args {
 
 /// Checks them; an error if one is wrong.
 pub fn run(args: &Args) -> Outcome {
+    infernum::check_data(args.data.as_deref())?;
     let kernels = Kernels::load(args.data.as_deref(), &args.files)?;
+    let named = |name: &String| kernels.rules.iter().any(|r| r.name == *name);
+    if let Some(unknown) = args.only.iter().find(|name| !named(name)) {
+        let hint = nearest(unknown, kernels.rules.iter().map(|r| r.name.as_str()));
+        return Err(format!("--only: no rule is named `{unknown}`{hint}").into());
+    }
     let start = Instant::now();
     let wanted = |name: &String| args.only.is_empty() || args.only.contains(name);
     let rules = kernels.rules.iter().filter(|r| wanted(&r.name));

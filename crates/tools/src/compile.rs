@@ -8,7 +8,7 @@ use infernum::{CPU, ModelOptions};
 use infernum_codegen::compile::{self, CompileError, Compiled, Options};
 use infernum_codegen::cuda::{Cache, Compiler, Device, Library, TunedVariants};
 use infernum_codegen::{Limits, Plan};
-use infernum_frontend_hf::{LowerOptions, Model};
+use infernum_frontend_hf::LowerOptions;
 use infernum_ir::{Attr, Module, NodeKind, Sym, Type, nearest, text};
 use infernum_passes::fuse::{Bucket, Prices};
 
@@ -37,13 +37,10 @@ pub struct Args {
     /// Write the explanation as one page: the graphs before and after fusion, side by side.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Whose costs decide: cpu, sm_75, sm_80, sm_90a, sm_100a. Plans for others than cpu cannot be
-    /// run yet.
+    /// Whose costs decide: cpu, or a GPU's architecture (sm_75, sm_80, sm_86, sm_89, sm_90a, sm_100a; one
+    /// without a table of costs has that of the one before it). With --out, what is compiled for it.
     #[arg(long, default_value = CPU)]
     target: String,
-    /// Need no checkpoint: weights take the element type of the activations.
-    #[arg(long)]
-    config_only: bool,
     /// Most tokens in a step.
     #[arg(long, default_value_t = 128)]
     chunk: u64,
@@ -71,20 +68,22 @@ pub fn run(args: &Args) -> Outcome {
             format!("--dump-after: there is no step `{unknown}`{hint}; known: {known}").into()
         );
     }
-    let model = if args.config_only {
-        let (files, library) = (args.model.files()?, args.model.library()?);
-        Model::without_weights(files, args.model.spec.as_deref(), &library)?
-    } else {
-        args.model.open()?
-    };
+    let model = args.model.open()?;
     let max_length = args.model.length(&model)?;
-    let costs = args.model.cost_table(&args.target)?;
+    let known = Device::named(&args.target);
+    let (target, costs) = match &known {
+        Some(device) => args.model.device_costs(device)?,
+        None => (args.target.clone(), args.model.cost_table(&args.target)?),
+    };
+    if target != args.target {
+        report::notice(&format!("no costs are known of {}: those of {target} decide", args.target));
+    }
     let templates = Library::new(args.model.data.as_deref());
-    let device = match (&args.out, Device::named(&args.target)) {
+    let device = match (&args.out, known) {
         (Some(_), None) => {
-            let known = Device::KNOWN.map(|(name, ..)| name).join(", ");
+            let names = Device::KNOWN.map(|(name, ..)| name).join(", ");
             let message =
-                format!("--out: expected a GPU's --target ({known}), found {}", args.target);
+                format!("--out: expected a GPU's --target ({names}), found {}", args.target);
             return Err(message.into());
         }
         (out, device) => device.filter(|_| out.is_some()),
@@ -95,7 +94,7 @@ pub fn run(args: &Args) -> Outcome {
         lower: LowerOptions { dtype: args.model.dtype, max_length: Some(max_length), rows: Sym::B },
         pipeline: &pipeline,
         kernels: &kernels,
-        costs: (&args.target, &costs),
+        costs: (&target, &costs),
         rules: None,
         explain: args.explain || args.html.is_some(),
         limits: Limits { chunk: args.chunk, sequences: args.sequences, max_length },

@@ -11,7 +11,8 @@ use crate::report::{self, Outcome};
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
-    /// An op, a fused op or a block; the whole reference when left out.
+    /// An op, a fused op, a block, or a structure of data files such as `Family`; the whole reference when
+    /// left out.
     name: Option<String>,
     /// Folder whose models/ and kernels/ override and add to the built-in files.
     #[arg(long, value_name = "DIR")]
@@ -20,6 +21,7 @@ pub struct Args {
 
 /// Prints the reference of ops, expressions, specs, fused ops and rules, or one entry.
 pub fn run(args: &Args) -> Outcome {
+    infernum::check_data(args.data.as_deref())?;
     let kernels = Kernels::load(args.data.as_deref(), &[])?;
     let library = Library::new(args.data.as_deref());
     let text = match &args.name {

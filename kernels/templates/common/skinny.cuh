@@ -8,6 +8,7 @@
 //   K, PAIRS     columns of w; pairs of its rows
 //   NORM         0: x as it is, 1: RMSNorm without weight, 2: with weight `norm`
 //   HEAD         pairs of a head if heads are normed (no such op has an odd one), else 0
+//   Weights      how w is read: dense_rows.cuh, or a loader like it
 //   x, w, norm, eps, offset, tokens
 //   source(t)    row of x of token t
 //   rows(q, a, b)         the rows of w of pair q; b < 0 if there is no second
@@ -60,8 +61,8 @@ template <class Op> __device__ __forceinline__ void plain_linear(const Op& op) {
             for (int k = lane; k < Op::K; k += 32) {
                 float v = to_f32(x[k]) * scale;
                 if constexpr (Op::NORM == 2) v *= to_f32(op.norm[k]) + op.offset;
-                sa += v * to_f32(op.w[(i64)a * Op::K + k]);
-                if (b >= 0) sb += v * to_f32(op.w[(i64)b * Op::K + k]);
+                sa += v * Op::template Weights<Op, 1>::value(op, a, k);
+                if (b >= 0) sb += v * Op::template Weights<Op, 1>::value(op, b, k);
             }
             sa = warp_sum(sa), sb = warp_sum(sb);
             if (lane == 0) sums[2 * i] = sa, sums[2 * i + 1] = sb;
@@ -97,27 +98,6 @@ template <class Op> __device__ __forceinline__ void plain_linear(const Op& op) {
 // arrive while the kernel before drains.
 //
 // The main loop is not unrolled: a kernel runs for microseconds, and so does fetching its code.
-__device__ __forceinline__ void copy16_async(u32 to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
-#endif
-}
-__device__ __forceinline__ void copy_commit() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;");
-#endif
-}
-template <int LEFT> __device__ __forceinline__ void copy_wait() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-#endif
-}
-__device__ __forceinline__ Vec16 load16_shared(u32 p) {
-    Vec16 v;
-    asm volatile("ld.shared.v4.u32 { %0, %1, %2, %3}, [%4];"
-                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(p));
-    return v;
-}
 __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, bf16) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0,%1,%2,%3}, { %4,%5,%6,%7}, { %8,%9}, { %0,%1,%2,%3};"
@@ -138,6 +118,7 @@ __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
 // WARPS * (STAGES * 2048 + MT * NT * 128 * COLS) + ROWS * K * 2.
 template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skinny {
     typedef typename Op::X E;
+    typedef typename Op::template Weights<Op, MT> Weights;
     static constexpr int K = Op::K, STEPS = K / 64;
     static constexpr int MINE = (STEPS + WARPS - 1) / WARPS;        // steps of a warp
     static constexpr int PASSES = (Op::PAIRS + MT * 8 - 1) / (MT * 8);
@@ -160,14 +141,14 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
 
     // The flow of weights into the ring, ahead of their use.
     int flow_left, flow_pass, flow_step = 0, flow_slot = 0;
-    int row[MT * 4];
+    typename Weights::Rows row;
 
     __device__ __forceinline__ Skinny(const Op& op, u8* shared) : op(op) {
         const u32 base = (u32)__cvta_generic_to_shared(shared);
-        ring = base + warp * STAGES * 2048;
-        red = (float*)(shared + WARPS * STAGES * 2048);
-        x_shared = shared + WARPS * STAGES * 2048 + 2 * RED * 4;
-        xs = base + WARPS * STAGES * 2048 + 2 * RED * 4 + xrow * K * 2 + quad * 16;
+        ring = base + warp * STAGES * Weights::BYTES;
+        red = (float*)(shared + WARPS * STAGES * Weights::BYTES);
+        x_shared = shared + WARPS * STAGES * Weights::BYTES + 2 * RED * 4;
+        xs = base + WARPS * STAGES * Weights::BYTES + 2 * RED * 4 + xrow * K * 2 + quad * 16;
     }
 
     // Asks for the next stage, tile m of its step.
@@ -177,20 +158,11 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const int r = i * 4 + lane / 8;                 // row of the tile
-                    int a, b;
-                    op.rows(min((flow_pass * MT + m) * 8 + r % 8, Op::PAIRS - 1), a, b);
-                    row[m * 4 + i] = r < 8 || b < 0 ? a : b;
+                    row[m * 4 + i] = Weights::row_of(op, r, (flow_pass * MT + m) * 8);
                 }
             }
             const int step = flow_step * WARPS + warp;
-            if (step < STEPS) {
-                // Swizzled so that the 8 lanes of a read, two rows of 4, meet all banks.
-                const int r = lane / 8, unit = lane % 8;
-                const u32 to = ring + flow_slot * 2048 + r * 128 + (unit ^ (r & 1) << 2) * 16;
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    copy16_async(to + i * 512, op.w + (i64)row[m * 4 + i] * K + step * 64 + unit * 8);
-            }
+            if (step < STEPS) Weights::fetch(op, row, m, ring, flow_slot, step, lane);
             if (m == MT - 1 && ++flow_step == MINE) {
                 flow_step = 0;
                 flow_pass += gridDim.x;
@@ -297,8 +269,8 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
     __device__ __forceinline__ void multiply(float (&acc)[NT][4], const Vec16 (&x)[NT][2], u32 from) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const u32 at = from + group * 128 + (h ^ (group & 1)) * 64 + quad * 16;
-            const Vec16 a = load16_shared(at), b = load16_shared(at + 1024);
+            Vec16 a, b;
+            Weights::fragments(from, h, lane, a, b);
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 const Vec16& v = x[n][h];
@@ -408,7 +380,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
                     for (int m = 0; m < MT; m++) {
                         copy_wait<STAGES - 1>();
                         __syncwarp();
-                        if (step < STEPS) multiply(acc[m], x, ring + slot * 2048);
+                        if (step < STEPS) multiply(acc[m], x, ring + slot * Weights::BYTES);
                         __syncwarp();
                         if (++slot == STAGES) slot = 0;
                         flow(m);

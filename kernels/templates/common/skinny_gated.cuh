@@ -16,3 +16,5 @@ struct Op : Gated {
     }
 {% endif %}
 };
+{% set tokens_of = gated %}{% set taken = "gated" %}
+{% include "common/skinny_main.cuh" %}

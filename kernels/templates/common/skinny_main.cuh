@@ -3,7 +3,7 @@ extern "C" __global__ void {% if p.split > 1 %}__cluster_dims__({{ p.split }}, 1
     Op op;
     op.x = x;
     op.w = w;
-{% if norm %}
+{% if norm is defined and norm %}
     op.norm = norm;
 {% endif %}
 {% if bias %}

@@ -1,12 +1,15 @@
-// What all ops of skinny.cuh share, from the template's x, w, norm and bias (none if the op has none).
+// What all ops of skinny.cuh share, from the template's x, w and bias (none if the op has none), and norm: an op that
+// norms x has such an operand, none if it has no weight.
+{% set normed = norm is defined %}
 struct Linear {
+    template <class Op, int TILES> using Weights = DenseRows<Op, TILES>;
     typedef {{ x.type }} X;
     static constexpr int K = {{ w.cols }}, N = {{ w.rows }};
-    static constexpr int NORM = {{ 2 if norm else 1 if normed else 0 }}, HEAD = 0;
+    static constexpr int NORM = {{ 0 if not normed else 2 if norm else 1 }}, HEAD = 0;
     static constexpr float eps = {{ (eps if normed else 0.0) | f32 }}, offset = {{ (offset if normed else 0.0) | f32 }};
     const {{ x.type }}* x;
     const {{ w.type }}* w;
-{% if norm %}
+{% if normed and norm %}
     const {{ norm.type }}* norm;
 {% endif %}
 {% if bias %}

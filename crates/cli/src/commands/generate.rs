@@ -71,6 +71,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     for key in &frontend.defaults().unsupported {
         report::notice(&format!("generation_config.json: `{key}` is not supported, and left out"));
     }
+    if model.checkpoint.is_none() {
+        report::notice("the weights are random: the text is nonsense");
+    }
     let sampling = args.sampling.params(frontend.defaults().sampling);
     let generator = Generator::load(&loader, frontend)?;
     let mut answerer = Answerer { args, generator, sampling };

@@ -2,7 +2,7 @@
 
 use infernum_ir::{Attr, DType, OpSet, StepInput, Sym, TensorType, Type};
 
-use super::{Checked, fault};
+use super::{Checked, FaultKind, PlanFault, fault};
 use crate::plan::{
     Arg, Argument, KernelLaunch, Launch, Matmul, Plan, Program, Run, TargetKind, TileMap, Value,
 };
@@ -158,6 +158,21 @@ fn check_matmul(launch: &Launch, m: &Matmul) -> Result<(), String> {
     } else {
         Err(format!("{x} by {w} is not {y}"))
     }
+}
+
+/// That every launch is a call of an op that there is.
+pub(super) fn ops_are_known((i, program): (usize, &Program), ops: &OpSet) -> Checked {
+    for (j, launch) in program.launches.iter().enumerate() {
+        if launch.op != Launch::COPY
+            && let Err(message) = ops.find(&launch.op)
+        {
+            let place =
+                format!("programs[{i}] `{}`.launches[{j}] `%{}`", program.name, launch.name);
+            let kind = FaultKind::UnknownOp(launch.op.clone());
+            return Err(PlanFault { place, message, kind });
+        }
+    }
+    Ok(())
 }
 
 /// That every launch is a call of an op whose results are what it says, and that tokens have the rows that

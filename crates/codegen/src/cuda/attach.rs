@@ -1,14 +1,17 @@
 //! Gives each launch of a plan its kernel.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::ops::RangeInclusive;
 
-use infernum_ir::expr::{Expr, Value as Known};
-use infernum_ir::{DType, Dims, OpSet, Sym, TensorType};
+use infernum_ir::expr::Expr;
+use infernum_ir::{DType, Dims, OpSet, SourceError, Sym, TensorType};
 
 use super::geometry::{Scope, whole};
 use super::template::{Foreign, Kind};
-use super::text::{self, Site};
+use super::text::{self, Site, TextError};
 use super::{Device, Geometry, Library, Template, TemplateError, TunedVariants, Variant};
+use crate::buckets::MAX_ARENA;
 use crate::plan::{Arg, Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, TileMap, Value};
 use infernum_passes::Bucket;
 
@@ -22,6 +25,8 @@ pub enum CudaError {
     NoTemplate { launch: String, op: String },
     #[error(transparent)]
     Template(#[from] TemplateError),
+    #[error(transparent)]
+    Source(#[from] Box<SourceError>),
     #[error("`{launch}`: no variant of {path} is for it: {reasons}")]
     NoVariant { launch: String, path: String, reasons: String },
     #[error("`{launch}`: variant `{variant}` of {path}: {message}")]
@@ -220,14 +225,10 @@ impl<'a> Attach<'a> {
     ) -> Result<Option<String>, CudaError> {
         let params = &variant.params;
         let scope = Scope { launch, params, device: self.device, dims: None, bucket: Some(bucket) };
+        let places = Places { template, variant, shown };
         for expr in &variant.when {
-            let holds = scope.holds(expr).map_err(|message| CudaError::Variant {
-                launch: shown.to_owned(),
-                path: template.path.clone(),
-                variant: variant.name.clone(),
-                message,
-            })?;
-            if !holds {
+            places.known(&scope, expr)?;
+            if !scope.holds(expr).map_err(|message| places.fault(expr, message))? {
                 return Ok(Some(format!("`{}` wants {expr}", variant.name)));
             }
         }
@@ -260,13 +261,9 @@ impl<'a> Attach<'a> {
             }
             return match &variant.kind {
                 Kind::Matmul(roles) => matmul(launch, roles).map(Run::Matmul).map_err(fail),
-                Kind::Kernel { grid, block, shared, scratch, ptx, tiles } => {
-                    let block = scope.number(block).and_then(|n| whole(n, block)).map_err(fail)?;
-                    let at_limits = Scope { dims: Some(&self.limits), ..scope };
-                    let scratch = match at_limits.value(scratch).map_err(fail)? {
-                        Known::Num(n) if n >= 0.0 => n as u64,
-                        other => return Err(fail(format!("`scratch`: {other} bytes"))),
-                    };
+                Kind::Kernel { grid, shared, ptx, tiles, .. } => {
+                    let places = Places { template: &template, variant, shown };
+                    let (block, scratch) = self.sizes(&places, &scope, bucket)?;
                     // Only then: launches that differ in nothing else are one program.
                     let named =
                         grid.iter().chain([shared]).any(|e| e.to_string().contains("tokens."));
@@ -278,7 +275,8 @@ impl<'a> Attach<'a> {
                         params: variant.params.clone(),
                     };
                     if let Some(foreign) = ptx {
-                        let arguments = arguments(launch, foreign).map_err(fail)?;
+                        let scope = Scope { dims: Some(&self.limits), ..scope };
+                        let arguments = arguments(&scope, foreign).map_err(fail)?;
                         let kernel = self.foreign(foreign, &template, variant, scratch)?;
                         let arguments = Some(arguments);
                         let tiles = Vec::new();
@@ -309,6 +307,51 @@ impl<'a> Attach<'a> {
         Err(CudaError::NoVariant { launch, path, reasons })
     }
 
+    /// Threads of a block and bytes of scratch memory. The sizes of a launch are looked at as they are at the
+    /// plan's limits, so that what no GPU can launch is no plan.
+    fn sizes(
+        &self,
+        places: &Places<'_>,
+        scope: &Scope<'_>,
+        bucket: Bucket,
+    ) -> Result<(u32, u64), CudaError> {
+        let Kind::Kernel { grid, block, shared, scratch, tiles, .. } = &places.variant.kind else {
+            return Ok((0, 0));
+        };
+        let most = Dims { t: self.limits.t.min(bucket.max), ..self.limits };
+        let most = Dims { t: most.t.max(1), b: most.b.max(1), s: most.s.max(1), ..most };
+        let largest = Scope { dims: Some(&most), ..*scope };
+        let at_limits = Scope { dims: Some(&self.limits), ..*scope };
+        [block]
+            .into_iter()
+            .chain(tiles.iter().map(|(_, rows)| rows))
+            .try_for_each(|e| places.known(scope, e))?;
+        grid.iter().chain([shared, scratch]).try_for_each(|e| places.known(&largest, e))?;
+        let size = |scope: &Scope<'_>, expr: &Expr, what: &str, range: RangeInclusive<u64>| {
+            let found = scope.number(expr).map_err(|message| places.fault(expr, message))?;
+            let is_size = found.fract() == 0.0 && found >= 0.0 && range.contains(&(found as u64));
+            let (least, most) = (range.start(), range.end());
+            let message = || format!("{found} {what}: expected {least} to {most}");
+            if is_size { Ok(found as u64) } else { Err(places.fault(expr, message())) }
+        };
+        let threads = size(scope, block, "threads in a block", 1..=Device::BLOCK_THREADS.into())?;
+        let most_shared = self.device.block_shared().unwrap_or(u32::MAX);
+        let what = format!("bytes of shared memory for a block of {}", self.device.arch);
+        size(&largest, shared, &what, 0..=most_shared.into())?;
+        if let Some(fourth) = grid.get(GRID.len()) {
+            return Err(places.fault(fourth, "expected at most three dimensions of blocks"));
+        }
+        for (expr, most) in grid.iter().zip(GRID) {
+            size(&largest, expr, "blocks in a dimension of the grid", 1..=most)?;
+        }
+        let bytes = at_limits.number(scratch).map_err(|message| places.fault(scratch, message))?;
+        if !(0.0..=MAX_ARENA as f64).contains(&bytes) {
+            let message = format!("{bytes} bytes of scratch memory: expected 0 to {MAX_ARENA}");
+            return Err(places.fault(scratch, message));
+        }
+        Ok((threads as u32, bytes.ceil() as u64))
+    }
+
     fn template_of(&self, launch: &Launch, shown: &str) -> Result<String, CudaError> {
         if [Launch::COPY, ARGMAX, SAMPLE, FEED, CEILING].contains(&launch.op.as_str()) {
             return Ok(launch.op.clone());
@@ -320,15 +363,18 @@ impl<'a> Attach<'a> {
 
     /// The index of the site's kernel.
     fn kernel(&mut self, site: &Site<'_>, scratch: u64, shown: &str) -> Result<u32, CudaError> {
-        let fail = |error| CudaError::Render {
-            launch: shown.to_owned(),
-            path: site.template.path.clone(),
-            variant: site.variant.name.clone(),
-            error,
+        let fail = |error| match error {
+            TextError::Placed(error) => CudaError::Source(error),
+            TextError::Other(error) => CudaError::Render {
+                launch: shown.to_owned(),
+                path: site.template.path.clone(),
+                variant: site.variant.name.clone(),
+                error,
+            },
         };
         // The same text under the same name is the same kernel, wherever it is launched.
         let name = format!("{}_{}", site.launch.op, site.variant.name);
-        let text = text::render(&self.env, site, self.ops, &name).map_err(fail)?;
+        let text = text::render((&self.env, self.library), site, self.ops, &name).map_err(fail)?;
         if let Some(&known) = self.known.get(&text) {
             let kernel = &mut self.kernels[known as usize];
             kernel.scratch = kernel.scratch.max(scratch);
@@ -370,11 +416,44 @@ impl<'a> Attach<'a> {
     }
 }
 
+/// Blocks that a grid may have in each dimension.
+const GRID: [u64; 3] = [i32::MAX as u64, 65535, 65535];
+
+/// What an error is about, to place it in the template.
+struct Places<'a> {
+    template: &'a Template,
+    variant: &'a Variant,
+    shown: &'a str,
+}
+
+impl Places<'_> {
+    /// Refuses an expression with a name that means nothing.
+    fn known(&self, scope: &Scope<'_>, expr: &Expr) -> Result<(), CudaError> {
+        match scope.unknown(expr) {
+            Some((word, message)) => {
+                Err(Box::new(self.template.fault(&self.variant.name, (expr, word), message)).into())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// An error about an expression's value.
+    fn fault(&self, expr: &Expr, message: impl fmt::Display) -> CudaError {
+        let message =
+            format!("{message} (variant `{}`, launch `{}`)", self.variant.name, self.shown);
+        Box::new(self.template.fault(&self.variant.name, (expr, ""), message)).into()
+    }
+}
+
 /// What a foreign kernel is given, from what its header says.
-fn arguments(launch: &Launch, foreign: &Foreign) -> Result<Vec<Argument>, String> {
+fn arguments(scope: &Scope<'_>, foreign: &Foreign) -> Result<Vec<Argument>, String> {
+    let launch = scope.launch;
     let one = |text: &String| {
         if let Some((kind, expr)) = text.split_once(':') {
-            let expr = expr.trim().parse().map_err(|e| format!("`{text}`: {e}"))?;
+            let expr: Expr = expr.trim().parse().map_err(|e| format!("`{text}`: {e}"))?;
+            if let Some((_, message)) = scope.unknown(&expr) {
+                return Err(format!("`{text}`: {message}"));
+            }
             return match kind.trim() {
                 "i32" => Ok(Argument::I32(expr)),
                 "i64" => Ok(Argument::I64(expr)),
@@ -422,3 +501,6 @@ fn matmul(launch: &Launch, roles: &super::template::MatmulRoles) -> Result<Matmu
         bias: optional(&roles.bias)?,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use infernum_ir::expr::{Expr, Value as Known};
-use infernum_ir::{Attr, Dim, Dims, Type};
+use infernum_ir::{Attr, Dim, Dims, Type, nearest};
 use serde::{Deserialize, Serialize};
 
 use crate::{Bucket, Launch};
@@ -63,6 +63,7 @@ pub(super) fn whole(n: f64, expr: &Expr) -> Result<u32, String> {
 }
 
 /// What expressions of templates may name.
+#[derive(Clone, Copy)]
 pub(super) struct Scope<'a> {
     pub(super) launch: &'a Launch,
     pub(super) params: &'a BTreeMap<String, f64>,
@@ -91,6 +92,44 @@ impl Scope<'_> {
             Known::Bool(b) => Ok(b),
             other => Err(format!("`{expr}`: expected true or false, found {}", other.kind())),
         }
+    }
+
+    /// The first name of `expr` that means nothing here, and what would: evaluation takes a missing key for
+    /// null, and so might not miss it.
+    pub(super) fn unknown<'e>(&self, expr: &'e Expr) -> Option<(&'e str, String)> {
+        match expr {
+            Expr::Lit(_) => None,
+            Expr::Var(name) => self.lookup(name).is_none().then(|| (&**name, self.no_name(name))),
+            Expr::Member(of, key) => self.unknown(of).or_else(|| {
+                let Expr::Var(name) = &**of else { return None };
+                let Some(Known::Map(entries)) = self.lookup(name) else { return None };
+                let keys: Vec<&str> = entries.iter().map(|(k, _)| k.as_str()).collect();
+                let none = || (&**key, no_key(name, key, &keys));
+                (!keys.contains(&key.as_str())).then(none)
+            }),
+            Expr::Unary(_, a) => self.unknown(a),
+            Expr::Binary(_, a, b) | Expr::Index(a, b) => {
+                self.unknown(a).or_else(|| self.unknown(b))
+            }
+            Expr::Cond(c, a, b) => [c, a, b].into_iter().find_map(|e| self.unknown(e)),
+            Expr::Call(_, args) => args.iter().find_map(|e| self.unknown(e)),
+        }
+    }
+
+    fn no_name(&self, name: &str) -> String {
+        if self.dims.is_none() && STEP.contains(&name) {
+            return format!("`{name}` is the step's, and not known when a kernel is chosen");
+        }
+        let values: Vec<&str> = self.launch.named_values().map(|(n, _)| n).collect();
+        let attrs: Vec<&str> = self.launch.attrs.iter().map(|(n, _)| n.as_str()).collect();
+        let known = values.iter().chain(&attrs).copied().chain(["p", "tokens", "device"]);
+        let hint = nearest(name, known);
+        let values = values.join(", ");
+        let attrs = match &attrs[..] {
+            [] => String::new(),
+            attrs => format!(", attributes {}", attrs.join(", ")),
+        };
+        format!("unknown name `{name}`{hint}; operands and results are {values}{attrs}")
     }
 
     fn lookup(&self, name: &str) -> Option<Known> {
@@ -161,6 +200,17 @@ impl Scope<'_> {
             }
         };
         Known::Map(entries.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())
+    }
+}
+
+/// Names of the step's sizes.
+const STEP: [&str; 4] = ["T", "B", "S", "pairs"];
+
+fn no_key(name: &str, key: &str, keys: &[&str]) -> String {
+    let hint = nearest(key, keys.iter().copied());
+    match keys {
+        [] => format!("`{name}` has no `{key}`: the variant has no `params`"),
+        keys => format!("`{name}` has no `{key}`{hint}; it has {}", keys.join(", ")),
     }
 }
 

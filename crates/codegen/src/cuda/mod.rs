@@ -6,6 +6,7 @@ mod c_expr;
 mod cache;
 mod decode;
 mod geometry;
+mod lines;
 mod nvrtc;
 mod reach;
 mod template;
@@ -50,6 +51,22 @@ impl Device {
     pub fn named(arch: &str) -> Option<Device> {
         let found = Device::KNOWN.into_iter().find(|(name, ..)| *name == arch);
         found.map(|(arch, sm, sms)| Device { arch: arch.to_owned(), sm, sms })
+    }
+
+    /// Threads that a block may have.
+    pub const BLOCK_THREADS: u32 = 1024;
+
+    /// Bytes of shared memory that a block may ask for; `None` for a chip that we do not know. (CUDA C++
+    /// Programming Guide, technical specifications per compute capability, less the KiB that the driver
+    /// takes of each block from 8.0 on.)
+    pub fn block_shared(&self) -> Option<u32> {
+        match self.sm {
+            75 => Some(64 << 10),
+            80 | 87 => Some(163 << 10),
+            86 | 89 | 120 | 121 => Some(99 << 10),
+            90 | 100 | 103 => Some(227 << 10),
+            _ => None,
+        }
     }
 
     /// The device of a compute capability: what only this chip has (the `a` of `sm_90a`) is used.

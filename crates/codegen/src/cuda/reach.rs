@@ -78,6 +78,14 @@ impl Conditions {
         for Atom { quantity, op, value } in &all.atoms {
             let domain = all.domains.entry(quantity.clone()).or_default();
             domain.add(*op, value);
+            // A remainder of sizes is known without any condition.
+            if let Ok(Expr::Binary(BinaryOp::Rem, _, by)) = quantity.parse()
+                && let Expr::Lit(by @ Value::Num(n)) = &*by
+                && *n > 0.0
+            {
+                domain.add(BinaryOp::Ge, &Value::Num(0.0));
+                domain.add(BinaryOp::Lt, by);
+            }
         }
         all
     }
@@ -198,7 +206,9 @@ impl Domain {
         if let (Some((low, low_open)), Some((high, high_open))) = (self.low, self.high)
             && (low > high || (low == high && (low_open || high_open)))
         {
-            return Some(format!("it would be at least {low} and at most {high}"));
+            let low = format!("{} {low}", if low_open { "above" } else { "at least" });
+            let high = format!("{} {high}", if high_open { "below" } else { "at most" });
+            return Some(format!("it would be {low} and {high}"));
         }
         if let Some(is) = &self.is {
             if is.iter().all(|v| self.is_not.contains(v)) {
@@ -278,6 +288,8 @@ mod tests {
             "\"device.sm > 80 && device.sm < 86\"",
             "\"bias == null\", \"!(bias == null)\"",
             "\"16 >= tokens.max\", \"tokens.max == 17\"",
+            "\"x.cols % 2 == 3\"",
+            "\"x.cols % 8 < 0\"",
         ] {
             let found = found(&variant("a", when));
             assert!(matches!(&found[..], [(_, true, _)]), "{when}: {found:?}");

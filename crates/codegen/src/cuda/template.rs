@@ -163,6 +163,13 @@ pub struct Variant {
     pub kind: Kind,
 }
 
+impl Variant {
+    /// Whether its kernel is the template's text.
+    pub fn is_text(&self) -> bool {
+        matches!(&self.kind, Kind::Kernel { ptx: None, .. })
+    }
+}
+
 /// What a variant launches.
 #[derive(Clone, Debug)]
 pub enum Kind {
@@ -222,6 +229,36 @@ struct HeaderFile<'a> {
 }
 
 impl Template {
+    /// An error about an expression of a variant, or about `word` in it. Expressions do not keep their places:
+    /// this looks for one in the header.
+    pub(super) fn fault(
+        &self,
+        variant: &str,
+        (expr, word): (&Expr, &str),
+        message: impl Into<String>,
+    ) -> SourceError {
+        let header = &self.text[..self.text.find("#}").unwrap_or(self.text.len())];
+        let start = header.find(&format!("\"{variant}\"")).unwrap_or(0);
+        let mut at = start;
+        let mut span = None;
+        // Texts in quotes are every other piece.
+        for (i, piece) in header[start..].split('"').enumerate() {
+            if i % 2 == 1 && piece.parse::<Expr>().is_ok_and(|e| e == *expr) {
+                let (from, len) = word_in(piece, word).unwrap_or((0, piece.len()));
+                span = Some(at + from..at + from + len);
+                break;
+            }
+            at += piece.len() + 1;
+        }
+        // One of a shared list, or one that was given something, is not in the header as it is.
+        let mut message = message.into();
+        if span.is_none() {
+            message = format!("{message}, in `{expr}`");
+        }
+        let span = span.unwrap_or(start..start + variant.len());
+        SourceError::new(&self.path, &self.text, span, message)
+    }
+
     pub(super) fn parse(
         library: &Library,
         name: &str,
@@ -246,4 +283,13 @@ impl Template {
             text: text.to_owned(),
         })
     }
+}
+
+/// Where `word` stands in a text, as a whole name, and its length.
+fn word_in(text: &str, word: &str) -> Option<(usize, usize)> {
+    let letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut found = text.match_indices(word).filter(|(i, _)| {
+        !text[..*i].ends_with(letter) && !text[i + word.len()..].starts_with(letter)
+    });
+    found.next().filter(|_| !word.is_empty()).map(|(i, _)| (i, word.len()))
 }

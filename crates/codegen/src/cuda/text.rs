@@ -1,14 +1,15 @@
 //! From a template and a launch to CUDA text.
 
 use std::collections::BTreeMap;
+use std::error::Error as _;
 
 use infernum_ir::expr::ScalarFn;
-use infernum_ir::{Attr, DType, Dim, OpSet, Sym, TensorType, Type};
+use infernum_ir::{Attr, DType, Dim, OpSet, SourceError, Sym, TensorType, Type, nearest};
 use minijinja::value::{Rest, Value as Jinja};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, context};
 
 use super::template::Kind;
-use super::{Device, Library, Template, Variant, abi, c_expr, decode};
+use super::{Device, Library, Template, Variant, abi, c_expr, decode, lines};
 use crate::{Bucket, Launch};
 
 /// What the text of one kernel is made from.
@@ -27,7 +28,7 @@ pub(super) fn environment(library: &Library) -> Environment<'static> {
     let mut env = Environment::new();
     let library = library.clone();
     env.set_loader(move |name| match library.file(name) {
-        Ok(found) => Ok(found.map(|(_, text)| text.into_owned())),
+        Ok(found) => Ok(found.map(|(_, text)| lines::marked(name, &text))),
         Err(error) => Err(Error::new(ErrorKind::BadInclude, error.to_string())),
     });
     env.set_undefined_behavior(UndefinedBehavior::Strict);
@@ -36,13 +37,21 @@ pub(super) fn environment(library: &Library) -> Environment<'static> {
     env
 }
 
+/// Why a text could not be made.
+pub(super) enum TextError {
+    /// At a place in a template's file.
+    Placed(Box<SourceError>),
+    /// At no place that is known.
+    Other(Error),
+}
+
 /// The kernel's text, in which it is called `name`.
 pub(super) fn render(
-    env: &Environment<'_>,
+    (env, library): (&Environment<'_>, &Library),
     site: &Site<'_>,
     ops: &OpSet,
     name: &str,
-) -> Result<String, Error> {
+) -> Result<String, TextError> {
     let launch = site.launch;
     let mut scope: BTreeMap<String, Jinja> = BTreeMap::new();
     let mut operands = Vec::new();
@@ -76,7 +85,52 @@ pub(super) fn render(
         ]
         .map(|(k, v)| (k.to_owned(), v)),
     );
-    env.get_template(&format!("{}.cu.j2", site.template.name))?.render(scope)
+    let template = env.get_template(&format!("{}.cu.j2", site.template.name));
+    template.and_then(|t| t.render(&scope)).map_err(|e| placed((env, library), &scope, e))
+}
+
+/// An error of a template, where it is written. Of a name that is not defined minijinja may only say what
+/// cannot be done with it: which one it is follows from the line.
+fn placed(
+    (env, library): (&Environment<'_>, &Library),
+    scope: &BTreeMap<String, Jinja>,
+    error: Error,
+) -> TextError {
+    // An included file's error is the cause of one in the file that includes it.
+    let (mut cause, mut found) = (Some(&error), None);
+    while let Some(e) = cause {
+        found = e.name().zip(e.line()).map(|(name, n)| (e, name, n)).or(found);
+        cause = e.source().and_then(|e| e.downcast_ref::<Error>());
+    }
+    let Some((cause, name, n)) = found else { return TextError::Other(error) };
+    let Ok(Some((path, text))) = library.file(name) else { return TextError::Other(error) };
+    let n = lines::unmarked(&lines::marked(name, &text), n);
+    let line = text.lines().nth(n.saturating_sub(1)).unwrap_or_default();
+    let names = env.get_template(name).map(|t| t.undeclared_variables(true)).unwrap_or_default();
+    let defined = |path: &str| {
+        let mut parts = path.split('.');
+        let value = parts.next().and_then(|first| scope.get(first)).cloned();
+        parts.try_fold(value?, |value, key| value.get_attr(key).ok().filter(|v| !v.is_undefined()))
+    };
+    let globals: Vec<&str> = env.globals().map(|(name, _)| name).collect();
+    let is_unknown = |name: &&String| {
+        let first = name.split('.').next().unwrap_or_default();
+        !globals.contains(&first) && defined(name).is_none()
+    };
+    let mut unknown: Vec<(usize, &String)> =
+        names.iter().filter(is_unknown).filter_map(|n| Some((line.find(n.as_str())?, n))).collect();
+    unknown.sort_unstable_by_key(|(at, n)| (*at, std::cmp::Reverse(n.len())));
+    let (column, len, message) = if let Some((at, unknown)) = unknown.first() {
+        let known: Vec<&str> = scope.keys().map(String::as_str).collect();
+        let (hint, known) = (nearest(unknown, known.iter().copied()), known.join(", "));
+        (*at, unknown.len(), format!("`{unknown}` is not defined{hint}; the text sees {known}"))
+    } else {
+        let column = line.len() - line.trim_start().len();
+        let detail = cause.detail().map(|d| format!(": {d}")).unwrap_or_default();
+        (column, line.trim().len(), format!("{}{detail}", cause.kind()))
+    };
+    let start = SourceError::offset(&text, n, 1) + column;
+    TextError::Placed(Box::new(SourceError::new(&path, &text, start..start + len, message)))
 }
 
 /// Operands in declared order and then results, those that are there. A plane of the cache is one

@@ -24,6 +24,10 @@ pub(super) fn attr(
             let message = format!("attribute `{}`: expected {}, found a list", def.name, def.kind);
             return Err(scope.cx.at(key, message));
         }
+        Argument::Names(_) => {
+            let message = format!("attribute `{}`: expected {}, found a map", def.name, def.kind);
+            return Err(scope.cx.at(key, message));
+        }
         Argument::One(arg) => *arg,
     };
     if let (Arg::Text(text), AttrKind::Expr) = (arg, def.kind) {

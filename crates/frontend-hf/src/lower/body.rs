@@ -1,5 +1,6 @@
 //! Bodies to graph nodes: ops are added, blocks are inlined.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 
 use infernum_ir::expr::Value;
@@ -61,6 +62,19 @@ pub(super) struct Builder<'a> {
     steps: HashMap<StepInput, ValueId>,
     /// Each cache plane's latest version, in the order declared.
     states: Vec<ValueId>,
+    /// The `rename`s of the calls that lead to where we are.
+    renames: Vec<Rename<'a>>,
+}
+
+/// What a call renames of its block's tensors.
+struct Rename<'a> {
+    /// Put before the names of the block's tensors.
+    base: String,
+    /// What the block calls it, or what begins with it and a dot.
+    from: &'a str,
+    /// What the checkpoint calls it.
+    to: &'a str,
+    used: Cell<bool>,
 }
 
 impl<'a> Builder<'a> {
@@ -80,6 +94,7 @@ impl<'a> Builder<'a> {
             weights: HashMap::new(),
             steps: HashMap::new(),
             states: Vec::new(),
+            renames: Vec::new(),
         }
     }
 
@@ -124,6 +139,14 @@ impl<'a> Builder<'a> {
         unique
     }
 
+    /// Refuses a placeholder in the name of a tensor that nothing fills in; `text` is a piece of a source.
+    pub(super) fn check_placeholders(&self, text: &str) -> Result<()> {
+        match unknown_placeholder(text, self.layer.is_some()) {
+            Some((place, message)) => Err(self.cx.at(place, message)),
+            None => Ok(()),
+        }
+    }
+
     /// Evaluates the declarations of a body's weights.
     pub(super) fn declare_weights(
         &self,
@@ -134,6 +157,8 @@ impl<'a> Builder<'a> {
             let weight = if frame.scope.holds(name, decl.when)? {
                 self.weight_ref(frame, name, decl)?
             } else {
+                // That it is absent here is no mistake of who renames it.
+                self.renamed(format!("{}{name}", frame.weight_prefix));
                 Weight::Absent
             };
             frame.weights.insert(name, weight);
@@ -147,9 +172,15 @@ impl<'a> Builder<'a> {
             None => Value::Null,
             Some(arg) => scope.eval(arg)?,
         };
+        self.check_placeholders(name)?;
         let full = match (tied, decl.same_as) {
-            (Value::Str(other), _) => other,
-            (Value::Null, _) | (_, None) => format!("{}{name}", frame.weight_prefix),
+            (Value::Str(other), Some(arg)) => {
+                if let Some((_, message)) = unknown_placeholder(&other, self.layer.is_some()) {
+                    return Err(self.cx.at_arg(arg, name, message));
+                }
+                other
+            }
+            (Value::Null, _) | (_, None) => self.renamed(format!("{}{name}", frame.weight_prefix)),
             (v, Some(arg)) => {
                 return Err(scope.unexpected(name, arg, "a tensor's name or null", &v));
             }
@@ -159,6 +190,15 @@ impl<'a> Builder<'a> {
         }
         self.cx.spend(name, 256 + full.len())?;
         let stack = decl.stack.map(|n| scope.eval_int(name, n)).transpose()?;
+        if stack.is_some() != full.contains(EXPERT) {
+            let message = match stack {
+                Some(_) => {
+                    "`stack` is of the tensors for each `{expert}`: expected it in their names"
+                }
+                None => "expected `stack`, which says how many tensors `{expert}` stands for",
+            };
+            return Err(self.cx.at(name, message));
+        }
         if stack.is_some_and(|n| n > MAX_STACK) {
             let message = format!("`stack`: expected at most {MAX_STACK} tensors");
             return Err(self.cx.at(name, message));
@@ -480,12 +520,71 @@ impl<'a> Builder<'a> {
             depth: frame.depth + 1,
         };
         self.bind(frame, &mut inner, call, block)?;
+        let before = self.renames.len();
+        self.push_renames(&inner, call)?;
+        let entered = self.enter(&mut inner, block).map_err(|e| self.called(e, call));
+        let renames = self.renames.split_off(before);
+        let result = entered?;
+        match renames.iter().find(|r| !r.used.get()) {
+            None => Ok(result),
+            Some(Rename { from, .. }) => {
+                let stem = |name: &'a str| name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+                let names = block.weights.iter().flat_map(|(name, _)| [name, stem(name)]);
+                let hint = nearest(from, names);
+                let message = format!("block `{}` has no tensor `{from}`{hint}", call.name);
+                Err(self.cx.at(from, message))
+            }
+        }
+    }
+
+    /// Takes the `rename` of a block's call.
+    fn push_renames(&mut self, inner: &Frame<'a>, call: &'a SpecCall<'a>) -> Result<()> {
+        let names = match call.arg("rename") {
+            None => return Ok(()),
+            Some((_, Argument::Names(names))) => names,
+            Some((key, _)) => {
+                let message = "expected names of tensors, such as { \"o_proj\": \"dense\" }";
+                return Err(self.cx.at(key, message));
+            }
+        };
+        for (from, to) in names.iter() {
+            if from.is_empty() || to.is_empty() {
+                return Err(self.cx.at(from, "expected two names, found an empty one"));
+            }
+            self.check_placeholders(to)?;
+            self.cx.spend(from, 64 + inner.weight_prefix.len())?;
+            let (base, used) = (inner.weight_prefix.clone(), Cell::new(false));
+            self.renames.push(Rename { base, from, to, used });
+        }
+        Ok(())
+    }
+
+    /// The name of a tensor in the checkpoint: as the calls that lead to it have it, the innermost first.
+    fn renamed(&self, mut name: String) -> String {
+        for Rename { base, from, to, used } in self.renames.iter().rev() {
+            if let Some(rest) = name.strip_prefix(base).and_then(|rest| rest.strip_prefix(from))
+                && (rest.is_empty() || rest.starts_with('.'))
+            {
+                used.set(true);
+                name = format!("{base}{to}{rest}");
+            }
+        }
+        name
+    }
+
+    /// Adds a block's calls to the graph, once its operands and parameters are bound.
+    fn enter(&mut self, inner: &mut Frame<'a>, block: &'a Block<'a>) -> Result<ValueId> {
         inner.scope.check(&block.checks)?;
-        self.declare_weights(&mut inner, &block.weights)?;
-        self.declare_states(&mut inner, &block.state)?;
-        self.body(&mut inner, &block.body)?;
-        let result = self.resolve(&inner, block.result)?;
+        self.declare_weights(inner, &block.weights)?;
+        self.declare_states(inner, &block.state)?;
+        self.body(inner, &block.body)?;
+        let result = self.resolve(inner, block.result)?;
         result.ok_or_else(|| self.cx.at(block.result, "this weight is left out here"))
+    }
+
+    /// An error within a block, with the call that led there.
+    fn called(&self, error: SourceError, call: &SpecCall<'a>) -> SourceError {
+        error.called_from(&self.cx.at(call.name, ""))
     }
 
     /// Gives a block its operands and parameters.
@@ -510,12 +609,14 @@ impl<'a> Builder<'a> {
         }
         for (param, default) in block.params.iter() {
             match call.arg(param) {
-                None => inner.scope.define(param, *default)?,
+                None => {
+                    inner.scope.define(param, *default).map_err(|e| self.called(e, call))?;
+                }
                 Some((_, Argument::One(arg))) => {
                     inner.scope.give(param, frame.scope.eval(*arg)?)?;
                 }
-                Some((key, Argument::List(_))) => {
-                    return Err(self.cx.at(key, "expected one value, found a list"));
+                Some((key, Argument::List(_) | Argument::Names(_))) => {
+                    return Err(self.cx.at(key, "expected one value, found several"));
                 }
             }
         }
@@ -526,7 +627,9 @@ impl<'a> Builder<'a> {
     fn at_prefix(&self, call: &SpecCall<'a>) -> Result<&'a str> {
         match call.arg("at") {
             None => Ok(""),
-            Some((_, Argument::One(Arg::Text(text)))) => Ok(text),
+            Some((_, Argument::One(Arg::Text(text)))) => {
+                self.check_placeholders(text).map(|()| *text)
+            }
             Some((key, _)) => Err(self.cx.at(key, "expected a text such as \"self_attn.\"")),
         }
     }
@@ -556,7 +659,8 @@ impl<'a> Target<'a> {
             }
             Target::Block(block) => {
                 let params = block.params.iter().map(|(n, _)| n);
-                block.inputs.iter().copied().chain(params).chain(["when", "at"]).collect()
+                let every = ["when", "at", "rename"];
+                block.inputs.iter().copied().chain(params).chain(every).collect()
             }
         };
         let Some((key, _)) = call.args.iter().find(|(k, _)| !known.contains(k)) else {
@@ -567,6 +671,43 @@ impl<'a> Target<'a> {
         let message = format!("`{}` has no argument `{key}`{hint}; it takes {list}", call.name);
         Err(cx.at(key, message))
     }
+}
+
+const LAYER: &str = "{layer}";
+const EXPERT: &str = "{expert}";
+
+/// The first placeholder in the name of a tensor that stands for nothing, and what is wrong with it.
+fn unknown_placeholder(text: &str, in_layer: bool) -> Option<(&str, String)> {
+    let mut rest = text;
+    while let Some(at) = rest.find(['{', '}']) {
+        let from = &rest[at..];
+        let end = from.find('}').filter(|end| *end > 0);
+        let Some(end) = end else {
+            return Some((
+                &from[..1],
+                "expected `{layer}` or `{expert}`, found one brace".to_owned(),
+            ));
+        };
+        let (placeholder, after) = from.split_at(end + 1);
+        match placeholder {
+            EXPERT => {}
+            LAYER if in_layer => {}
+            LAYER => {
+                let message =
+                    "`{layer}` is the layer's number, and there is none in `embed` and `head`";
+                return Some((placeholder, message.to_owned()));
+            }
+            other => {
+                let message = format!(
+                    "unknown placeholder `{other}`: expected `{LAYER}`, the layer's number, or `{EXPERT}`, a \
+                     tensor's number in a `stack`"
+                );
+                return Some((placeholder, message));
+            }
+        }
+        rest = after;
+    }
+    None
 }
 
 /// Refuses a name that IR text could not hold.

@@ -1,13 +1,13 @@
-//! What a spec says without effect: parameters that nothing reads, and values that do not arrive where
-//! their names suggest.
+//! What a spec says without effect: parameters, values and weights that nothing reads, layers that change
+//! nothing, and values that do not arrive where their names suggest.
 //!
 //! This looks at the text of the spec, not at what one config makes of it: a parameter that only some
 //! configs need is no mistake.
 
 use std::collections::BTreeSet;
 
-use infernum_ir::SourceWarning;
 use infernum_ir::expr::Expr;
+use infernum_ir::{Effect, Op, SourceWarning};
 
 use super::body::Blocks;
 use super::scope::Context;
@@ -74,12 +74,15 @@ impl<'a> Lint<'a, '_> {
         family.checks.iter().for_each(|(_, check)| mentioned.extend(names(*check)));
         let parts = [&family.embed, &family.head].into_iter().flatten();
         let kinds = family.layers.iter().flat_map(|l| l.kinds.iter().map(|(_, part)| part));
-        for Part { weights, body, .. } in parts.chain(kinds) {
+        for Part { weights, body, gives, .. } in parts.chain(kinds) {
             mentioned.extend(weight_names(weights));
             mentioned.extend(body_names(body));
             self.calls(body, &Names::new());
+            let read = self.values(body, gives);
+            self.unread("weight", weights, &read);
         }
         if let Some(layers) = &family.layers {
+            layers.kinds.iter().for_each(|(kind, part)| self.unchanged(kind, part));
             mentioned.extend(names(layers.count));
             mentioned.extend(layers.kind.map(names).unwrap_or_default());
         }
@@ -116,8 +119,67 @@ impl<'a> Lint<'a, '_> {
             self.warn(name, format!("nothing reads the parameter `{name}` of this block"));
         }
         self.calls(&block.body, &own);
+        let values = self.values(&block.body, &[block.result]);
+        self.unread("weight", &block.weights, &values);
+        self.unread("plane", &block.state, &values);
+        for input in block.inputs.iter().filter(|i| !values.contains(*i)) {
+            self.warn(input, format!("nothing reads the operand `{input}` of this block"));
+        }
         let family = self.family.params.iter().map(|(n, _)| n);
         family.filter(|n| outer.iter().any(|o| o == n)).collect()
+    }
+
+    /// Looks at the values of a body, of which `ends` are what leaves it; the names from outside of it that
+    /// it reads. Of calls that only one another read, the last is reported.
+    fn values(&mut self, body: &Entries<'a, SpecCall<'a>>, ends: &[&'a str]) -> Names<'a> {
+        let mut read: Names<'a> = ends.iter().copied().collect();
+        for (written, call) in body.0.iter().rev() {
+            let results: Vec<&str> = written.split(',').map(str::trim).collect();
+            let writes = !self.blocks.contains_key(call.name)
+                && Op::find(call.name).is_ok_and(|op| op.effect == Effect::Writes);
+            if !writes && !results.iter().any(|name| read.contains(name)) {
+                self.warn(written, format!("nothing reads `{written}`"));
+            }
+            read.retain(|name| !results.contains(name));
+            read.extend(self.operands(call));
+        }
+        read
+    }
+
+    /// The names of values that a call is given.
+    fn operands(&self, call: &SpecCall<'a>) -> Vec<&'a str> {
+        let names: Vec<&str> = match (self.blocks.get(call.name), Op::find(call.name)) {
+            (Some(block), _) => block.inputs.clone(),
+            (None, Ok(op)) => op.operands.iter().map(|o| o.name).collect(),
+            (None, Err(_)) => Vec::new(),
+        };
+        let given = names.into_iter().filter_map(|name| match call.arg(name) {
+            Some((_, Argument::One(Arg::Text(value)))) => Some(*value),
+            _ => None,
+        });
+        given.collect()
+    }
+
+    /// What is declared, and not among the names `read`.
+    fn unread<T>(&mut self, what: &str, declared: &Entries<'a, T>, read: &Names<'a>) {
+        for (name, _) in declared.iter().filter(|(name, _)| !read.contains(name)) {
+            self.warn(name, format!("nothing reads the {what} `{name}`"));
+        }
+    }
+
+    /// A layer that has a body, and gives what it took.
+    fn unchanged(&mut self, kind: &str, part: &Part<'a>) {
+        let results = part.body.iter().flat_map(|(written, _)| written.split(',').map(str::trim));
+        let results: Names<'_> = results.collect();
+        if let (Some(first), false) = (part.gives.first(), results.is_empty())
+            && !part.gives.iter().any(|name| results.contains(name))
+        {
+            let message = format!(
+                "layers of kind `{kind}` give `{}` as they took it: expected their body to define it",
+                part.gives.join("`, `")
+            );
+            self.warn(first, message);
+        }
     }
 
     fn hides_engine(&mut self, name: &str) {
@@ -171,6 +233,7 @@ fn body_names(body: &Entries<'_, SpecCall<'_>>) -> Vec<String> {
     let all = arguments.flat_map(|(_, argument)| match argument {
         Argument::One(arg) => vec![*arg],
         Argument::List(list) => list.clone(),
+        Argument::Names(_) => Vec::new(),
     });
     all.flat_map(names).collect()
 }

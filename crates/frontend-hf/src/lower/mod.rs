@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use infernum_ir::expr::Value;
 use infernum_ir::{
-    CallSite, DType, Dim, Encoding, Graph, Indices, Module, Param, SourceError, SourceWarning, Sym,
-    TensorType, Type, WeightRef, nearest, row_picks, token_rows,
+    CallSite, DType, Dim, Encoding, Finding, Graph, Indices, Module, Param, SourceError,
+    SourceWarning, Sym, TensorType, Type, ValueId, WeightRef, nearest, row_picks, token_rows,
+    verify,
 };
 
 use crate::spec::{
@@ -52,7 +53,7 @@ pub struct Request<'a> {
 /// A lowered model.
 #[derive(Debug)]
 pub struct Lowered {
-    /// The module; not yet verified.
+    /// The module.
     pub module: Module,
     /// Patterns of checkpoint tensors that the model does not use.
     pub ignore: Vec<String>,
@@ -126,8 +127,25 @@ fn lower_once(
     cx.defaults = defaults(&cx, &family)?;
     let scope = family_scope(&cx, &family)?;
     let mut lowered = lower_parts(&family, &blocks, &scope)?;
+    verified(&cx, &lowered.module)?;
     lowered.warnings = lint::lint(&cx, &family, source, &blocks);
     Ok(lowered)
+}
+
+/// What the verifier finds in a graph is told where the spec says it. A finding that has no place in a spec
+/// is left to the compiler's own check, which shows the module.
+fn verified(cx: &Context<'_>, module: &Module) -> Result<(), SourceError> {
+    let Err(error) = verify(module) else { return Ok(()) };
+    let place = |finding: &Finding| {
+        let (graph, node) = (&module.graphs[finding.graph?], finding.node?);
+        // What is no call, such as a weight, is placed by the first call that uses it.
+        let results = 0..graph.node(node).types.len();
+        let users = results.flat_map(|result| graph.users(ValueId { node, result }));
+        let mut nodes = std::iter::once(node).chain(users.map(|(user, _)| user));
+        let loc = nodes.find_map(|n| graph.node(n).loc.as_ref())?;
+        cx.at_loc(loc, finding.message.clone())
+    };
+    error.findings.iter().find_map(place).map_or(Ok(()), Err)
 }
 
 /// The families that `source` is based on, nearest first.
@@ -433,6 +451,7 @@ fn lower_part<'a>(
 ) -> Result<(Graph, Given<'a>), SourceError> {
     let cx = scope.cx;
     let mut builder = Builder::new(name, scope, blocks, layer);
+    builder.check_placeholders(part.prefix)?;
     let mut frame = builder.frame(part.prefix, carried);
     builder.declare_weights(&mut frame, &part.weights)?;
     builder.body(&mut frame, &part.body)?;

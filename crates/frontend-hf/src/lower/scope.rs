@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use infernum_ir::expr::{Expr, ExprError, Value};
-use infernum_ir::{SourceError, nearest};
+use infernum_ir::{Loc, SourceError, nearest};
 
 use super::Request;
 use crate::spec::{Arg, Entries, Source};
@@ -65,6 +65,16 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// An error at a call by its line and column; `None` where its file is none of the sources.
+    pub(super) fn at_loc(&self, loc: &Loc, message: String) -> Option<SourceError> {
+        let source = self.sources.iter().find(|s| *s.file == *loc.file)?;
+        let start = SourceError::offset(&source.text, loc.line as usize, loc.col as usize);
+        let rest = &source.text[start..];
+        let letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let len = rest.find(|c| !letter(c)).unwrap_or(rest.len());
+        Some(SourceError::new(&source.file, &source.text, start..start + len.max(1), message))
+    }
+
     /// Counts `bytes` that are about to be held; `place` is what asks for them.
     pub(super) fn spend(&self, place: &str, bytes: usize) -> Result<()> {
         let left = self.budget.get().checked_sub(bytes).ok_or_else(|| {
@@ -82,6 +92,11 @@ impl<'a> Context<'a> {
     fn config(&self, name: &str) -> Value {
         let default = || self.defaults.iter().find(|(n, _)| *n == name).map(|(_, v)| v.clone());
         (self.request.config)(name).or_else(default).unwrap_or(Value::Null)
+    }
+
+    /// Whether config.json has a key, or the family a default for it.
+    fn is_config_key(&self, name: &str) -> bool {
+        self.request.config_keys.contains(&name) || self.defaults.iter().any(|(n, _)| *n == name)
     }
 
     fn parse(&self, text: &str) -> Result<Expr> {
@@ -204,7 +219,14 @@ impl<'a> Scope<'a> {
         });
         if let Some(name) = unknown {
             let known = self.names().into_iter().chain(free.iter().copied());
-            let message = format!("unknown parameter `{name}`{}", nearest(name, known));
+            let why = if self.cx.is_config_key(name) {
+                format!(
+                    ": it is a key of config.json; read it in `params`, `\"{name}\": \"{name}\"`"
+                )
+            } else {
+                nearest(name, known)
+            };
+            let message = format!("unknown parameter `{name}`{why}");
             return Err(self.cx.at(word(text, name), message));
         }
         self.afford(text, &expr, &|n| self.param(n).map_or(0, weight))?;

@@ -6,10 +6,12 @@
 //! [expression](infernum_ir::expr)*.
 //!
 //! A body is a map from names to calls, `"q": linear(x: "h", w: "q_proj.weight")`. What is called
-//! is an op of the table or a block of the family. Two arguments are understood by every call:
+//! is an op of the table or a block of the family. Some arguments are understood by every call:
 //!
 //! - `when: "condition"`: where it is false the call is left out and yields its first operand;
-//! - `at: "prefix."` (blocks only): put before the names of the block's weights.
+//! - `at: "prefix."` (blocks only): put before the names of the block's weights;
+//! - `rename: { "o_proj": "dense" }` (blocks only): what begins with one name, after `at`, is called by the
+//!   other in the checkpoint.
 //!
 //! Names are lexical: a block sees its own parameters and the family's, never its caller's, so what
 //! it means does not depend on who calls it. A body sees its own values, weights and cache planes
@@ -79,6 +81,8 @@ pub enum Argument<'a> {
     One(Arg<'a>),
     /// A list, for attributes that are shapes.
     List(Vec<Arg<'a>>),
+    /// Names for names, for what a block's tensors are called.
+    Names(Entries<'a, &'a str>),
 }
 
 /// `op(name: value, ..)`.
@@ -197,7 +201,7 @@ pub struct Block<'a> {
 
 /// One graph of the module.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename = "part", deny_unknown_fields)]
 pub struct Part<'a> {
     /// Put before the names of its weights.
     #[serde(default)]
@@ -213,7 +217,7 @@ pub struct Part<'a> {
 
 /// The layers: how many, of which kinds, in which order.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename = "layers", deny_unknown_fields)]
 pub struct Layers<'a> {
     /// How many.
     #[serde(borrow)]
@@ -227,7 +231,7 @@ pub struct Layers<'a> {
 
 /// A checkpoint tensor.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename = "weight", deny_unknown_fields)]
 pub struct WeightDecl<'a> {
     /// Its dimensions.
     #[serde(borrow)]
@@ -245,7 +249,7 @@ pub struct WeightDecl<'a> {
 
 /// A KV-cache plane: a row `[heads, dim]` a token.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(rename = "state", deny_unknown_fields)]
 pub struct StateDecl<'a> {
     /// Heads per row.
     #[serde(borrow)]

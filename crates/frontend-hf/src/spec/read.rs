@@ -9,6 +9,7 @@ use serde::de::{
     self, Deserialize, Deserializer, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor,
 };
 
+use super::fields::SPEC;
 use super::{Arg, Argument, Entries, Source, SpecCall};
 
 /// A spec is a page or two of text.
@@ -55,9 +56,18 @@ fn message(code: &RonError, found: Option<char>) -> String {
         RonError::ExpectedMap => expected("`{`"),
         RonError::ExpectedArray => expected("`[`"),
         RonError::ExpectedStructLike => expected("`(`"),
+        RonError::ExpectedNamedStructLike(name) => expected(&opening(name)),
         RonError::TrailingCharacters => expected("the end"),
         other => other.to_string(),
     }
+}
+
+/// How a structure begins: with the fields that it must have.
+fn opening(name: &str) -> String {
+    let Some(structure) = SPEC.iter().find(|s| s.name == name) else { return format!("`{name}(`") };
+    let needed = structure.fields.iter().filter(|(_, needed, _)| *needed);
+    let needed: Vec<String> = needed.map(|(field, ..)| format!("{field}: ..")).collect();
+    format!("a {name}, `({})`", needed.join(", "))
 }
 
 fn unknown(what: &str, found: &str, expected: &[&str]) -> String {
@@ -157,7 +167,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Arg<'a> {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         match d.deserialize_any(ArgumentVisitor { lists: false, borrow: PhantomData })? {
             Argument::One(arg) => Ok(arg),
-            Argument::List(_) => Err(de::Error::custom(NO_LIST)),
+            Argument::List(_) | Argument::Names(_) => Err(de::Error::custom(NO_LIST)),
         }
     }
 }
@@ -220,5 +230,13 @@ impl<'de: 'a, 'a> Visitor<'de> for ArgumentVisitor<'a> {
             items.push(item);
         }
         Ok(Argument::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        if !self.lists {
+            return Err(de::Error::custom("expected a number or an expression, found a map"));
+        }
+        let names = Entries::deserialize(de::value::MapAccessDeserializer::new(map))?;
+        Ok(Argument::Names(names))
     }
 }

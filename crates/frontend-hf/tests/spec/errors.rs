@@ -119,6 +119,29 @@ fn mistakes_in_names() {
         ),
         ("name that is no name", "\"z\": linear", "\"y, proj.weight\": linear"),
         ("a name that no text can hold", "\"z\": linear", "\"z z\": linear"),
+        ("placeholder", "prefix: \"model.layers.{layer}.\"", "prefix: \"model.layers.{n}.\""),
+        ("placeholder in a weight", "\"norm.weight\": (", "\"norm.{i}.weight\": ("),
+        ("placeholder in a call", "at: \"mixer.\"", "at: \"mixer.{layer.\""),
+        (
+            "layer where there is none",
+            "embed: (prefix: \"model.\"",
+            "embed: (prefix: \"model.{layer}.\"",
+        ),
+        (
+            "placeholder in another tensor's name",
+            "(shape: [\"hidden\"], when: \"norm\"),",
+            "(shape: [\"hidden\"], when: \"norm\", same_as: \"'norm.{n}'\"),",
+        ),
+        ("expert without a stack", "\"proj.weight\": (", "\"proj.{expert}.weight\": ("),
+        (
+            "stack without an expert",
+            "(shape: [\"width\", \"hidden\"])",
+            "(shape: [\"width\", \"hidden\"], stack: 2)",
+        ),
+        ("tensor to rename", "at: \"mixer.\"", "rename: { \"prj\": \"dense\" }"),
+        ("names that are none", "at: \"mixer.\"", "rename: \"dense\""),
+        ("placeholder in a new name", "at: \"mixer.\"", "rename: { \"proj\": \"{n}\" }"),
+        ("key of the config", "count: \"num_layers\"", "count: \"num_hidden_layers\""),
         ("result", "result: \"out\"", "result: \"ouch\""),
         ("kind", "\"layer_types[layer]\"", "\"'full_atention'\""),
     ];
@@ -132,6 +155,18 @@ fn mistakes_in_structure() {
         ("missing attribute", ", expr: \"max(a, 0) * 2\"", ""),
         ("missing block operand", "mixer(x: \"x\")", "mixer()"),
         ("missing field", "    result: \"out\",\n", ""),
+        ("weight that is a list", "(shape: [\"width\", \"hidden\"])", "[\"width\", \"hidden\"]"),
+        (
+            "cache that is read before it is written",
+            "            body: {\n                \"y\"",
+            "            state: { \"k\": (heads: \"heads\", dim: \"head_dim\") },\n            \
+             body: {\n                \"old\": kv_read(state: \"k\"), \"y\"",
+        ),
+        (
+            "an error in a block's block",
+            "\"h\": reshape(x: \"z\", shape: [\"T\", \"heads\", \"head_dim\"])",
+            "\"h\": reshape(x: \"z\", shape: [\"T\", \"heads * head_dim\"])",
+        ),
         ("missing part", "    head: (body", "    // head: (body"),
         ("operand that is a number", "b: \"x\")", "b: 1)"),
         ("operand that is left out", "\"hidden\"]),", "\"hidden\"], when: false),"),

@@ -146,3 +146,28 @@ fn blocks_do_not_see_their_callers_parameters() {
     let error = lowered(&source, &Library::default(), CONFIG, 64).unwrap_err().to_string();
     assert!(error.contains("unknown parameter `secret`"), "{error}");
 }
+
+/// A block's tensors have other names where a call says so, however deep the call that uses them.
+#[test]
+fn tensors_are_renamed_where_a_block_is_used() {
+    let family = FAMILY.replace(
+        "blocks: { \"attention\": File(\"blocks/mixer.ron\") }",
+        "layers: (count: \"layer_count\", kinds: { \"decoder\": (
+            prefix: \"model.layers.{layer}.\",
+            body: { \"x\": decoder_layer(x: \"x\", rename: {
+                \"self_attn.o_proj\": \"attention.dense\", \"mlp\": \"ffn\", \"self_attn.q_proj.bias\": \"bias\",
+            }) },
+            gives: [\"x\"],
+        ) })",
+    );
+    let source = infernum_frontend_hf::spec::Source::new("mine.ron", &family);
+    let text = check(
+        &lowered(&source, &Library::default(), CONFIG, 64).unwrap_or_else(|e| panic!("{e}")).module,
+    );
+    for name in ["attention.dense.weight", "ffn.gate_proj.weight", "self_attn.q_proj.weight"] {
+        assert!(text.contains(&format!("\"model.layers.{{layer}}.{name}\"")), "{name}: {text}");
+    }
+    for name in ["self_attn.o_proj", "mlp."] {
+        assert!(!text.contains(&format!("\"model.layers.{{layer}}.{name}")), "{name}: {text}");
+    }
+}

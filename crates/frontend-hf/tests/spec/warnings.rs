@@ -61,6 +61,10 @@ fn likely_mistakes_and_their_places() {
             "\"width\": \"hidden\", \"norm\"",
             "\"dtype\": \"'f32'\", \"width\": \"dtype == 'f32' ? hidden : 0\", \"norm\"",
         ),
+        ("a value that nothing reads", "add(a: \"g\", b: \"x\")", "add(a: \"x\", b: \"x\")"),
+        ("the last of a chain", "result: \"out\"", "result: \"f\""),
+        ("a weight", "\"proj.weight\": (", "\"bias\": (shape: [\"hidden\"]), \"proj.weight\": ("),
+        ("what a layer makes", "\"x\": mixer(x: \"x\")", "\"y\": mixer(x: \"x\")"),
     ];
     let expected = [
         "nothing reads the parameter `depth`",
@@ -68,6 +72,10 @@ fn likely_mistakes_and_their_places() {
         "nothing reads the parameter `scale` of this block",
         "`mixer` has a parameter `eps` that hides the family's, and this call leaves it out",
         "the parameter `dtype` hides the engine's own",
+        "nothing reads `g`",
+        "nothing reads `out`",
+        "nothing reads the weight `bias`",
+        "nothing reads `y`",
     ];
     for ((what, from, to), expected) in cases.into_iter().zip(expected) {
         let found = warnings(&changed(from, to), DType::Bf16);
@@ -77,14 +85,56 @@ fn likely_mistakes_and_their_places() {
     }
 }
 
+/// A layer whose last call has the wrong name is the identity; one without a body is so on purpose.
+#[test]
+fn layers_that_change_nothing() {
+    let body = "body: { \"x\": mixer(x: \"x\") }";
+    let found = warnings(&changed(body, "body: { \"y\": mixer(x: \"x\") }"), DType::Bf16);
+    let [unread, unchanged] = &found[..] else { panic!("{found:?}") };
+    assert!(unread.starts_with("tiny.ron:48:26: warning: nothing reads `y`\n"), "{unread}");
+    let expected =
+        "tiny.ron:49:26: warning: layers of kind `full_attention` give `x` as they took it";
+    assert!(unchanged.starts_with(expected), "{unchanged}");
+    assert_eq!(warnings(&changed(body, "body: {}"), DType::Bf16), [""; 0]);
+}
+
+#[test]
+fn an_operand_that_nothing_reads() {
+    let spec = changed("inputs: [\"x\"]", "inputs: [\"x\", \"more\"]");
+    let spec = spec.replace("mixer(x: \"x\"", "mixer(x: \"x\", more: \"x\"");
+    let spec = spec.replace("mixer(at: \"mixer.\",", "mixer(at: \"mixer.\", more: \"x\",");
+    let found = warnings(&spec, DType::Bf16);
+    let [found] = &found[..] else { panic!("{found:?}") };
+    assert!(found.contains("warning: nothing reads the operand `more` of this block"), "{found}");
+}
+
+/// What writes the cache is read by later steps, and what is defined anew is read by its new definition.
+#[test]
+fn what_is_read_elsewhere_is_no_mistake() {
+    let cached = changed(
+        "            body: {\n                \"y\"",
+        "            state: { \"k\": (heads: \"heads\", dim: \"head_dim\") },
+            body: {\n                \"y\"",
+    );
+    let cached = cached.replacen(
+        "\"f\": reshape",
+        "\"k_written\": kv_write(state: \"k\", x: \"r\"),\n\"f\": reshape",
+        1,
+    );
+    assert_eq!(warnings(&cached, DType::Bf16), [""; 0]);
+    let anew =
+        changed("\"g\": map(a: \"f\"", "\"x\": map(a: \"x\", expr: \"a\"), \"g\": map(a: \"f\"");
+    assert_eq!(warnings(&anew, DType::Bf16), [""; 0]);
+}
+
 /// `"x": "x ?? 1"` takes the family's value, and a call that says what it means is not asked again.
 #[test]
 fn what_is_said_is_no_mistake() {
     let falls_back =
         changed("\"width\": \"hidden\"", "\"width\": \"hidden\", \"heads\": \"heads ?? 4\"");
     let falls_back = falls_back.replacen(
-        "\"y\": rmsnorm",
-        "\"w\": scale(x: \"x\", by: \"heads\"),\n\"y\": rmsnorm",
+        "\"y\": rmsnorm(x: \"x\"",
+        "\"w\": scale(x: \"x\", by: \"heads\"),\n\"y\": rmsnorm(x: \"w\"",
         1,
     );
     assert_eq!(warnings(&falls_back, DType::Bf16), [""; 0]);

@@ -44,6 +44,7 @@ pub(super) fn use_of<'a>(calls: &Entries<'a, SpecCall<'a>>, name: &str) -> Optio
         let list = match argument {
             Argument::One(arg) => std::slice::from_ref(arg),
             Argument::List(list) => &list[..],
+            Argument::Names(_) => &[],
         };
         list.iter().filter_map(|a| if let Arg::Text(t) = a { Some(*t) } else { None }).collect()
     };
@@ -151,6 +152,7 @@ fn attr(
             Ok(AttrSource::Dims(items.iter().map(dim).collect::<Result<_, _>>()?))
         }
         Argument::List(_) => Err(at(source, key, format!("expected {kind}, found a list"))),
+        Argument::Names(_) => Err(at(source, key, format!("expected {kind}, found a map"))),
         Argument::One(Arg::Text(text)) => Ok(match kind {
             AttrKind::Enum(names) if names.contains(text) => {
                 AttrSource::Given(Attr::Enum((*text).to_owned()))

@@ -389,7 +389,10 @@ impl Told<'_, '_> {
         let graph = &self.imported.graph;
         let origins = self.imported.origins();
         for (i, pattern) in patterns.iter().enumerate() {
-            let anchors = saturation.firings.iter().filter(|f| f.pattern == i).map(|f| f.anchor);
+            let firings = || saturation.firings.iter().filter(|f| f.pattern == i);
+            // What is part of a match did not nearly match: it did.
+            let parts = firings().flat_map(|f| f.matched.iter().map(|m| m.class));
+            let anchors = firings().map(|f| f.anchor).chain(parts);
             let refused = saturation.refusals.iter().filter(|r| r.pattern == i).map(|r| r.anchor);
             let matched: BTreeSet<_> = anchors.chain(refused).map(|a| graph.find(a)).collect();
             let mut misses = Vec::new();

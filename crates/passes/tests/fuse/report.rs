@@ -27,6 +27,35 @@ fn a_near_miss_says_what_stood_in_the_way() {
     assert_eq!(miss.found, "the parameter %x");
 }
 
+/// A call that is part of a match did not nearly match: of `x + by * (a + b)` the inner sum is no near miss.
+#[test]
+fn parts_of_a_match_are_no_near_misses() {
+    let rule = r#"[Rule(
+        name: "t-apart", numerics: rounds, vars: { "x": "[.., K]", "a": "[.., K]", "b": "[.., K]" },
+        left: { "both": add(a: "a", b: "b"), "part": scale(x: "both", by: "by"), "sum": add(a: "x", b: "part") },
+        right: { "one": scale(x: "a", by: "by"), "two": scale(x: "b", by: "by"), "part": add(a: "one", b: "two"),
+                 "sum": add(a: "x", b: "part") },
+    )]"#;
+    let sums = |last: &str| {
+        format!(
+            "module m\n\ngraph g {{\n  %x = carry 0 : f32[T, 8]\n  %a = carry 1 : f32[T, 8]\n  %b = carry 2 : f32[T, 8]\n  \
+             %both = add(%a, %b) : f32[T, 8]\n  %part = {last} : f32[T, 8]\n  %sum = add(%x, %part) : f32[T, 8]\n  \
+             return %sum\n}}\n\nschedule\n"
+        )
+    };
+    let report = |last: &str| {
+        let module =
+            infernum_ir::text::parse(&sums(last), "sums.ir").unwrap_or_else(|e| panic!("{e}"));
+        fused(&module, &kernels(rule), &options()).report
+    };
+    let fires = report("scale(%both) {by: 2}");
+    assert!(fires.fired.iter().any(|f| f.rule == "t-apart"), "{fires}");
+    assert!(fires.near_misses.iter().all(|m| m.rule != "t-apart"), "{fires}");
+    // Where nothing matches, the same call is one.
+    let misses = report("silu(%both)");
+    assert!(misses.near_misses.iter().any(|m| m.rule == "t-apart"), "{misses}");
+}
+
 #[test]
 fn what_lost_on_cost_has_its_price() {
     let mut options = options();

@@ -47,8 +47,12 @@ pub fn compile(
     compiler: &Compiler,
     (all, only): (bool, &str),
 ) -> Vec<CompiledKernel> {
-    let mut problems = Vec::new();
+    let mut problems: Vec<CompiledKernel> = Vec::new();
     let mut kernels = kernels(data, library, device, only, &mut |op, problem| {
+        // A mistake in a template is one, however many calls meet it.
+        if problems.iter().any(|p| p.problem.as_ref() == Some(&problem)) {
+            return;
+        }
         problems.push(CompiledKernel {
             template: op.to_owned(),
             variant: String::new(),
@@ -64,6 +68,10 @@ pub fn compile(
         let sizes = library.template(template).map(|t| t.check_sizes);
         matches!(sizes, Ok(CheckSizes::Products | CheckSizes::Heads))
     };
+    // Plans have kernels of other ops, too: those that feed a call, and pick tokens.
+    let named = data.ops.all().filter(|op| op.name.contains(only)).filter_map(|op| op.cuda);
+    let named: HashSet<&str> = named.collect();
+    kernels.retain(|k| only.is_empty() || named.contains(k.template.as_str()));
     let mut seen = HashSet::new();
     kernels.retain(|k| all || seen.insert((k.template.clone(), k.variant.clone())));
     let one = |kernel: &Kernel| {

@@ -139,9 +139,17 @@ fn setups(
         Ok(setups) => all.extend(setups),
         Err(why) => problem(encodings::OP, why),
     }
-    let has_template = |op: &Op| op.cuda.is_some_and(|t| library.template(t).is_ok());
-    let others = kernels.ops.fused().filter(|op| op.name.contains(only) && !is_written(*op));
-    for op in others.filter(has_template) {
+    let mut has_template = |op: &Op| match op.cuda.map(|t| library.template(t)) {
+        None => false,
+        Some(Ok(_)) => true,
+        Some(Err(e)) => {
+            problem(op.name, e.to_string());
+            false
+        }
+    };
+    let wanted = kernels.ops.all().filter(|op| op.name.contains(only));
+    let wanted: Vec<Op> = wanted.filter(|op| has_template(op)).collect();
+    for op in wanted.into_iter().filter(|op| op.fused.is_some() && !is_written(*op)) {
         for dtype in FLOATS {
             match made(kernels, op, dtype, 1) {
                 // Kernels are chosen by the most tokens that a step may have.
@@ -471,6 +479,11 @@ mod tests {
 
     use super::*;
 
+    fn is_directive(line: &str) -> bool {
+        let words: Vec<&str> = line.split(' ').collect();
+        matches!(words[..], ["#line", n, name] if n.parse::<u32>().is_ok() && name.ends_with('"'))
+    }
+
     /// Every variant that a GPU can have is tried on it.
     #[test]
     fn every_variant_is_tried() {
@@ -485,6 +498,13 @@ mod tests {
             let job = setup.job(ops, &library, &device);
             let job = job.unwrap_or_else(|e| panic!("{}: {e}", setup.call));
             plans += job.plans.len();
+            // Directives stand at the beginning of lines, or they are none.
+            for kernel in job.plans.iter().flat_map(|(_, plan, _)| &plan.kernels) {
+                let text = if kernel.is_ptx { "" } else { kernel.text.as_str() };
+                let wrong =
+                    text.lines().find(|line| line.contains("#line ") && !is_directive(line));
+                assert!(wrong.is_none(), "{}: {wrong:?}", kernel.name);
+            }
             let name = setup.op.cuda.expect("a template");
             let template = library.template(name).expect("a template");
             all.extend(template.variants.into_iter().map(|v| format!("{name}.{}", v.name)));

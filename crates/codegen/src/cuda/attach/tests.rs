@@ -1,0 +1,164 @@
+//! Templates of a user's own: what is wrong with one is told where it is written.
+
+use std::path::Path;
+
+use infernum_frontend_hf::spec::Source;
+use infernum_ir::Attr;
+use infernum_passes::data::Kernels;
+
+use super::*;
+
+/// `sum = x + by * (a + b)`.
+const OP: &str = r#"Fused(
+    name: "scaled_add3", doc: "d", operands: ["x", "a", "b"], attrs: ["by"],
+    body: {
+        "both": add(a: "a", b: "b"), "part": scale(x: "both", by: "by"), "sum": add(a: "x", b: "part"),
+    },
+    results: ["sum"], template: "scaled_add3",
+)"#;
+
+const TEMPLATE: &str = r#"{#
+Kernel(
+    doc: "d",
+    variants: [
+        Variant(name: "plain", params: { "per": 1024 }, grid: ["ceil(x.size / p.per)"], block: "256", shared: "0"),
+    ],
+)
+#}
+{%- from "common/shape.j2" import size -%}
+{% include "common/prelude.cuh" %}
+extern "C" __global__ void {{ kernel }}({{ params }}) {
+    for (i64 i = blockIdx.x; i < {{ size(x) }}; i += gridDim.x)
+        sum[i] = from_f32<{{ sum.type }}>({{ by | f32 }});
+}
+"#;
+
+/// The text of the kernel that a launch of the op gets on `arch`, or why it gets none.
+fn kernel(template: &str, arch: &str) -> Result<String, String> {
+    attached((OP, "scaled_add3"), template, arch, &["x", "a", "b", "sum"])
+}
+
+fn attached(
+    (op, name): (&str, &str),
+    template: &str,
+    arch: &str,
+    values: &[&str],
+) -> Result<String, String> {
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = dir.path().join("kernels/templates");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    std::fs::write(folder.join(format!("{name}.cu.j2")), template).expect("a file");
+    let mut kernels = Kernels::default();
+    kernels.define_all(vec![Source::new("op.ron", op)]).unwrap_or_else(|e| panic!("{e}"));
+    let (library, device) = (Library::new(Some(dir.path())), Device::named(arch).expect("known"));
+    let ty = || TensorType::act(DType::Bf16, [Sym::T.into(), 4096.into()]);
+    let value = |_| Value { arg: Arg::Buffer(0), ty: ty().into() };
+    let attrs = kernels.ops.find(name).expect("defined").attrs.iter();
+    let launch = Launch {
+        attrs: attrs.map(|a| (a.name.to_owned(), Attr::Float(0.5))).collect(),
+        names: values.iter().map(|n| (*n).to_owned()).collect(),
+        operands: (1..values.len()).map(value).map(Some).collect(),
+        results: vec![value(0)],
+        ..apart(name, ty(), ty())
+    };
+    let limits = Dims { t: 128, b: 4, s: 4096, pairs: 1 << 20 };
+    let tuned = TunedVariants::default();
+    let mut attach = Attach::new(&kernels.ops, &library, &device, limits, tuned);
+    let run = attach.launch(&launch, Bucket::ALL, "check/%r0");
+    let folder = format!("{}{}", folder.display(), std::path::MAIN_SEPARATOR);
+    run.map_err(|e| e.to_string().replace(&folder, ""))?;
+    Ok(attach.kernels.pop().expect("a kernel").text)
+}
+
+#[test]
+fn the_template_is_right() {
+    kernel(TEMPLATE, "sm_90a").unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// What was accepted once, and then failed on a GPU or launched something else.
+#[test]
+fn sizes_of_launches_are_checked() {
+    let values = "operands and results are x, a, b, sum, attributes by";
+    let cases = [
+        ("x.size / p.per", "y.size / p.per", format!("5:70: error: unknown name `y`; {values}")),
+        ("x.size / p.per", "x.sizes / p.per", "5:72: error: `x` has no `sizes` (did you mean `size`?)".into()),
+        ("x.size / p.per", "x.size / p.foo", "5:81: error: `p` has no `foo`; it has per".into()),
+        ("ceil(x.size / p.per)", "x.size / 3", ": error: 174762.66".into()),
+        ("ceil(x.size / p.per)", "floor(x.size / 1e9)", "0 blocks in a dimension of the grid: expected 1 to".into()),
+        ("\"ceil(x.size / p.per)\"", "\"1\", \"x.size\"", "524288 blocks in a dimension of the grid: expected 1 to 65535".into()),
+        ("\"ceil(x.size / p.per)\"", "\"1\", \"1\", \"1\", \"2\"", "expected at most three dimensions".into()),
+        ("\"256\"", "\"2560\"", "5:97: error: 2560 threads in a block: expected 1 to 1024".into()),
+        ("\"256\"", "\"0\"", "0 threads in a block".into()),
+        ("\"256\"", "\"x.bytes\"", "`x` has no `bytes`; it has dtype, const, ragged".into()),
+        ("\"256\"", "\"T\"", "`T` is the step's, and not known when a kernel is chosen".into()),
+        ("shared: \"0\"", "shared: \"p.bytes * 400000\"", "5:114: error: `p` has no `bytes`; it has per".into()),
+        ("shared: \"0\"", "shared: \"1 * 400000\"", "5:112: error: 400000 bytes of shared memory for a block of sm_90a: expected 0 to 232448".into()),
+        ("shared: \"0\"", "scratch: \"0 - 1\"", "-1 bytes of scratch memory".into()),
+        ("shared: \"0\"", "when: [\"x.sizes % 8 == 0\"]", "`x` has no `sizes`".into()),
+    ];
+    for (from, to, expected) in cases {
+        let text = TEMPLATE.replacen(from, to, 1);
+        assert_ne!(text, TEMPLATE, "nothing to replace: {from}");
+        let error = kernel(&text, "sm_90a").expect_err(to);
+        assert!(
+            error.starts_with("scaled_add3.cu.j2:5:") && error.contains(&expected),
+            "{to}: {error}"
+        );
+    }
+}
+
+#[test]
+fn shared_memory_is_the_architectures() {
+    let text = TEMPLATE.replacen("shared: \"0\"", "shared: \"100 * 1024\"", 1);
+    for (arch, fits) in [("sm_75", false), ("sm_80", true), ("sm_86", false), ("sm_100a", true)] {
+        let found = kernel(&text, arch);
+        assert_eq!(found.is_ok(), fits, "{arch}: {found:?}");
+    }
+}
+
+/// Names that are not defined, files that are not there, and text that cannot be read.
+#[test]
+fn mistakes_in_the_text_are_named_and_placed() {
+    let cases = [
+        (
+            "{{ by | f32 }}",
+            "{{ gain | f32 }}",
+            "13:46: error: `gain` is not defined; the text sees",
+        ),
+        ("{{ sum.type }}", "{{ sum.typ }}", "13:30: error: `sum.typ` is not defined"),
+        ("common/prelude.cuh", "common/prelud.cuh", "10:1: error: template not found"),
+        ("{{ by | f32 }}", "{{ by | f33 }}", "13:"),
+        ("{{ by | f32 }}", "{{ by | }}", "13:"),
+    ];
+    for (from, to, expected) in cases {
+        let text = TEMPLATE.replacen(from, to, 1);
+        let error = kernel(&text, "sm_90a").expect_err(to);
+        let expected = format!("scaled_add3.cu.j2:{expected}");
+        assert!(error.starts_with(&expected), "{to}: expected {expected}, found {error}");
+    }
+}
+
+/// A compiler's errors are placed in the template.
+#[test]
+fn lines_of_kernels_are_those_of_the_template() {
+    let text = kernel(TEMPLATE, "sm_90a").unwrap_or_else(|e| panic!("{e}"));
+    let at =
+        text.find("#line 11 \"scaled_add3.cu.j2\"\nextern").unwrap_or_else(|| panic!("{text}"));
+    assert!(text[..at].contains("#line 1 \"common/prelude.cuh\"\n"), "{text}");
+}
+
+/// The kernel that the templates' reference shows.
+#[test]
+fn the_readme_shows_a_kernel_that_works() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/templates/README.md");
+    let readme = std::fs::read_to_string(path).expect("the reference");
+    let (_, rest) = readme.split_once("A whole kernel").expect("the example");
+    let lines = rest.lines().skip(2).take_while(|line| line.is_empty() || line.starts_with("    "));
+    let template: String =
+        lines.map(|line| line.trim_start_matches("    ").to_owned() + "\n").collect();
+    let op = r#"Fused(name: "twice", doc: "d", operands: ["x"], body: { "y": scale(x: "x", by: 2) },
+        results: ["y"], template: "twice")"#;
+    let text = attached((op, "twice"), &template, "sm_90a", &["x", "y"]);
+    let text = text.unwrap_or_else(|e| panic!("{e}\n{template}"));
+    assert!(text.contains("store(y + i * N, v);"), "{text}");
+}

@@ -1,0 +1,12 @@
+{# A product of up to 64 tokens, but for its `Op` and the kernel: see skinny_store.cuh and skinny_gated.cuh. #}
+{% include "common/prelude.cuh" %}
+{% include "common/async_copy.cuh" %}
+{% include "common/dense_rows.cuh" %}
+{% include "common/skinny.cuh" %}
+{% include "common/wide.cuh" %}
+{% if p.activations is defined %}
+{% include "common/vec.cuh" %}
+{% include "common/wgmma.cuh" %}
+{% include "common/product.cuh" %}
+{% endif %}
+{% include "common/skinny_op.cuh" %}
