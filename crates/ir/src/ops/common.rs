@@ -38,7 +38,7 @@ impl<'a> OpCall<'a> {
         Ok(t)
     }
 
-    /// [`Call::float`], and not ragged.
+    /// [`OpCall::float`], and not ragged.
     pub fn dense(&self, i: usize, rank: usize) -> Result<&'a TensorType, String> {
         let t = self.float(i, rank)?;
         if t.is_ragged() {
