@@ -1,7 +1,7 @@
 //! `infernum serve`: an OpenAI-compatible server over [`infernum`].
 //!
-//! A request's way: [`app`] (limits, keys) → [`api`] (JSON, checks, tokens, on threads of [`lanes`]) → [`worker`] (the
-//! engine's thread) → [`generation`] (tokens to text) → JSON, or [`sse`] where it streams.
+//! A request's way: `app` (limits, keys) → `api` (JSON, checks, tokens, on threads of `lanes`) → `worker` (the
+//! engine's thread) → `generation` (tokens to text) → JSON, or `sse` where it streams.
 
 mod api;
 mod app;
