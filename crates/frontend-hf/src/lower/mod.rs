@@ -4,6 +4,7 @@ mod attrs;
 mod body;
 mod lint;
 mod scope;
+mod weights;
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,0 +1,240 @@
+//! The tensors of a checkpoint that a body declares: their names, renamed by the calls that lead to
+//! them, their sizes, and their values where they are stored encoded.
+
+use std::cell::Cell;
+
+use infernum_ir::expr::Value;
+use infernum_ir::{Attr, Dim, Op, Param, TensorType, Type, ValueId, WeightRef};
+
+use super::StoredAs;
+use super::body::{Builder, Frame, MAX_NAME};
+use crate::spec::{Argument, Entries, SpecCall, WeightDecl};
+
+type Result<T> = std::result::Result<T, infernum_ir::SourceError>;
+
+/// Longest name of a tensor in a checkpoint.
+pub(super) const MAX_TENSOR_NAME: usize = 512;
+/// Dimensions of a tensor, and tensors that may be stacked to one: each is looked up by name.
+const MAX_RANK: usize = 8;
+const MAX_STACK: u64 = 1 << 16;
+
+/// A weight that was declared.
+pub(super) enum Weight {
+    /// It becomes a parameter when it is first used.
+    Present(WeightRef, Vec<u64>),
+    /// Its `when` is false.
+    Absent,
+}
+
+/// What a call renames of its block's tensors.
+pub(super) struct Rename<'a> {
+    /// Put before the names of the block's tensors.
+    pub(super) base: String,
+    /// What the block calls it, or what begins with it and a dot.
+    pub(super) from: &'a str,
+    /// What the checkpoint calls it.
+    pub(super) to: &'a str,
+    pub(super) used: Cell<bool>,
+}
+
+impl<'a> Builder<'a> {
+    /// Refuses a placeholder in the name of a tensor that nothing fills in; `text` is a piece of a source.
+    pub(super) fn check_placeholders(&self, text: &str) -> Result<()> {
+        match unknown_placeholder(text, self.layer.is_some()) {
+            Some((place, message)) => Err(self.cx.at(place, message)),
+            None => Ok(()),
+        }
+    }
+
+    /// Evaluates the declarations of a body's weights.
+    pub(super) fn declare_weights(
+        &self,
+        frame: &mut Frame<'a>,
+        decls: &'a Entries<'a, WeightDecl<'a>>,
+    ) -> Result<()> {
+        for (name, decl) in decls.iter() {
+            let weight = if frame.scope.holds(name, decl.when)? {
+                self.weight_ref(frame, name, decl)?
+            } else {
+                // That it is absent here is no mistake of who renames it.
+                self.renamed(format!("{}{name}", frame.weight_prefix));
+                Weight::Absent
+            };
+            frame.weights.insert(name, weight);
+        }
+        Ok(())
+    }
+
+    fn weight_ref(&self, frame: &Frame<'a>, name: &str, decl: &WeightDecl<'a>) -> Result<Weight> {
+        let scope = &frame.scope;
+        let tied = match decl.same_as {
+            None => Value::Null,
+            Some(arg) => scope.eval(arg)?,
+        };
+        self.check_placeholders(name)?;
+        let full = match (tied, decl.same_as) {
+            (Value::Str(other), Some(arg)) => {
+                if let Some((_, message)) = unknown_placeholder(&other, self.layer.is_some()) {
+                    return Err(self.cx.at_arg(arg, name, message));
+                }
+                other
+            }
+            (Value::Null, _) | (_, None) => self.renamed(format!("{}{name}", frame.weight_prefix)),
+            (v, Some(arg)) => {
+                return Err(scope.unexpected(name, arg, "a tensor's name or null", &v));
+            }
+        };
+        if full.len() > MAX_TENSOR_NAME {
+            return Err(self.cx.at(name, "the name of this tensor is too long"));
+        }
+        self.cx.spend(name, 256 + full.len())?;
+        let stack = decl.stack.map(|n| scope.eval_int(name, n)).transpose()?;
+        if stack.is_some() != full.contains(EXPERT) {
+            let message = match stack {
+                Some(_) => {
+                    "`stack` is of the tensors for each `{expert}`: expected it in their names"
+                }
+                None => "expected `stack`, which says how many tensors `{expert}` stands for",
+            };
+            return Err(self.cx.at(name, message));
+        }
+        if stack.is_some_and(|n| n > MAX_STACK) {
+            let message = format!("`stack`: expected at most {MAX_STACK} tensors");
+            return Err(self.cx.at(name, message));
+        }
+        if decl.shape.len() + usize::from(stack.is_some()) > MAX_RANK {
+            let message = format!("a tensor has at most {MAX_RANK} dimensions");
+            return Err(self.cx.at(name, message));
+        }
+        let mut shape: Vec<u64> = stack.into_iter().collect();
+        for dim in &decl.shape {
+            shape.push(scope.eval_int(name, *dim)?);
+        }
+        if shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).is_none_or(|n| n > 1 << 60) {
+            let message = format!("{shape:?} is larger than a tensor can be");
+            return Err(self.cx.at(name, message));
+        }
+        Ok(Weight::Present(WeightRef { name: full, stack }, shape))
+    }
+
+    pub(super) fn weight(
+        &mut self,
+        frame: &Frame<'a>,
+        name: &str,
+        weight: &WeightRef,
+        shape: &[u64],
+    ) -> Result<ValueId> {
+        if let Some(&value) = self.weights.get(weight) {
+            let same =
+                |ty: &TensorType| ty.shape.iter().copied().eq(shape.iter().map(|&d| Dim::Const(d)));
+            return match self.graph.ty(value) {
+                Type::Tensor(ty) if same(ty) => Ok(value),
+                ty => Err(self.cx.at(name, format!("this tensor is already in use as {ty}"))),
+            };
+        }
+        let letter = |c: char| c.is_ascii_alphanumeric() || "_.-{}".contains(c);
+        if !name.chars().all(letter) || name.is_empty() || name.len() > 2 * MAX_NAME {
+            let message = "expected a name of letters, digits, `_`, `-` and `.`, not too long";
+            return Err(self.cx.at(name, message));
+        }
+        self.cx.spend(name, 1024)?;
+        let request = self.cx.request;
+        let stored = request.stored_as(weight, self.layer, shape);
+        let unique = self.unique(&frame.name_prefix, name);
+        let param = Param::Weight(weight.clone());
+        let value = match stored.unwrap_or(StoredAs::Plain(request.dtype)) {
+            StoredAs::Plain(dtype) => {
+                self.graph.param(unique, param, TensorType::weight(dtype, shape))
+            }
+            StoredAs::Encoded(encoding) => {
+                let ty = TensorType::encoded(encoding, shape);
+                let value = self.graph.param(unique, param, ty);
+                self.dequantised(frame, name, value)?
+            }
+        };
+        self.weights.insert(weight.clone(), value);
+        Ok(value)
+    }
+
+    /// The values of an encoded weight, in the type of activations.
+    fn dequantised(&mut self, frame: &Frame<'a>, name: &str, w: ValueId) -> Result<ValueId> {
+        let at = |message: String| self.cx.at(name, message);
+        let op = Op::find("dequantise").map_err(at)?;
+        let attrs = vec![Attr::DType(self.cx.request.dtype)];
+        let unique = self.unique(&frame.name_prefix, &format!("{name}.values"));
+        let values = self.graph.call(vec![unique], op, &[Some(w)], attrs, None);
+        Ok(values.map_err(|message| self.cx.at(name, message))?[0])
+    }
+
+    /// Takes the `rename` of a block's call.
+    pub(super) fn push_renames(&mut self, inner: &Frame<'a>, call: &'a SpecCall<'a>) -> Result<()> {
+        let names = match call.arg("rename") {
+            None => return Ok(()),
+            Some((_, Argument::Names(names))) => names,
+            Some((key, _)) => {
+                let message = "expected names of tensors, such as { \"o_proj\": \"dense\" }";
+                return Err(self.cx.at(key, message));
+            }
+        };
+        for (from, to) in names.iter() {
+            if from.is_empty() || to.is_empty() {
+                return Err(self.cx.at(from, "expected two names, found an empty one"));
+            }
+            self.check_placeholders(to)?;
+            self.cx.spend(from, 64 + inner.weight_prefix.len())?;
+            let (base, used) = (inner.weight_prefix.clone(), Cell::new(false));
+            self.renames.push(Rename { base, from, to, used });
+        }
+        Ok(())
+    }
+
+    /// The name of a tensor in the checkpoint: as the calls that lead to it have it, the innermost first.
+    fn renamed(&self, mut name: String) -> String {
+        for Rename { base, from, to, used } in self.renames.iter().rev() {
+            if let Some(rest) = name.strip_prefix(base).and_then(|rest| rest.strip_prefix(from))
+                && (rest.is_empty() || rest.starts_with('.'))
+            {
+                used.set(true);
+                name = format!("{base}{to}{rest}");
+            }
+        }
+        name
+    }
+}
+
+const LAYER: &str = "{layer}";
+const EXPERT: &str = "{expert}";
+
+/// The first placeholder in the name of a tensor that stands for nothing, and what is wrong with it.
+fn unknown_placeholder(text: &str, in_layer: bool) -> Option<(&str, String)> {
+    let mut rest = text;
+    while let Some(at) = rest.find(['{', '}']) {
+        let from = &rest[at..];
+        let end = from.find('}').filter(|end| *end > 0);
+        let Some(end) = end else {
+            return Some((
+                &from[..1],
+                "expected `{layer}` or `{expert}`, found one brace".to_owned(),
+            ));
+        };
+        let (placeholder, after) = from.split_at(end + 1);
+        match placeholder {
+            EXPERT => {}
+            LAYER if in_layer => {}
+            LAYER => {
+                let message =
+                    "`{layer}` is the layer's number, and there is none in `embed` and `head`";
+                return Some((placeholder, message.to_owned()));
+            }
+            other => {
+                let message = format!(
+                    "unknown placeholder `{other}`: expected `{LAYER}`, the layer's number, or `{EXPERT}`, a \
+                     tensor's number in a `stack`"
+                );
+                return Some((placeholder, message));
+            }
+        }
+        rest = after;
+    }
+    None
+}
