@@ -10,9 +10,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::answer::{
+    Chunk, ChunkUsage, Likelihood, PromptLogprobs, Usage, likeliest, likelihood, prompt_logprobs,
+};
 use super::common::{
-    Asked, Chunk, ChunkUsage, CommonFields, Head, Likelihood, MOST_LOGPROBS, PromptLogprobs, Usage,
-    Warnings, encode, likeliest, likelihood, prompt_logprobs, room_for, take_last, token_limit,
+    Asked, CommonFields, Head, MOST_LOGPROBS, Warnings, encode, room_for, take_last, token_limit,
     within,
 };
 use super::options::SamplingFields;
@@ -136,7 +138,7 @@ pub(crate) struct ChatCompletion {
     choices: Vec<ChatChoice>,
     usage: Usage,
     /// Where `prompt_logprobs` asks for them.
-    #[schema(value_type = Option<Vec<Option<std::collections::BTreeMap<String, super::common::PromptLogprob>>>>)]
+    #[schema(value_type = Option<Vec<Option<std::collections::BTreeMap<String, super::answer::PromptLogprob>>>>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<PromptLogprobs>,
 }

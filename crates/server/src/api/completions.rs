@@ -10,10 +10,10 @@ use serde::de::{Error, IntoDeserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
+use super::answer::{Chunk, ChunkUsage, PromptLogprobs, Usage, finite, prompt_logprobs};
 use super::common::{
-    Asked, Chunk, ChunkUsage, Common, CommonFields, Head, MOST_LOGPROBS, PromptLogprobs, Usage,
-    Warnings, encode, encode_error, finite, prompt_logprobs, room_for, take_last, token_limit,
-    within,
+    Asked, Common, CommonFields, Head, MOST_LOGPROBS, Warnings, encode, encode_error, room_for,
+    take_last, token_limit, within,
 };
 use super::options::SamplingFields;
 use super::read::{TokenId, parse_parts, whole};
@@ -193,7 +193,7 @@ struct CompletionChoice {
     #[schema(required = true)]
     finish_reason: Option<&'static str>,
     /// Where `prompt_logprobs` asks for them.
-    #[schema(value_type = Option<Vec<Option<BTreeMap<String, super::common::PromptLogprob>>>>)]
+    #[schema(value_type = Option<Vec<Option<BTreeMap<String, super::answer::PromptLogprob>>>>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<PromptLogprobs>,
 }

@@ -1,5 +1,6 @@
 //! The routes, and their handlers.
 
+pub(crate) mod answer;
 pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completions;
