@@ -58,6 +58,7 @@ fn lowered(source: &Source, config: &Config) -> Option<Module> {
         dtype: DType::Bf16,
         max_length: 64,
         weight_dtype: &|_| None,
+        encoding: &|_, _| None,
         rows: Sym::B,
     };
     match lower(source, &Library::default(), &request) {
