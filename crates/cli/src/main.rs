@@ -8,8 +8,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use infernum_server as server;
 use infernum_tools::{self as tools, report};
 
-/// The C library's allocator keeps what a crowd of connections took; this one gives it back, but
-/// for huge pages that are partly in use.
+/// The C library's allocator keeps what a crowd of connections took; this one gives most of it back,
+/// without huge pages, which stay as long as any part of them is in use.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -120,7 +120,7 @@ struct Session<'a, 'o> {
     warnings: Vec<SourceWarning>,
 }
 
-/// One step of compilation.
+/// A part of compilation.
 struct Stage {
     name: &'static str,
     run: fn(&mut Session<'_, '_>) -> Result<(), CompileError>,

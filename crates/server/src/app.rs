@@ -276,16 +276,9 @@ fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
 #[cfg(test)]
 mod tests {
     use axum::http::StatusCode;
-    use clap::Parser;
     use tower::ServiceExt;
 
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
 
     async fn ask(app: &Arc<App>, path: &str, body: &'static str) -> Response {
         let method = if body.is_empty() { "GET" } else { "POST" };
@@ -297,7 +290,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_not_ready_says_when_to_come_back() {
-        let args = Line::parse_from(["serve"]).args;
+        let args = Args::given(&[]).expect("options");
         let metrics = Metrics::new("infernum").expect("buckets");
         let app = App::new(&args, vec![Entry::new("m")], metrics).expect("an app");
         let app = Arc::new(app);

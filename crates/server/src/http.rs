@@ -304,20 +304,13 @@ impl Signals {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
 
     use super::*;
     use crate::metrics::Metrics;
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
-
     #[tokio::test]
     async fn a_panicked_engine_ends_the_server_with_an_error() {
-        let args = Arc::new(Line::parse_from(["serve"]).args);
+        let args = Arc::new(Args::given(&[]).expect("options"));
         let metrics = Metrics::new("infernum").expect("buckets");
         let app = Arc::new(App::new(&args, Vec::new(), metrics).expect("an app"));
         app.failure.tell("ember");

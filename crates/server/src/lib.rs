@@ -30,6 +30,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::{Args as _, FromArgMatches as _};
 use infernum::{CompileOptions, RunOptions, named};
 use infernum_runtime::{Batching, EngineOptions, KvMode, Policy};
 
@@ -78,6 +79,14 @@ pub struct Args {
     #[arg(long, value_name = "NAMES", default_value = "infernum",
           value_parser = ["infernum", "vllm"])]
     metrics_compat: String,
+}
+
+impl Args {
+    /// Options as the command line has them, and nothing from elsewhere.
+    pub(crate) fn given(words: &[&str]) -> Result<Args, clap::Error> {
+        let command = Args::augment_args(clap::Command::new("serve")).no_binary_name(true);
+        Args::from_arg_matches(&command.try_get_matches_from(words)?)
+    }
 }
 
 /// Where it listens, and to whom.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{Request, header};
-use clap::{Args as _, Command, FromArgMatches};
 use infernum::{Frontend, ModelOptions};
 use tokio::runtime::{Builder, Runtime};
 use tower::ServiceExt;
@@ -27,8 +26,7 @@ pub struct Rehearsal {
 impl Rehearsal {
     /// Takes sequences of up to `max_length` tokens, and a server's own limits otherwise.
     pub fn new(max_length: usize) -> Result<Rehearsal, Box<dyn std::error::Error>> {
-        let matches = Args::augment_args(Command::new("serve")).try_get_matches_from(["serve"])?;
-        let args = Args::from_arg_matches(&matches)?;
+        let args = Args::given(&[])?;
         let frontend = Frontend::open(&ModelOptions::default().open_bare()?)?;
         let (worker, ..) = connect(256, args.limits.queue, 1 << 20);
         let (entry, metrics) = (Entry::new("ember"), Metrics::new("infernum")?);

@@ -134,7 +134,6 @@ mod tests {
 
     use axum::body::Body;
     use axum::http::{Request, StatusCode, header};
-    use clap::Parser;
     use tower::ServiceExt;
 
     use super::*;
@@ -162,16 +161,10 @@ mod tests {
         assert!(document["components"]["securitySchemes"]["key"].is_object());
     }
 
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: crate::Args,
-    }
-
     /// Router, keys, refusals of methods, metrics and documentation are of one list.
     #[tokio::test]
     async fn every_route_is_served_guarded_counted_and_described() {
-        let args = Line::parse_from(["serve", "--api-key", "k"]).args;
+        let args = crate::Args::given(&["--api-key", "k"]).expect("options");
         let metrics = Metrics::new("infernum").expect("buckets");
         let app = Arc::new(App::new(&args, vec![Entry::new("m")], metrics).expect("an app"));
         let router = crate::app::router(&app);

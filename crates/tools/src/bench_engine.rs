@@ -209,7 +209,7 @@ pub fn run(args: &Args) -> Outcome {
 /// All combinations, after one of the most sequences that warms up.
 fn settings(args: &Args, chunks: &[usize], most: usize) -> Vec<Setting> {
     let mut all = Vec::new();
-    for sequences in std::iter::once(most).chain(args.sequences.iter().copied()) {
+    for &sequences in &args.sequences {
         for &chunk in chunks {
             for &policy in &args.policy {
                 let each = args.observed.iter();
@@ -217,9 +217,8 @@ fn settings(args: &Args, chunks: &[usize], most: usize) -> Vec<Setting> {
             }
         }
     }
-    let warm_up = chunks.len() * args.policy.len() * args.observed.len();
-    all.drain(1..warm_up.max(1));
-    all
+    let warm_up = all.first().map(|first| Setting { sequences: most, ..*first });
+    warm_up.into_iter().chain(all).collect()
 }
 
 fn measure(

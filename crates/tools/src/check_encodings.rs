@@ -27,6 +27,7 @@ pub struct Args {
 
 /// Checks them; an error if one is wrong.
 pub fn run(args: &Args) -> Outcome {
+    infernum::check_data(args.data.as_deref())?;
     let kernels = Kernels::load(args.data.as_deref(), &[])?;
     let named = kernels.ops.encodings().filter(|e| e.name().contains(&args.only));
     let mut lines = Vec::new();
@@ -37,7 +38,7 @@ pub fn run(args: &Args) -> Outcome {
             problems.push(problem);
             0
         });
-        let decoded = encodings::check_cpu(&kernels.ops, args.seed, encoding.name());
+        let decoded = encodings::check_cpu(&kernels.ops, args.seed, encoding);
         problems.extend(decoded.iter().filter(|v| !v.passed()).map(ToString::to_string));
         failed += usize::from(!problems.is_empty());
         lines.push((encoding.name().to_owned(), values, problems));

@@ -19,7 +19,7 @@ pub struct Args {
     /// Folder whose kernels/ overrides and adds to the built-in files.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Fixes the random tuned.
+    /// Fixes the random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Whose kernels: cpu, cuda, or cuda:N for GPU N.

@@ -23,7 +23,7 @@ pub struct Args {
     /// Random instances that each rule is tried on.
     #[arg(long, value_name = "N", default_value_t = 100)]
     trials: usize,
-    /// Fixes the random tuned.
+    /// Fixes the random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     #[command(flatten)]

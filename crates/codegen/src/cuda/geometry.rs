@@ -122,7 +122,7 @@ impl Scope<'_> {
         }
         let values: Vec<&str> = self.launch.named_values().map(|(n, _)| n).collect();
         let attrs: Vec<&str> = self.launch.attrs.iter().map(|(n, _)| n.as_str()).collect();
-        let known = values.iter().chain(&attrs).copied().chain(["p", "tokens", "device"]);
+        let known = values.iter().chain(&attrs).copied().chain(EVERYWHERE);
         let hint = nearest(name, known);
         let values = values.join(", ");
         let attrs = match &attrs[..] {
@@ -203,8 +203,9 @@ impl Scope<'_> {
     }
 }
 
-/// Names of the step's sizes.
-const STEP: [&str; 4] = ["T", "B", "S", "pairs"];
+/// Names of the step's sizes, and of what expressions see besides these and a launch's own values.
+pub(super) const STEP: [&str; 4] = ["T", "B", "S", "pairs"];
+pub(super) const EVERYWHERE: [&str; 3] = ["p", "tokens", "device"];
 
 fn no_key(name: &str, key: &str, keys: &[&str]) -> String {
     let hint = nearest(key, keys.iter().copied());

@@ -10,9 +10,11 @@ use infernum_ir::expr::{Expr, Value};
 use infernum_ir::{SourceError, nearest};
 use serde::Deserialize;
 
+use super::geometry::{EVERYWHERE, STEP};
 use super::template::{Foreign, Kind, Library, MatmulRoles, TemplateError, Variant};
 
-/// What stands in `variants: [..]`.
+/// What stands in `variants: [..]`. A group's fields are those of a variant once more: RON cannot
+/// flatten a struct that both would share.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) enum Entry<'a> {
@@ -87,9 +89,6 @@ const MOST_LISTS: usize = 64;
 
 /// Characters of an expression once it has what its list takes.
 const MOST_CHARACTERS: usize = 4096;
-
-/// Names that expressions have without a list's help.
-const RESERVED: [&str; 7] = ["p", "tokens", "device", "T", "B", "S", "pairs"];
 
 /// Every variant of a template, in order: its header's `entries`, where `source` is its text.
 pub(super) fn expand(
@@ -211,7 +210,7 @@ impl<'a> ListFile<'a> {
         }
         let mut all = BTreeMap::new();
         for (own, doc) in self.takes.iter() {
-            if RESERVED.contains(&own) {
+            if STEP.contains(&own) || EVERYWHERE.contains(&own) {
                 let message = format!(
                     "`{own}` means something in every expression already: expected another name"
                 );

@@ -184,6 +184,7 @@ mod tests {
         let encoding = Encoding::new(blocks()).expect("a definition");
         assert_eq!(encoding.bytes(&[3, 2, 8]), Some(3 * 2 * 2 * 5));
         assert_eq!(encoding.bytes(&[2, 6]), None);
+        assert_eq!(encoding.bytes(&[1 << 46, 4]), Some((1 << 46) * 5));
         // Two rows of one block: f16 1 and -2; minima 1 and -1.
         let bytes = [0x00, 0x3c, 1, 0x21, 0x43, 0x00, 0xc0, 0xff, 0xf0, 0x0f];
         let decoder = encoding.decoder_of(2, 4, &bytes).expect("enough bytes");
@@ -223,7 +224,7 @@ mod tests {
     #[test]
     fn definitions_are_checked() {
         type Change = fn(&mut EncodingDef);
-        let changes: [(Change, FaultIn, &str); 9] = [
+        let changes: [(Change, FaultIn, &str); 12] = [
             (|d| d.name = "f16".to_owned(), FaultIn::Name, "no element type"),
             (|d| d.scale = "dd".to_owned(), FaultIn::Scale, "did you mean `d`?"),
             (|d| d.scale = "d *".to_owned(), FaultIn::Scale, "expected"),
@@ -231,6 +232,13 @@ mod tests {
             (|d| d.code.value = "d".to_owned(), FaultIn::Code, "found a float of 4 bits"),
             (|d| d.code.bits = 0, FaultIn::Code, "1 to 16 bits"),
             (|d| d.when = Some("a ==".to_owned()), FaultIn::When, "expected"),
+            (|d| d.tables = vec![("t".into(), vec![f64::NAN])], FaultIn::Name, "found NaN"),
+            (|d| d.tables = vec![("n".into(), vec![1.0])], FaultIn::Name, "a name of its own"),
+            (
+                |d| d.stored = Stored::Blocks { values: 4, fields: vec![Default::default(); 65] },
+                FaultIn::Name,
+                "at most 64 stored parts, found 65",
+            ),
             (
                 |d| {
                     d.stored = Stored::Blocks { values: 4, fields: vec![("k".into(), "u8".into())] }

@@ -79,7 +79,9 @@ impl Encoding {
                 parts.push(part.layout(part.offset, rows, columns)?);
             }
             let row = columns / values;
-            let bytes = rows * row * self.0.block;
+            let bytes = (rows * row).checked_mul(self.0.block);
+            let bytes =
+                bytes.ok_or_else(|| format!("{} is not stored as {}", shown(), self.name()))?;
             let blocks = Some(Blocks { row, values, bytes: self.0.block });
             return Ok(Layout { rows, columns, parts, blocks, bytes });
         }
@@ -130,26 +132,12 @@ impl Encoding {
         rng: &mut crate::random::Rng,
     ) -> Result<Vec<(StoredTensor, Vec<u8>)>, String> {
         let layout = self.layout(rows, columns)?;
-        let mut all = Vec::new();
-        for (i, tensor) in self.tensors("", rows, columns)?.into_iter().enumerate() {
-            let mut bytes = vec![0; tensor.bytes as usize];
-            rng.fill(&mut bytes);
-            let parts = match layout.blocks {
-                Some(_) => &layout.parts[..],
-                None => &layout.parts[i..=i],
-            };
-            let block = layout.blocks.map_or(tensor.bytes, |b| b.bytes) as usize;
-            for block in bytes.chunks_exact_mut(block).filter(|_| tame) {
-                for part in parts {
-                    let start = if layout.blocks.is_some() { part.offset as usize } else { 0 };
-                    let field = &mut block[start..start + part.bytes() as usize];
-                    let size = part.element.size() as usize;
-                    field.chunks_exact_mut(size).for_each(|e| part.element.tame(e));
-                }
-            }
-            all.push((tensor, bytes));
-        }
-        Ok(all)
+        let tensors = self.tensors("", rows, columns)?.into_iter().enumerate();
+        let all = tensors.map(|(i, tensor)| {
+            let bytes = layout.random(i, tensor.bytes, tame, rng);
+            (tensor, bytes)
+        });
+        Ok(all.collect())
     }
 
     /// Whether weights of so many columns, of `first` rows and of `second`, are one of all their rows when
@@ -200,6 +188,35 @@ impl Part {
             return Err(format!("`{}` cannot be of shape {dims:?}", self.name));
         }
         Ok(PartLayout { element: self.element, dims, offset })
+    }
+}
+
+impl Layout {
+    /// Random bytes of the stored tensor `tensor`, of which there are `bytes`; `tame` as for
+    /// [`Encoding::random`].
+    pub fn random(
+        &self,
+        tensor: usize,
+        bytes: u64,
+        tame: bool,
+        rng: &mut crate::random::Rng,
+    ) -> Vec<u8> {
+        let mut all = vec![0; bytes as usize];
+        rng.fill(&mut all);
+        let parts = match self.blocks {
+            Some(_) => &self.parts[..],
+            None => &self.parts[tensor..=tensor],
+        };
+        let block = self.blocks.map_or(bytes, |b| b.bytes) as usize;
+        for block in all.chunks_exact_mut(block).filter(|_| tame) {
+            for part in parts {
+                let start = if self.blocks.is_some() { part.offset as usize } else { 0 };
+                let field = &mut block[start..start + part.bytes() as usize];
+                let size = part.element.size() as usize;
+                field.chunks_exact_mut(size).for_each(|e| part.element.tame(e));
+            }
+        }
+        all
     }
 }
 

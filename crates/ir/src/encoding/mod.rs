@@ -32,6 +32,10 @@ use term::Names;
 /// Where tensors that lie beside one another begin, in bytes.
 pub const ALIGN: u64 = 16;
 
+/// Fields or tensors, and tables, of an encoding: known ones have at most six. Names are looked up among
+/// them, and sizes are added up over them.
+const MOST_PARTS: usize = 64;
+
 /// How values are stored; equal when the definitions are. Cloning is cheap.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(try_from = "EncodingDef", into = "EncodingDef")]
@@ -174,11 +178,9 @@ impl Encoding {
             return Err(fault(FaultIn::Name, message.to_owned()));
         }
         let (parts, block) = parts(&def)?;
+        check_tables(&def.tables).map_err(|message| fault(FaultIn::Name, message))?;
         let known: Vec<(String, bool, usize)> =
             parts.iter().map(|p| (p.name.clone(), p.element.is_whole(), p.dims.len())).collect();
-        if let Some((name, _)) = def.tables.iter().find(|(_, list)| list.is_empty()) {
-            return Err(fault(FaultIn::Name, format!("table `{name}` is empty")));
-        }
         let names = Names { parts: &known, tables: &def.tables };
         let term = |of, text: &str| {
             let e: Expr = text.parse().map_err(|e: ExprError| EncodingFault {
@@ -263,6 +265,32 @@ impl Encoding {
     }
 }
 
+/// Refuses tables that nothing could read, and numbers that f32 does not hold: NaN would make a definition
+/// differ from itself.
+fn check_tables(tables: &[(String, Vec<f64>)]) -> Result<(), String> {
+    if tables.len() > MOST_PARTS {
+        return Err(format!("expected at most {MOST_PARTS} tables, found {}", tables.len()));
+    }
+    for (i, (name, list)) in tables.iter().enumerate() {
+        if !is_own_name(name) || tables[..i].iter().any(|(other, _)| other == name) {
+            return Err(format!("table `{name}`: expected a name of its own"));
+        }
+        if list.is_empty() {
+            return Err(format!("table `{name}` is empty"));
+        }
+        if let Some(x) = list.iter().find(|x| !(**x as f32).is_finite()) {
+            return Err(format!("table `{name}`: expected finite numbers of f32, found {x}"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a part or a table may have this name.
+fn is_own_name(name: &str) -> bool {
+    let letters = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    letters && !name.is_empty() && Place::ALL.iter().all(|(_, place)| *place != name)
+}
+
 /// The parts of a definition, and the bytes of a block.
 fn parts(def: &EncodingDef) -> Result<(Vec<Part>, u64), EncodingFault> {
     let (list, is_block) = match &def.stored {
@@ -270,6 +298,10 @@ fn parts(def: &EncodingDef) -> Result<(Vec<Part>, u64), EncodingFault> {
         Stored::Tensors { tensors, .. } => (tensors, false),
     };
     let (mut parts, mut end) = (Vec::<Part>::new(), 0u64);
+    if list.len() > MOST_PARTS {
+        let message = format!("expected at most {MOST_PARTS} stored parts, found {}", list.len());
+        return Err(EncodingFault { of: FaultIn::Name, at: 0, message });
+    }
     for (i, (name, ty)) in list.iter().enumerate() {
         let fault = |message: String| EncodingFault { of: FaultIn::Part(i), at: 0, message };
         let (element, dims) = part_type(ty).map_err(fault)?;
@@ -280,9 +312,8 @@ fn parts(def: &EncodingDef) -> Result<(Vec<Part>, u64), EncodingFault> {
             )));
         }
         let taken = parts.iter().any(|p| p.name == *name)
-            || def.tables.iter().any(|(table, _)| table == name)
-            || Place::ALL.iter().any(|(_, place)| place == name);
-        if taken || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+            || def.tables.iter().any(|(table, _)| table == name);
+        if taken || !is_own_name(name) {
             let message =
                 format!("expected a name of its own, of letters, digits and `_`, found `{name}`");
             return Err(fault(message));
@@ -386,7 +417,7 @@ impl PartialEq for Encoding {
     }
 }
 
-// Definitions hold no NaN: no number can be written that is one.
+// Definitions hold no NaN: `check_tables` refuses it.
 impl Eq for Encoding {}
 
 impl Hash for Encoding {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use infernum_codegen::cuda::{Cubin, Device};
 use infernum_codegen::{KernelLaunch, Launch, Plan, ProgramCall, Run};
-use infernum_ir::{DType, Dims, StepInput, TensorType};
+use infernum_ir::{DType, Dims, StepInput, Sym, TensorType};
 
 use super::blas::Blas;
 use super::code::{Code, reads_contexts, uses_library};
@@ -21,8 +21,8 @@ use super::upload::Weights;
 use super::watch::{DeviceState, Watch};
 use crate::exec::weights::load;
 use crate::exec::{
-    ExecError, Executor, GpuError, LoadError, Observed, Observer, PlanExecutor, StepInputs,
-    StepOutput, Ticket, TunedProduct, WeightSource, elements,
+    ExecError, Executor, GpuError, LoadError, LogitRows, Observed, Observer, PlanExecutor,
+    StepInputs, StepOutput, Ticket, TunedProduct, WeightSource, elements,
 };
 
 /// How to set an executor up.
@@ -269,7 +269,9 @@ impl CudaExecutor {
         let turn = &mut core.turns[self.ticket as usize % 2];
         turn.ticket = self.ticket;
         let shape = (rows, columns, dtype);
-        let wanted = inputs.logit_rows();
+        // Sequences are asked for: where rows are tokens, all of them come.
+        let by_token = core.plan.output_rows == Some(Sym::T);
+        let wanted = if by_token { &LogitRows::All } else { inputs.logit_rows() };
         turn.bring(&core.gpu, &core.stream, shape, wanted, (core.picked, address))?;
         Ok(Ticket(self.ticket))
     }
@@ -449,7 +451,7 @@ impl Core {
         if grid.contains(&0) {
             return Ok(());
         }
-        let mut tiles = self.tiles.encoded(launch, &k.tiles, frame, &self.plan.limits)?;
+        let mut tiles = self.tiles.tensor_maps(launch, &k.tiles, frame, &self.plan.limits)?;
         let function = &self.functions[k.kernel as usize];
         // A foreign kernel does not know that it should wait for the one before it.
         let overlaps = self.options.overlap && self.device.sm >= 90;

@@ -198,8 +198,8 @@ impl Writer<'_> {
         let start = self.layout.offsets[Field::Picks as usize];
         let all = &mut self.to[start..start + SIZE * inputs.step().seqs.len()];
         all.fill(0);
-        for (seq, choice) in inputs.picks() {
-            let p = choice.params;
+        for (seq, pick) in inputs.picks() {
+            let p = pick.params;
             let pick_of_kernels = abi::TokenPick {
                 scale: p.scale(),
                 top_k: p.top_k,
@@ -208,12 +208,12 @@ impl Writer<'_> {
                 repetition: p.repetition_penalty,
                 frequency: p.frequency_penalty,
                 presence: p.presence_penalty,
-                key: Noise::new(p.seed, choice.position).key,
-                seen_count: choice.seen.len() as u32,
+                key: Noise::new(p.seed, pick.position).key,
+                seen_count: pick.seen.len() as u32,
                 seen: Address::new(seen),
             };
             all[SIZE * seq..SIZE * (seq + 1)].copy_from_slice(bytemuck::bytes_of(&pick_of_kernels));
-            seen += size_of_val(choice.seen) as u64;
+            seen += size_of_val(pick.seen) as u64;
         }
     }
 

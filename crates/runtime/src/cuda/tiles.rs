@@ -29,7 +29,7 @@ pub(super) struct Tiles(RefCell<HashMap<Matrix, sys::CUtensorMap>>);
 
 impl Tiles {
     /// The maps of a launch, in the order in which its kernel takes them.
-    pub(super) fn encoded(
+    pub(super) fn tensor_maps(
         &self,
         launch: &Launch,
         tiles: &[TileMap],

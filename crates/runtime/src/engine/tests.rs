@@ -1,133 +1,19 @@
 //! The engine on an executor whose next token is a hash of the rows it was given: whatever reads a
 //! wrong row, a row too early or another's row yields another text.
 
+mod fake;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use infernum_ir::{Dims, NO_TOKEN, random};
+use infernum_ir::{Dims, random};
 use proptest::prelude::*;
+
+use fake::{CURSED, Fake, VOCAB, hash, logits, solo};
 
 use super::schedule::fitting_chunk;
 use super::*;
-use crate::exec::{ExecError, LogitRows, StepOutput};
 use crate::sampling::{Logprobs, SamplingParams};
-
-const VOCAB: usize = 50;
-
-/// What it is able to do, and how far its last steps are.
-struct Fake {
-    /// Picks tokens itself, as a GPU does, and gives no logits unless they are asked for.
-    samples: bool,
-    feeds: bool,
-    rows: Vec<Option<u32>>,
-    block_size: usize,
-    limits: Dims,
-    /// Of the last two steps.
-    outputs: [StepOutput; 2],
-    submitted: u64,
-    waited: u64,
-    /// Rows of logits so far.
-    brought: usize,
-    /// This step fails.
-    fails_at: Option<u64>,
-}
-
-fn hash(tokens: impl Iterator<Item = u32>) -> u32 {
-    tokens.fold(17u32, |h, t| h.wrapping_mul(31).wrapping_add(t)) % VOCAB as u32
-}
-
-/// What begins with it has logits that are no numbers.
-const CURSED: u32 = VOCAB as u32 - 1;
-
-/// The logits after these tokens: the hash is the likeliest, the one after it comes next.
-fn logits(tokens: impl Iterator<Item = u32>) -> Vec<f32> {
-    let mut tokens = tokens.peekable();
-    if tokens.peek() == Some(&CURSED) {
-        return vec![f32::NAN; VOCAB];
-    }
-    let next = hash(tokens) as usize;
-    let value = |t: usize| match (t + VOCAB - next) % VOCAB {
-        0 => 2.0,
-        1 => 1.0,
-        _ => 0.0,
-    };
-    (0..VOCAB).map(value).collect()
-}
-
-impl Executor for Fake {
-    fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
-        let dims = inputs.step().dims();
-        assert!(dims.t <= self.limits.t && dims.b <= self.limits.b);
-        assert!(dims.s <= self.limits.s && dims.pairs <= self.limits.pairs);
-        let under_way = self.submitted - self.waited;
-        assert!(under_way == 0 || (self.feeds && under_way == 1), "too many steps under way");
-        assert!(!inputs.is_fed() || under_way == 1, "fed by a step that has ended");
-        if self.fails_at == Some(self.submitted) {
-            self.fails_at = None;
-            return Err(ExecError::Inputs("as planned".to_owned()));
-        }
-        let before = self.outputs[(self.submitted % 2) as usize].tokens.clone();
-        self.submitted += 1;
-        let mut output = std::mem::take(&mut self.outputs[(self.submitted % 2) as usize]);
-        output.logits.clear();
-        output.tokens.clear();
-        let mut picks: BTreeMap<_, _> = inputs.picks().collect();
-        let slot = |i: usize, p: usize| {
-            inputs.blocks(i)[p / self.block_size] as usize * self.block_size + p % self.block_size
-        };
-        // All rows are written before any is read, as a layer does.
-        let mut tokens = inputs.tokens().iter();
-        for (i, seq) in inputs.step().seqs.iter().enumerate() {
-            for p in seq.context - seq.new..seq.context {
-                let token = tokens.next().map(|t| match StepInputs::fed_row(*t) {
-                    Some(row) => before[row],
-                    None => *t,
-                });
-                self.rows[slot(i, p)] = token;
-            }
-        }
-        for (i, seq) in inputs.step().seqs.iter().enumerate() {
-            let context =
-                (0..seq.context).map(|p| self.rows[slot(i, p)].expect("a row that was written"));
-            let mut row = logits(context);
-            if self.samples {
-                let token = match picks.remove(&i) {
-                    Some(pick) => pick.pick_in(&mut row),
-                    None => crate::argmax(&row),
-                };
-                output.tokens.push(token.unwrap_or(NO_TOKEN));
-            }
-            let is_asked_for = match inputs.logit_rows() {
-                LogitRows::All => true,
-                LogitRows::Of(rows) => rows.contains(&(i as u32)),
-            };
-            if is_asked_for || !self.samples {
-                output.logits.extend(row);
-                self.brought += 1;
-            }
-        }
-        let asked = if self.samples { inputs.logit_rows().clone() } else { LogitRows::All };
-        output.logit_rows = asked;
-        output.rows = dims.b as usize;
-        output.columns = VOCAB;
-        self.outputs[(self.submitted % 2) as usize] = output;
-        Ok(Ticket(self.submitted))
-    }
-
-    fn samples(&self) -> bool {
-        self.samples
-    }
-
-    fn feeds(&self) -> bool {
-        self.feeds
-    }
-
-    fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
-        assert_eq!(ticket.0, self.waited + 1, "steps are waited for in order");
-        self.waited += 1;
-        Ok(&self.outputs[(ticket.0 % 2) as usize])
-    }
-}
 
 const MAX_LENGTH: usize = 40;
 const BLOCK: usize = 4;
@@ -159,7 +45,9 @@ fn engine_with(
         block_size: BLOCK,
         vocab: VOCAB,
     };
-    Engine::new(executor, limits, options).expect("options that agree")
+    let mut engine = Engine::new(executor, limits, options).expect("options that agree");
+    engine.one_in = 2;
+    engine
 }
 
 fn engine(step: Dims, chunk: usize) -> Engine<Fake> {
@@ -177,34 +65,6 @@ impl Engine<Fake> {
             assert!(s.running || s.blocks.is_empty(), "waiting with memory");
         }
         assert_eq!(self.running.len() + self.waiting.len(), self.sequences.len());
-    }
-}
-
-/// What a request yields when it is alone, one step after another; `tell` gets what each token was
-/// picked from.
-fn solo(request: &Request, mut tell: impl FnMut(&[f32], u32)) -> (Vec<u32>, FinishReason) {
-    let mut sampler = crate::Sampler::new(request.sampling, &request.tokens)
-        .with_ends(&request.stop, request.tokens.len());
-    let mut tokens = request.tokens.clone();
-    if request.prompt_logprobs.is_some() && tokens.len() > 1 && tokens[0] == CURSED {
-        return (Vec::new(), FinishReason::Failed);
-    }
-    loop {
-        let output = tokens.len() - request.tokens.len();
-        if output >= request.max_tokens || (output > 0 && tokens.len() >= MAX_LENGTH) {
-            return (tokens.split_off(request.tokens.len()), FinishReason::Length);
-        }
-        let mut row = logits(tokens.iter().copied());
-        request.bias.iter().for_each(|(t, b)| row[*t as usize] += b);
-        let Some(token) = sampler.sample(&mut row, tokens.len() as u64) else {
-            return (tokens.split_off(request.tokens.len()), FinishReason::Failed);
-        };
-        tell(&row, token);
-        if request.stop.contains(&token) {
-            tokens.extend(request.tell_stop.then_some(token));
-            return (tokens.split_off(request.tokens.len()), FinishReason::Stop);
-        }
-        tokens.push(token);
     }
 }
 

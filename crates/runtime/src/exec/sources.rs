@@ -82,15 +82,13 @@ struct Encoded {
 }
 
 impl Encoded {
-    /// Its stored tensor of that name, the same whichever is asked for first.
+    /// Its stored tensor of that name, the same whichever is asked for first; the others are not made.
     fn tensor(&self, name: &str, seed: u64) -> Option<TensorBytes> {
         let [rows, columns] = self.ty.sizes(&Dims::default())[..] else { return None };
-        let (encoding, size) = (self.ty.encoding.as_ref()?, (rows as u64, columns as u64));
-        let mut rng = random::named(&self.weight, seed);
-        let all = encoding.random(size, true, &mut rng).ok()?;
-        let names = stored_tensors(&self.weight, &self.ty).ok()?;
-        let mut found = names.iter().zip(all).filter(|(named, _)| named.name == name);
-        let (_, (tensor, bytes)) = found.next()?;
+        let layout = self.ty.encoding.as_ref()?.layout(rows as u64, columns as u64).ok()?;
+        let tensors = stored_tensors(&self.weight, &self.ty).ok()?;
+        let (i, tensor) = tensors.into_iter().enumerate().find(|(_, t)| t.name == name)?;
+        let bytes = layout.random(i, tensor.bytes, true, &mut random::named(name, seed));
         Some(TensorBytes { element: tensor.element, shape: tensor.shape, bytes: bytes.into() })
     }
 }

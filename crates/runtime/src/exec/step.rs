@@ -31,7 +31,8 @@ pub enum LogitRows {
     /// All.
     #[default]
     All,
-    /// These, in order. Executors that do not [sample](super::Executor::samples) bring all the same.
+    /// These, in order. Executors that do not [sample](super::Executor::samples) bring those of all, and so do
+    /// plans that yield a row for each token.
     Of(Vec<u32>),
 }
 
@@ -131,14 +132,14 @@ impl StepInputs {
 
     /// How the token after the last sequence pushed is picked; the likeliest if this is not called.
     /// Executors that do not [sample](super::Executor::samples) pay no heed to it.
-    pub fn set_pick(&mut self, choice: &TokenPick<'_>) {
+    pub fn set_pick(&mut self, pick: &TokenPick<'_>) {
         let Some(seq) = self.step.seqs.len().checked_sub(1) else { return };
-        if choice.params.is_greedy() && choice.seen.is_empty() {
+        if pick.params.is_greedy() && pick.seen.is_empty() {
             return;
         }
         let start = self.seen.len();
-        self.seen.extend_from_slice(choice.seen);
-        let (params, position) = (choice.params, choice.position);
+        self.seen.extend_from_slice(pick.seen);
+        let (params, position) = (pick.params, pick.position);
         self.picks.push(SeqPick { seq, params, position, seen: start..self.seen.len() });
     }
 
@@ -147,7 +148,7 @@ impl StepInputs {
         !self.picks.is_empty()
     }
 
-    /// Sequences with what was [chosen](StepInputs::set_pick) for them, in order; the others' tokens are
+    /// Sequences with what was [set](StepInputs::set_pick) for them, in order; the others' tokens are
     /// the likeliest.
     pub fn picks(&self) -> impl Iterator<Item = (usize, TokenPick<'_>)> {
         self.picks.iter().map(|c| {

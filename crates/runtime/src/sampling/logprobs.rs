@@ -18,7 +18,7 @@ impl Logprobs {
     /// never. A token outside the row, too.
     pub fn new(logits: &[f32], token: u32, top: usize) -> Logprobs {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        // Single precision is enough for each of so many, and three times as fast; their sum is not.
+        // Single precision is enough for each of so many, and takes 0.6 of the time; for their sum it is not.
         let weight = |l: &f32| if l.is_nan() { 0.0 } else { f64::from((l - max).exp()) };
         let log_sum = logits.iter().map(weight).sum::<f64>().ln() + f64::from(max);
         let logprob = |l: f32| {

@@ -14,8 +14,8 @@ use super::answer::{
     Chunk, ChunkUsage, Likelihood, PromptLogprobs, Usage, likeliest, likelihood, prompt_logprobs,
 };
 use super::common::{
-    Asked, CommonFields, Head, MOST_LOGPROBS, Warnings, encode, room_for, take_last, token_limit,
-    within,
+    Asked, Begun, CommonFields, Head, MOST_LOGPROBS, Prepared, Warnings, begin, encode, room_for,
+    take_last, token_limit, within,
 };
 use super::options::SamplingFields;
 use super::read::{parse_parts, whole};
@@ -188,21 +188,10 @@ pub(crate) async fn create_chat_completion(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let asked = Asked::read(&app, request).await?;
-    let client = asked.client;
-    let prepared = asked.prepare(&app, prepare).await?;
-    let Prepared { served, job, plan, warnings } = prepared;
-    let generation = Generation::start(&app, &served, job).await?;
+    let Begun { client, served, plan, warnings, generation } =
+        begin(&app, request, prepare).await?;
     let response = answer(&app, client, &served, plan, generation).await?;
     Ok(warnings.tell(response))
-}
-
-/// A request that was read and checked.
-struct Prepared {
-    served: Arc<Served>,
-    job: Job,
-    plan: Plan,
-    warnings: Warnings,
 }
 
 /// How it is to be answered.
@@ -214,7 +203,7 @@ struct Plan {
     prompt_logprobs: Option<usize>,
 }
 
-fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
+fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
     let parts = parse_parts::<ChatFields>(&asked.bytes)?;
     let (fields, common_fields) = (parts.own, parts.common);
     let mut warnings = Warnings::new(&parts.unknown, parts.options.without_effect());

@@ -18,7 +18,7 @@ use crate::auth::Tenant;
 use crate::budget::Held;
 use crate::connections::Connection;
 use crate::error::{ApiError, quoted};
-use crate::generation::MOST_CHOICES;
+use crate::generation::{Generation, Job, MOST_CHOICES};
 use crate::lanes::Client;
 use crate::model::Served;
 use crate::text::{Stops, TextRules};
@@ -496,6 +496,37 @@ impl Asked {
         let (client, bytes, shared) = (self.client, self.bytes.len(), app.clone());
         app.lanes.run(client, bytes, move || work(&shared, &self)).await
     }
+}
+
+/// A request for text that was read and checked.
+pub(crate) struct Prepared<P> {
+    pub(crate) served: Arc<Served>,
+    pub(crate) job: Job,
+    /// How it is to be answered.
+    pub(crate) plan: P,
+    pub(crate) warnings: Warnings,
+}
+
+/// A request for text that the engine has.
+pub(crate) struct Begun<P> {
+    pub(crate) client: Client,
+    pub(crate) served: Arc<Served>,
+    pub(crate) plan: P,
+    pub(crate) warnings: Warnings,
+    pub(crate) generation: Generation,
+}
+
+/// Reads a request for text, checks it by `prepare`, and hands it to the engine.
+pub(crate) async fn begin<P: Send + 'static>(
+    app: &Arc<App>,
+    request: axum::extract::Request,
+    prepare: fn(&App, &Asked) -> Result<Prepared<P>, ApiError>,
+) -> Result<Begun<P>, ApiError> {
+    let asked = Asked::read(app, request).await?;
+    let client = asked.client;
+    let Prepared { served, job, plan, warnings } = asked.prepare(app, prepare).await?;
+    let generation = Generation::start(app, &served, job).await?;
+    Ok(Begun { client, served, plan, warnings, generation })
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use utoipa::ToSchema;
 
 use super::answer::{Chunk, ChunkUsage, PromptLogprobs, Usage, finite, prompt_logprobs};
 use super::common::{
-    Asked, Common, CommonFields, Head, MOST_LOGPROBS, Warnings, encode, encode_error, room_for,
-    take_last, token_limit, within,
+    Asked, Begun, Common, CommonFields, Head, MOST_LOGPROBS, Prepared, Warnings, begin, encode,
+    encode_error, room_for, take_last, token_limit, within,
 };
 use super::options::SamplingFields;
 use super::read::{TokenId, parse_parts, whole};
@@ -224,24 +224,13 @@ pub(crate) async fn create_completion(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let asked = Asked::read(&app, request).await?;
-    let client = asked.client;
-    let prepared = asked.prepare(&app, prepare).await?;
-    let Prepared { served, job, plan, warnings } = prepared;
-    let generation = Generation::start(&app, &served, job).await?;
+    let Begun { client, served, plan, warnings, generation } =
+        begin(&app, request, prepare).await?;
     let response = answer(&app, client, &served, plan, generation).await?;
     Ok(warnings.tell(response))
 }
 
-/// A request that was read and checked.
-struct Prepared {
-    served: Arc<Served>,
-    job: Job,
-    plan: Plan,
-    warnings: Warnings,
-}
-
-fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
+fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
     let parts = parse_parts::<CompletionFields>(&asked.bytes)?;
     let (fields, common_fields) = (parts.own, parts.common);
     let mut warnings = Warnings::new(&parts.unknown, parts.options.without_effect());
