@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use infernum_codegen::cuda::abi::Part;
 use infernum_codegen::cuda::{Cubin, Device};
 use infernum_codegen::{KernelLaunch, Launch, Plan, ProgramCall, Run};
 use infernum_ir::{DType, Dims, StepInput, Sym, TensorType};
 
 use super::blas::Blas;
-use super::code::{Code, reads_contexts, uses_library};
+use super::code::{Code, reads_contexts, runs_parts, uses_library};
 use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream, capture};
 use super::frame::Frame;
 use super::graphs::{self, Graphs, Key};
 use super::inputs::Layout;
+use super::parts::PartDims;
 use super::tiles::Tiles;
 use super::timer::Timer;
 use super::turn::Turn;
@@ -130,7 +132,8 @@ impl CudaExecutor {
         };
         let states = plan.states.iter().map(state).collect::<Result<Vec<_>, _>>()?;
         let arena = DeviceMemory::zeroed(gpu, "activations", plan.arena_bytes + 2 * margin)?;
-        let layout = Layout::new(&plan.limits, options.kv_blocks, reads_contexts(&plan));
+        let layout =
+            Layout::new(&plan.limits, options.kv_blocks, reads_contexts(&plan), runs_parts(&plan));
         let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
         let layout = layout.at(inputs.address());
         let rows = plan.outputs().first().and_then(|o| o.ty.shape.first());
@@ -189,7 +192,7 @@ impl CudaExecutor {
     }
 
     /// Checks and copies the inputs; which schedule to run.
-    fn begin(&mut self, inputs: &StepInputs) -> Result<(usize, Dims), ExecError> {
+    fn begin(&mut self, inputs: &StepInputs) -> Result<(usize, PartDims), ExecError> {
         let core = &mut self.core;
         core.gpu.bind()?;
         let turn = &mut core.turns[(self.ticket + 1) as usize % 2];
@@ -198,12 +201,12 @@ impl CudaExecutor {
         let seen = turn.penalised.stage(inputs, &core.gpu, &core.stream)?;
         let (dims, used) =
             core.layout.write(inputs, blocks, rows, seen, turn.staged.bytes_mut())?;
-        let (tokens, decode_only) = (dims.t, inputs.is_decode_only());
+        let (tokens, decode_only) = (dims.all.t, inputs.is_decode_only());
         let schedule = core.plan.schedule(tokens, decode_only);
         let schedule = schedule.ok_or(ExecError::Bucket { tokens, decode_only })?;
         core.stream.to_device(core.inputs.address(), &turn.staged.bytes()[..used])?;
         if inputs.is_fed() {
-            core.feed(&dims)?;
+            core.feed(&dims.all)?;
         }
         if core.options.poison {
             let bytes = core.plan.arena_bytes as usize;
@@ -245,7 +248,7 @@ impl CudaExecutor {
         core.prepare(key.schedule, &full)?;
         let (gpu, stream) = (Arc::clone(&core.gpu), core.stream.raw);
         let graph = capture(&gpu, stream, || -> Result<(), ExecError> {
-            core.calls(key.schedule, &full)?;
+            core.calls(key.schedule, &PartDims::decoding(full))?;
             core.pick(key.schedule, &full, key.sampled)
         })?;
         self.graphs.0.insert(key, graph);
@@ -291,10 +294,10 @@ impl PlanExecutor for CudaExecutor {
         let (schedule, dims) = self.begin(inputs)?;
         for index in 0..self.core.plan.schedules[schedule].calls.len() {
             self.core.call(schedule, index, &dims)?;
-            observer(index, self.core.observe(schedule, index, &dims)?);
+            observer(index, self.core.observe(schedule, index, &dims.all)?);
         }
-        self.core.pick(schedule, &dims, inputs.is_sampled())?;
-        self.finish(schedule, &dims, inputs)
+        self.core.pick(schedule, &dims.all, inputs.is_sampled())?;
+        self.finish(schedule, &dims.all, inputs)
     }
 
     fn profile(&self) -> Vec<(String, Duration)> {
@@ -323,16 +326,17 @@ impl Executor for CudaExecutor {
         let CudaOptions { graphs, poison, profile, .. } = self.core.options;
         let sampled = inputs.is_sampled();
         let one_by_one = !graphs || poison || profile || self.core.watch.is_some();
-        let recorded =
-            (!one_by_one && inputs.is_decode_only()).then(|| self.key(dims.b, sampled)).flatten();
+        let recorded = (!one_by_one && inputs.is_decode_only())
+            .then(|| self.key(dims.all.b, sampled))
+            .flatten();
         let Some(key) = recorded else {
             self.core.calls(schedule, &dims)?;
-            self.core.pick(schedule, &dims, sampled)?;
-            return self.finish(schedule, &dims, inputs);
+            self.core.pick(schedule, &dims.all, sampled)?;
+            return self.finish(schedule, &dims.all, inputs);
         };
         self.record(key)?;
         self.core.stream.replay(&self.graphs.0[&key])?;
-        let ticket = self.finish(schedule, &dims, inputs)?;
+        let ticket = self.finish(schedule, &dims.all, inputs)?;
         // While the GPU is busy: the next recording that a growing batch will want. That it fails
         // matters when it is wanted.
         if let Some(next) = self.missing(key) {
@@ -375,14 +379,14 @@ impl Executor for CudaExecutor {
 const POISON: u8 = 0xff;
 
 impl Core {
-    fn calls(&mut self, schedule: usize, dims: &Dims) -> Result<(), ExecError> {
+    fn calls(&mut self, schedule: usize, dims: &PartDims) -> Result<(), ExecError> {
         for index in 0..self.plan.schedules[schedule].calls.len() {
             self.call(schedule, index, dims)?;
         }
         Ok(())
     }
 
-    fn call(&mut self, schedule: usize, index: usize, dims: &Dims) -> Result<(), ExecError> {
+    fn call(&mut self, schedule: usize, index: usize, dims: &PartDims) -> Result<(), ExecError> {
         let plan = &self.plan;
         let call = &plan.schedules[schedule].calls[index];
         let program = &plan.programs[call.program as usize];
@@ -398,7 +402,7 @@ impl Core {
             let mut run = || self.launch(launch, &frame, dims, first);
             let launched = match &self.watch {
                 None => run(),
-                Some(watch) => watch.around(&self.state(), launch, &frame, dims, &mut run),
+                Some(watch) => watch.around(&self.state(), launch, &frame, &dims.all, &mut run),
             };
             launched.map_err(fail)?;
             if let Some(timer) = timer {
@@ -415,14 +419,17 @@ impl Core {
         &self,
         launch: &Launch,
         frame: &Frame<'_>,
-        dims: &Dims,
+        dims: &PartDims,
         first: bool,
     ) -> Result<(), String> {
         match &launch.run {
             None => Err("it has no kernel".to_owned()),
-            Some(Run::Kernel(kernel)) => self.launch_kernel(launch, kernel, frame, dims, first),
+            Some(run @ (Run::Kernel(_) | Run::Parts { .. })) => {
+                let mut parts = run.kernels().filter(|(part, _)| dims.of(*part).t > 0);
+                parts.try_for_each(|kernel| self.launch_kernel(launch, kernel, frame, dims, first))
+            }
             Some(Run::Matmul(product)) => {
-                let (shape, at) = frame.matmul(launch, product, dims)?;
+                let (shape, at) = frame.matmul(launch, product, &dims.all)?;
                 let blas = self.blas.as_ref().ok_or("no library")?;
                 blas.run(&self.stream, shape, at).map_err(|e| format!("{e} ({shape:?})"))
             }
@@ -432,20 +439,21 @@ impl Core {
     fn launch_kernel(
         &self,
         launch: &Launch,
-        k: &KernelLaunch,
+        (part, k): (Part, &KernelLaunch),
         frame: &Frame<'_>,
-        dims: &Dims,
+        dims: &PartDims,
         first: bool,
     ) -> Result<(), String> {
-        let (grid, shared) = k.geometry.eval(launch, dims, &self.device)?;
+        let rows = dims.of(part);
+        let (grid, shared) = k.geometry.eval(launch, &rows, &self.device)?;
         let scratch = self.scratch[k.kernel as usize].as_ref().map(DeviceMemory::address);
         let mut arguments = if let Some(foreign) = &k.arguments {
-            let number = |e: &_| k.geometry.number(e, launch, dims, &self.device);
+            let number = |e: &_| k.geometry.number(e, launch, &rows, &self.device);
             frame.foreign(launch, foreign, scratch, &number)?
         } else {
-            let mut own = frame.arguments(launch)?;
+            let mut own = frame.arguments(launch, &dims.before(part))?;
             own.extend(scratch);
-            own.push(self.inputs.address());
+            own.push(self.layout.view(part));
             own
         };
         if grid.contains(&0) {

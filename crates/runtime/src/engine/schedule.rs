@@ -174,17 +174,23 @@ impl<E: Executor> Engine<E> {
                 (false, true) => self.limits.chunk,
                 (false, false) => prompts,
             };
-            let new = self.plan(slot, most, &mut left)?;
+            let new = self.plan(slot, most, &mut left);
             if !self.sequences[slot].decodes() {
                 prompts = prompts.saturating_sub(new);
             }
         }
         self.order = order;
+        if !self.next.planned.is_sorted_by_key(|planned| !planned.generated) {
+            self.next.planned.sort_by_key(|planned| !planned.generated);
+        }
+        for at in 0..self.next.planned.len() {
+            self.push(self.next.planned[at])?;
+        }
         Ok(!self.next.planned.is_empty())
     }
 
     /// Plans up to `most` of a sequence's rows: how many.
-    fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> Result<usize, EngineError> {
+    fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> usize {
         let samples = self.executor.samples();
         let s = &mut self.sequences[slot];
         let (id, wanted) = (s.id, s.wanted(&self.limits, samples).min(most));
@@ -203,28 +209,39 @@ impl<E: Executor> Engine<E> {
                 break;
             }
             let context = past + new;
-            if let (Some((_, row)), true) = (s.coming, past == s.tokens.len()) {
-                self.inputs.push_fed(row, context, &s.blocks)?;
-            } else {
-                self.inputs.push(&s.tokens[past..context], context, &s.blocks)?;
-            }
             let yields = context == s.length();
-            let by_host = s.is_picked_by_host(samples);
-            if yields && samples && !by_host {
-                self.inputs.set_pick(&s.sampler.pick_at(context as u64));
-            }
-            if s.tells_prompt() || (yields && (by_host || s.request.logprobs.is_some())) {
-                self.inputs.ask_logits();
-            }
+            let (by_host, generated) = (s.is_picked_by_host(samples), s.decodes());
             self.next.sitting_out += usize::from(yields && s.waits_for_host(samples));
-            self.next.planned.push(Planned { slot, id, context, yields, by_host });
+            self.next.planned.push(Planned { slot, id, past, context, generated, yields, by_host });
             left.t -= new as u64;
             left.b -= 1;
             left.s -= context as u64;
             left.pairs -= (new * context) as u64;
             done += new;
         }
-        Ok(done)
+        done
+    }
+
+    /// Puts what was planned into the step's inputs.
+    fn push(&mut self, planned: Planned) -> Result<(), EngineError> {
+        let (samples, inputs) = (self.executor.samples(), &mut self.inputs);
+        let Planned { slot, past, context, generated, yields, by_host, .. } = planned;
+        let s = &self.sequences[slot];
+        if !generated {
+            inputs.begin_prompts();
+        }
+        if let (Some((_, row)), true) = (s.coming, past == s.tokens.len()) {
+            inputs.push_fed(row, context, &s.blocks)?;
+        } else {
+            inputs.push(&s.tokens[past..context], context, &s.blocks)?;
+        }
+        if yields && samples && !by_host {
+            inputs.set_pick(&s.sampler.pick_at(context as u64));
+        }
+        if s.tells_prompt() || (yields && (by_host || s.request.logprobs.is_some())) {
+            inputs.ask_logits();
+        }
+        Ok(())
     }
 
     /// The smaller, the earlier its turn.
