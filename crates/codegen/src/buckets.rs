@@ -52,6 +52,7 @@ fn build(
         schedules: Vec::new(),
         weights: Vec::new(),
         states: Vec::new(),
+        reproducible: false,
         output_rows: output_rows(modules)?,
         token_rows: modules.iter().filter_map(|(_, m)| token_rows(m)).min(),
         device: None,

@@ -3,7 +3,7 @@
 use infernum_frontend_hf::{LowerOptions, Model, ModelError};
 use infernum_ir::{Dims, Module, SourceWarning, Type, VerifyError, verify};
 use infernum_passes::data::Kernels;
-use infernum_passes::fuse::{CostTable, FuseOptions, Report};
+use infernum_passes::fuse::{self, CostTable, FuseOptions, Report};
 use infernum_passes::{Context, Pipeline};
 
 use crate::check::MAX_ROWS;
@@ -113,6 +113,7 @@ pub type Observer<'a> = &'a mut dyn FnMut(&str, Option<Bucket>, &Module);
 struct Session<'a, 'o> {
     options: &'a Options<'a>,
     observe: Observer<'o>,
+    costs: CostTable,
     /// What is compiled now; `fused` once it is that of one bucket.
     module: Module,
     bucket: Option<Bucket>,
@@ -153,17 +154,17 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     let module = Module { name: String::new(), graphs: Vec::new(), schedule: Vec::new() };
     let report = Report::default();
     let warnings = Vec::new();
-    let mut session = Session { options, observe, module, bucket: None, report, warnings };
+    let costs = usable(options)?;
+    let mut session = Session { options, observe, costs, module, bucket: None, report, warnings };
     session.run(SHARED)?;
     let lowered = session.module.clone();
     let mut limits = options.limits.within(&lowered);
     limits.pairs = u64::MAX;
     let mut buckets = Vec::new();
-    for bucket in &options.pipeline.buckets {
-        let bucket = Bucket { max: bucket.max.min(limits.t), ..*bucket };
-        if bucket.min > bucket.max {
-            continue; // no step is that large
-        }
+    let reproducible = options.pipeline.reproducible;
+    let whole = [Bucket::ALL];
+    for bucket in if reproducible { &whole } else { &options.pipeline.buckets[..] } {
+        let Some(bucket) = most(*bucket, limits.t) else { continue };
         session.module = lowered.clone();
         session.bucket = Some(bucket);
         session.run(PER_BUCKET)?;
@@ -172,15 +173,45 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
         let report = std::mem::take(&mut session.report);
         buckets.push(CompiledBucket { bucket, module: session.module.clone(), report });
     }
-    let modules: Vec<(Bucket, Module)> =
+    let mut modules: Vec<(Bucket, Module)> =
         buckets.iter().map(|b| (b.bucket, b.module.clone())).collect();
+    if let ([(_, module)], true) = (&modules[..], reproducible) {
+        // Steps of all kinds compute the same; which kernels do it may differ.
+        let kinds = options.pipeline.buckets.iter().filter_map(|b| most(*b, limits.t));
+        modules = kinds.map(|kind| (kind, module.clone())).collect();
+    }
     let is_cuda = options.costs.1.kind == "cuda";
     let target = if is_cuda { TargetKind::Cuda } else { TargetKind::Cpu };
     let mut plan = plan_buckets(&modules, target, limits)?;
+    plan.reproducible = reproducible;
     if let Some((device, templates, tuned)) = options.device {
         attach(&mut plan, &options.kernels.ops, templates, device, tuned)?;
     }
     Ok(Compiled { buckets, plan, warnings: session.warnings })
+}
+
+/// A kind of steps of at most so many tokens; `None` if it has none of them.
+fn most(bucket: Bucket, tokens: u64) -> Option<Bucket> {
+    let bucket = Bucket { max: bucket.max.min(tokens), ..bucket };
+    (bucket.min <= bucket.max).then_some(bucket)
+}
+
+/// The target's costs. A reproducible plan has the kernels of those fused ops alone that declare orders of
+/// summation, and has them for steps of any size: what is faster for some is of no use to it.
+fn usable(options: &Options<'_>) -> Result<CostTable, CompileError> {
+    let mut costs = options.costs.1.clone();
+    if let (Some((_, templates, _)), true) = (options.device, options.pipeline.reproducible) {
+        let mut names = Vec::new();
+        for (op, template) in options.kernels.ops.fused().filter_map(|op| Some((op, op.cuda?))) {
+            let variants = templates.template(template).map_err(CudaError::from)?.variants;
+            if variants.iter().any(|v| v.order.is_some()) {
+                names.push(op.name.to_owned());
+            }
+        }
+        costs.kernels = fuse::Kernels::Only(names);
+        costs.ops.values_mut().for_each(|op| op.most_tokens = None);
+    }
+    Ok(costs)
 }
 
 impl Session<'_, '_> {
@@ -200,8 +231,8 @@ fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
 }
 
 fn run_passes(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
-    let Options { pipeline, kernels, costs: (device, costs), rules, explain, .. } = s.options;
-    let mut fuse = FuseOptions::new(device, (*costs).clone(), s.bucket.unwrap_or(Bucket::ALL));
+    let Options { pipeline, kernels, costs: (device, _), rules, explain, .. } = s.options;
+    let mut fuse = FuseOptions::new(device, s.costs.clone(), s.bucket.unwrap_or(Bucket::ALL));
     fuse.rules.clone_from(rules);
     fuse.disabled.clone_from(&pipeline.disabled);
     fuse.numerics = pipeline.numerics;
@@ -220,9 +251,8 @@ fn run_passes(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
 
 /// Fused ops for which the target has no kernel become their bodies.
 fn expand_rest(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
-    let (_, costs) = s.options.costs;
     let bucket = s.bucket.unwrap_or(Bucket::ALL);
-    s.module = expand(&s.module, &|op| costs.has_kernel(op, bucket))?;
+    s.module = expand(&s.module, &|op| s.costs.has_kernel(op, bucket))?;
     check(&s.module, "expand")
 }
 

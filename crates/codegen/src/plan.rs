@@ -12,7 +12,7 @@ use crate::cuda::abi::Part;
 use crate::cuda::{Device, Geometry};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -42,6 +42,9 @@ pub struct Plan {
     pub schedules: Vec<Schedule>,
     /// What to load; shared by all calls that use the same.
     pub weights: Vec<Weight>,
+    /// Whether a row's numbers do not depend on the step that it is computed in, but for whether it is a generated
+    /// row or one of a prompt.
+    pub reproducible: bool,
     /// The planes of the KV cache.
     pub states: Vec<StateSpec>,
     /// Which rows the output has: `B`, the last token of each sequence, or `T`, every token;

@@ -20,6 +20,9 @@ pub struct Pipeline {
     pub numerics: Numerics,
     /// The kinds of steps that are compiled by themselves; they cover every step.
     pub buckets: Vec<Bucket>,
+    /// Whether a row's numbers must not depend on the step that it is computed in: steps of all kinds run the same
+    /// graph then, on kernels that sum in one order.
+    pub reproducible: bool,
     /// Rules and fused ops that are not used.
     pub disabled: Vec<String>,
     /// Context rows that costs are computed for.
@@ -48,6 +51,8 @@ struct File<'a> {
     numerics: Numerics,
     #[serde(default)]
     buckets: Vec<Tokens>,
+    #[serde(default)]
+    reproducible: bool,
     #[serde(default)]
     disable: Vec<&'a str>,
     #[serde(default = "usual_context")]
@@ -84,6 +89,7 @@ impl Pipeline {
             passes: Vec::new(),
             numerics: Numerics::Exact,
             buckets: vec![Bucket::ALL],
+            reproducible: false,
             disabled: Vec::new(),
             context: usual_context(),
         }
@@ -142,6 +148,7 @@ impl Pipeline {
             passes: file.passes.iter().map(find).collect::<Result<_, _>>()?,
             numerics: file.numerics,
             buckets,
+            reproducible: file.reproducible,
             disabled: file.disable.iter().map(|n| (*n).to_owned()).collect(),
             context: file.context,
         })

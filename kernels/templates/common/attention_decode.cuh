@@ -7,9 +7,13 @@
 // scratch, and the last block of an item to arrive puts them together, always in the same order.
 //
 // Every warp plans for itself, so that nothing waits: `limit` is such that about as many blocks have
-// work as fit the device at once, and that items of equal length are not cut if they fill it.
+// work as fit the device at once, and that items of equal length are not cut if they fill it. With PIECES, an item
+// is cut by its own length alone, into at most so many pieces, and blocks take pieces in turn: a row's result does
+// not depend on what else is in the step.
 constexpr int TILE = 16, WARPS = {{ p.warps }}, HEADS = {{ p.heads }}, STAGES = {{ p.stages }}, THREADS = WARPS * 32;
 constexpr int RESIDENT = {{ p.resident }};         // blocks on a multiprocessor
+constexpr int PIECES = {{ p.pieces }};            // 0: cut as it is best for the step
+constexpr int LEAST_PIECE = 256 / TILE;            // tiles
 constexpr int SPLIT = WARPS / HEADS, HEAD_GROUPS = HKV / HEADS, QHEADS = HEADS * GROUP;
 constexpr int NT = (GROUP + 7) / 8;                // tiles of 8 query heads
 constexpr int K_ROW = D + 8, V_ROW = DV + 8;       // padded: the 8 rows of a matrix load differ in banks
@@ -30,7 +34,13 @@ __device__ __forceinline__ int first_tile(int context) { return first_seen(conte
 __device__ __forceinline__ int tiles_of(int context) {
     return context > 0 ? (context + TILE - 1) / TILE - first_tile(context) : 0;
 }
-__device__ __forceinline__ Piece plan(const Step* step) {
+// The longest piece of an item of n tiles: what has the same length is always cut alike.
+__device__ __forceinline__ int piece_of(int n) {
+    int piece = LEAST_PIECE;
+    while (piece * PIECES < n) piece *= 2;
+    return piece;
+}
+__device__ __forceinline__ Piece plan(const Step* step, int id) {
     const int lane = threadIdx.x % 32, B = step->B, each = (B + 31) / 32, from = lane * each, to = min(from + each, B);
     const int* const context = step->context;
     int longest = 0, total = 0;
@@ -44,7 +54,10 @@ __device__ __forceinline__ Piece plan(const Step* step) {
     // limit >= total / slots, so that pieces are fewer than slots + items, which the grid has.
     const int slots = RESIDENT * {{ device.sms }};
     const int cuts = max((int)((float)slots * (float)longest / (float)max(total, 1)), 1), limit = max((longest + cuts - 1) / cuts, SPLIT);
-    const auto pieces_of = [&](int b) { return (tiles_of(context[b]) + limit - 1) / limit; };
+    const auto pieces_of = [&](int b) {
+        const int n = tiles_of(context[b]), most = PIECES ? piece_of(n) : limit;
+        return (n + most - 1) / most;
+    };
     int sum = 0;
     for (int b = from; b < to; b++) sum += pieces_of(b);
     int before = sum;
@@ -53,7 +66,7 @@ __device__ __forceinline__ Piece plan(const Step* step) {
         const int x = __shfl_up_sync(0xffffffffu, before, d);
         if (lane >= d) before += x;
     }
-    const int wanted = blockIdx.x / HEAD_GROUPS;   // groups of heads next to each other: so is what they read
+    const int wanted = id / HEAD_GROUPS;   // groups of heads next to each other: so is what they read
     const u32 after = __ballot_sync(0xffffffffu, before > wanted);
     if (after == 0) return Piece{0, 0, 0, 0, 1, 0, 0};
     before -= sum;
@@ -62,9 +75,13 @@ __device__ __forceinline__ Piece plan(const Step* step) {
         while (before + pieces_of(b) <= wanted) before += pieces_of(b++);
     b = __shfl_sync(0xffffffffu, b, __ffs(after) - 1);
     const int k = wanted - __shfl_sync(0xffffffffu, before, __ffs(after) - 1);
-    const int rows = context[b], n = tiles_of(rows), pieces = pieces_of(b), least = n / pieces, more = n % pieces;
-    const int tile = k * least + min(k, more);
-    return Piece{b, rows, (int)blockIdx.x % HEAD_GROUPS, k, pieces, tile, tile + least + (k < more)};
+    const int rows = context[b], n = tiles_of(rows), pieces = pieces_of(b), group = id % HEAD_GROUPS;
+    if (PIECES) {
+        const int most = piece_of(n);
+        return Piece{b, rows, group, k, pieces, k * most, min((k + 1) * most, n)};
+    }
+    const int least = n / pieces, more = n % pieces, tile = k * least + min(k, more);
+    return Piece{b, rows, group, k, pieces, tile, tile + least + (k < more)};
 }
 
 // DIM elements of each of a tile's rows, from a plane to shared memory; zeros from `rows` on.
@@ -233,100 +250,117 @@ extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}
     u32* const counters = (u32*)scratch;            // first, as launches with other grids share them
     float* const parts = (float*)(counters + MAX_SEQUENCES * HEAD_GROUPS);
 
-    const Piece piece = plan(step);
-    if (piece.tile >= piece.end) {
-        pdl_wait();
-        pdl_launch();
-        return;
-    }
-    const int t = step->first[piece.b], context = piece.context, head = piece.group * HEADS + in_group;
-    const int* const table = step->blocks + (i64)piece.b * step->block_stride;
-    // The warp's tiles: rows of the context from row0 on, every SPLIT-th tile. Lanes know where in
-    // the cache 32 of them lie, and the 32 after those.
-    const int row0 = (first_tile(context) + piece.tile + slot) * TILE, tiles = (piece.end - piece.tile - slot + SPLIT - 1) / SPLIT;
-    const auto context_row = [&](int i) { return row0 + i * (SPLIT * TILE); };
-    const auto where = [&](int i) { return i < tiles ? table[context_row(i) / PAGE] * PAGE + context_row(i) % PAGE : 0; };
-    int rows = where(lane), later = where(lane + 32);
-#pragma unroll
-    for (int i = 0; i < STAGES; i++)
-        if (i < tiles) {
-            const int row = __shfl_sync(0xffffffffu, rows, i);
-            prefetch_tile<D>(k_state, row, context - context_row(i), head, lane);
-            prefetch_tile<DV>(v_state, row, context - context_row(i), head, lane);
-        }
-    pdl_wait();
-    pdl_launch();
-    const auto copy = [&](int i, u32 to) {
-        if (i < tiles) {
-            if (i > 0 && i % 32 == 0) {
-                rows = later;
-                later = where(i + 32 + lane);
+#pragma unroll 1
+    for (int id = blockIdx.x;; id += gridDim.x) {
+        const bool is_first = id == blockIdx.x;
+        const Piece piece = plan(step, id);
+        if (piece.tile >= piece.end) {
+            if (is_first) {
+                pdl_wait();
+                pdl_launch();
             }
-            const int row = __shfl_sync(0xffffffffu, rows, i % 32);
-            copy_tile<D>(to, k_state, row, context - context_row(i), head, lane);
-            copy_tile<DV>(to + K_TILE * 2, v_state, row, context - context_row(i), head, lane);
+            return;
         }
-        copies_commit();
-    };
+        const int t = step->first[piece.b], context = piece.context, head = piece.group * HEADS + in_group;
+        const int* const table = step->blocks + (i64)piece.b * step->block_stride;
+        // The warp's tiles: rows of the context from row0 on, every SPLIT-th tile. Lanes know where in
+        // the cache 32 of them lie, and the 32 after those.
+        const int row0 = (first_tile(context) + piece.tile + slot) * TILE, tiles = (piece.end - piece.tile - slot + SPLIT - 1) / SPLIT;
+        const auto context_row = [&](int i) { return row0 + i * (SPLIT * TILE); };
+        const auto where = [&](int i) { return i < tiles ? table[context_row(i) / PAGE] * PAGE + context_row(i) % PAGE : 0; };
+        int rows = where(lane), later = where(lane + 32);
 #pragma unroll
-    for (int i = 0; i < STAGES; i++) copy(i, stages + i * STAGE * 2);
-    u32 query[NT][D / 16][2];
-    load_query(query, q + ((i64)t * H + head * GROUP) * D, lane);
-    State state;
-    state.clear();
-    const int seen = first_seen(context - 1);
-    for (int i = 0, stage = 0; i < tiles; i++, stage = stage + 1 == STAGES ? 0 : stage + 1) {
-        const u32 at = stages + stage * STAGE * 2;
-        copies_wait<STAGES - 1>();
-        __syncwarp();
-        state.add(at, query, seen - context_row(i), context - context_row(i), lane);
-        __syncwarp();
-        copy(i + STAGES, at);
-    }
-    copies_wait<0>();
-    state.publish(outs + warp * NT * 8 * OUT_ROW, warp, lane);
-    __syncthreads();
+        for (int i = 0; i < STAGES; i++)
+            if (i < tiles) {
+                const int row = __shfl_sync(0xffffffffu, rows, i);
+                prefetch_tile<D>(k_state, row, context - context_row(i), head, lane);
+                prefetch_tile<DV>(v_state, row, context - context_row(i), head, lane);
+            }
+        if (is_first) {
+            pdl_wait();
+            pdl_launch();
+        } else {
+            __syncthreads();                            // all have read what the block published before
+        }
+        const auto copy = [&](int i, u32 to) {
+            if (i < tiles) {
+                if (i > 0 && i % 32 == 0) {
+                    rows = later;
+                    later = where(i + 32 + lane);
+                }
+                const int row = __shfl_sync(0xffffffffu, rows, i % 32);
+                copy_tile<D>(to, k_state, row, context - context_row(i), head, lane);
+                copy_tile<DV>(to + K_TILE * 2, v_state, row, context - context_row(i), head, lane);
+            }
+            copies_commit();
+        };
+#pragma unroll
+        for (int i = 0; i < STAGES; i++) copy(i, stages + i * STAGE * 2);
+        u32 query[NT][D / 16][2];
+        load_query(query, q + ((i64)t * H + head * GROUP) * D, lane);
+        State state;
+        state.clear();
+        const int seen = first_seen(context - 1);
+        for (int i = 0, stage = 0; i < tiles; i++, stage = stage + 1 == STAGES ? 0 : stage + 1) {
+            const u32 at = stages + stage * STAGE * 2;
+            copies_wait<STAGES - 1>();
+            __syncwarp();
+            state.add(at, query, seen - context_row(i), context - context_row(i), lane);
+            __syncwarp();
+            copy(i + STAGES, at);
+        }
+        copies_wait<0>();
+        state.publish(outs + warp * NT * 8 * OUT_ROW, warp, lane);
+        __syncthreads();
 
-    const int head0 = piece.group * QHEADS;
-    float* const part = parts + (i64)blockIdx.x * PART;
-    for (int i = threadIdx.x; i < QHEADS * DV / 2; i += THREADS) {
-        const int h = i / (DV / 2), d = i % (DV / 2) * 2;
-        Sums s{minus_infinity(), 0.0f, 0.0f, 0.0f};
+        const int head0 = piece.group * QHEADS;
+        float* const part = parts + (i64)id * PART;
+        for (int i = threadIdx.x; i < QHEADS * DV / 2; i += THREADS) {
+            const int h = i / (DV / 2), d = i % (DV / 2) * 2;
+            Sums s{minus_infinity(), 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (int k = 0; k < SPLIT; k++) s.m = fmaxf(s.m, warp_ml[k * HEADS + h / GROUP][h % GROUP].x);
+            for (int k = 0; k < SPLIT; k++) s.m = fmaxf(s.m, warp_ml[k * HEADS + h / GROUP][h % GROUP].x);
 #pragma unroll
-        for (int k = 0; k < SPLIT; k++) {
-            const int w = k * HEADS + h / GROUP;
-            const float2 ml = warp_ml[w][h % GROUP], v = *(const float2*)(outs + (w * NT * 8 + h % GROUP) * OUT_ROW + d);
-            const float f = ex2(ml.x - s.m);
-            s.l += f * ml.y;
-            s.x += f * v.x;
-            s.y += f * v.y;
+            for (int k = 0; k < SPLIT; k++) {
+                const int w = k * HEADS + h / GROUP;
+                const float2 ml = warp_ml[w][h % GROUP], v = *(const float2*)(outs + (w * NT * 8 + h % GROUP) * OUT_ROW + d);
+                const float f = ex2(ml.x - s.m);
+                s.l += f * ml.y;
+                s.x += f * v.x;
+                s.y += f * v.y;
+            }
+            if (piece.pieces == 1) {
+                const float f = row_factor(s.m, s.l SINKS_ARG(head0 + h));
+                *(u32*)(mixed + ((i64)t * H + head0 + h) * DV + d) = pack_pair(s.x * f, s.y * f);
+            } else {
+                if (d == 0) ((float2*)part)[h] = make_float2(s.m, s.l);
+                *(float2*)(part + QHEADS * 2 + h * DV + d) = make_float2(s.x, s.y);
+            }
         }
         if (piece.pieces == 1) {
+            if (PIECES) continue;
+            return;
+        }
+        u32* const counter = counters + piece.b * HEAD_GROUPS + piece.group;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            arrived = (int)atomicAdd(counter, 1);
+            __threadfence();
+        }
+        __syncthreads();
+        if (arrived != piece.pieces - 1) {
+            if (PIECES) continue;
+            return;
+        }
+        if (threadIdx.x == 0) *counter = 0;
+        const float* const first = parts + ((i64)id - piece.k * HEAD_GROUPS) * PART;
+        for (int i = threadIdx.x; i < QHEADS * DV / 2; i += THREADS) {
+            const int h = i / (DV / 2), d = i % (DV / 2) * 2;
+            const Sums s = join(first, (i64)HEAD_GROUPS * PART, piece.pieces, h, d);
             const float f = row_factor(s.m, s.l SINKS_ARG(head0 + h));
             *(u32*)(mixed + ((i64)t * H + head0 + h) * DV + d) = pack_pair(s.x * f, s.y * f);
-        } else {
-            if (d == 0) ((float2*)part)[h] = make_float2(s.m, s.l);
-            *(float2*)(part + QHEADS * 2 + h * DV + d) = make_float2(s.x, s.y);
         }
-    }
-    if (piece.pieces == 1) return;
-    u32* const counter = counters + piece.b * HEAD_GROUPS + piece.group;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        arrived = (int)atomicAdd(counter, 1);
-        __threadfence();
-    }
-    __syncthreads();
-    if (arrived != piece.pieces - 1) return;
-    if (threadIdx.x == 0) *counter = 0;
-    const float* const first = parts + ((i64)blockIdx.x - piece.k * HEAD_GROUPS) * PART;
-    for (int i = threadIdx.x; i < QHEADS * DV / 2; i += THREADS) {
-        const int h = i / (DV / 2), d = i % (DV / 2) * 2;
-        const Sums s = join(first, (i64)HEAD_GROUPS * PART, piece.pieces, h, d);
-        const float f = row_factor(s.m, s.l SINKS_ARG(head0 + h));
-        *(u32*)(mixed + ((i64)t * H + head0 + h) * DV + d) = pack_pair(s.x * f, s.y * f);
+        if (!PIECES) return;
     }
 }

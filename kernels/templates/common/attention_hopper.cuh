@@ -13,16 +13,16 @@ static_assert(ROWS * OUT_ROW <= COLS * (D + DV) * 2, "results pass through the b
 template <int N> __device__ __forceinline__ u32 swizzled(int r, int c) {
     return c / 8 * (N * 128) + r * 128 + (c % 8 ^ r % 8) * 16;
 }
-// COLS rows of a plane, of which `left` are there; `block` is, in lane i, the cache row at which the
+// COLS rows of a plane, of which those from `first` on and before `left` are there; `block` is, in lane i, the cache row at which the
 // i-th 16 of them begin.
-template <int DIM> __device__ __forceinline__ void copy_rows(u32 to, const V* plane, int kv, int block, int left) {
+template <int DIM> __device__ __forceinline__ void copy_rows(u32 to, const V* plane, int kv, int block, int first, int left) {
     constexpr int CHUNKS = DIM / 8;
 #pragma unroll
     for (int j = 0; j < (COLS * CHUNKS + THREADS - 1) / THREADS; j++) {
         const int i = threadIdx.x + j * THREADS, r = i / CHUNKS, c = i % CHUNKS;
         const int row = __shfl_sync(0xffffffffu, block, r / 16 % (COLS / 16)) + r % 16;
         if (COLS * CHUNKS % THREADS == 0 || r < COLS)
-            copy16_async(to + swizzled<COLS>(r, c), plane + ((i64)row * HKV + kv) * DIM + c * 8, r < left);
+            copy16_async(to + swizzled<COLS>(r, c), plane + ((i64)row * HKV + kv) * DIM + c * 8, (!WINDOW || r >= first) && r < left);
     }
 }
 // The warpgroup's scores against the tile at `k`.
@@ -49,15 +49,16 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
     if (tile.tokens == 0) return;
     const u32 qs = (shared_address(shared) + 1023) / 1024 * 1024, ks = qs + Q_BYTES, vs = ks + 2 * K_BYTES;
     const int rows = tile.tokens * GROUP, end = tile.position + tile.tokens;
-    const int begin = first_seen(tile.position) / 16 * 16;
+    // Tiles begin at multiples of COLS counted from position 0, so that a row is summed alike in every step.
+    const int seen = first_seen(tile.position), begin = seen / COLS * COLS;
     const i64 query0 = (i64)tile.token * H + kv * GROUP;         // row of q of the tile's row 0
     const auto query_row = [&](int r) { return query0 + r / GROUP * H + r % GROUP; };
     const auto block_of = [&](int base) {
         const int i = base + lane % (COLS / 16) * 16;
         return i < end ? (int)cache_row(step, tile.b, i) : 0;
     };
-    const auto copy_k = [&](int turn, int block, int base) { copy_rows<D>(ks + turn * K_BYTES, k_state, kv, block, end - base); };
-    const auto copy_v = [&](int turn, int block, int base) { copy_rows<DV>(vs + turn * V_BYTES, v_state, kv, block, end - base); };
+    const auto copy_k = [&](int turn, int block, int base) { copy_rows<D>(ks + turn * K_BYTES, k_state, kv, block, seen - base, end - base); };
+    const auto copy_v = [&](int turn, int block, int base) { copy_rows<DV>(vs + turn * V_BYTES, v_state, kv, block, seen - base, end - base); };
 
 #pragma unroll 4
     for (int i = threadIdx.x; i < ROWS * (D / 8); i += THREADS) {

@@ -8,16 +8,16 @@ static_assert(PAGE % 16 == 0 && COLS % 16 == 0 && D % 16 == 0 && DV % 16 == 0 &&
 
 {% include "common/attention_tiles.cuh" %}
 
-// Rows [base, base + COLS) of the context; zeros from `end` on. `block` is, in lane i, the cache
+// COLS rows of the context, of which those from `first` on and before `left` are there; zeros elsewhere. `block` is, in lane i, the cache
 // row at which the i-th 16 of them begin.
-template <int DIM> __device__ __forceinline__ void copy_rows(u32 to, const V* plane, int kv, int block, int left) {
+template <int DIM> __device__ __forceinline__ void copy_rows(u32 to, const V* plane, int kv, int block, int first, int left) {
     constexpr int CHUNKS = DIM / 8;
 #pragma unroll
     for (int j = 0; j < (COLS * CHUNKS + THREADS - 1) / THREADS; j++) {
         const int i = threadIdx.x + j * THREADS, r = i / CHUNKS, c = i % CHUNKS;
         const int row = __shfl_sync(0xffffffffu, block, r / 16 % (COLS / 16)) + r % 16;
         if (COLS * CHUNKS % THREADS == 0 || r < COLS)
-            copy16_async(to + (r * (DIM + 8) + c * 8) * 2, plane + ((i64)row * HKV + kv) * DIM + c * 8, r < left);
+            copy16_async(to + (r * (DIM + 8) + c * 8) * 2, plane + ((i64)row * HKV + kv) * DIM + c * 8, (!WINDOW || r >= first) && r < left);
     }
 }
 
@@ -30,7 +30,8 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
     if (tile.tokens == 0) return;
     const u32 qs = shared_address(shared), buffers = qs + Q_SIZE * 2;
     const int rows = tile.tokens * GROUP, end = tile.position + tile.tokens;
-    const int seen = first_seen(tile.position), begin = seen / 16 * 16;
+    // Tiles begin at multiples of COLS counted from position 0, so that a row is summed alike in every step.
+    const int seen = first_seen(tile.position), begin = seen / COLS * COLS;
     const i64 query0 = (i64)tile.token * H + kv * GROUP;         // row of q of the tile's row 0
     const auto query_row = [&](int r) { return query0 + r / GROUP * H + r % GROUP; };
 
@@ -39,8 +40,8 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
         return i < end ? (int)cache_row(step, tile.b, i) : 0;
     };
     const auto copy = [&](u32 to, int block, int base) {
-        copy_rows<D>(to, k_state, kv, block, end - base);
-        copy_rows<DV>(to + K_SIZE * 2, v_state, kv, block, end - base);
+        copy_rows<D>(to, k_state, kv, block, seen - base, end - base);
+        copy_rows<DV>(to + K_SIZE * 2, v_state, kv, block, seen - base, end - base);
         copies_commit();
     };
 #pragma unroll 4

@@ -15,34 +15,7 @@
 //   tokens
 //   finish(q, t, a, b)    takes the sums of outputs q .. q + 7 of token t, b of the second half's rows
 
-// ---- barriers in shared memory, and copies that arrive at them
-__device__ __forceinline__ u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void barrier_init(u32 at, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_expect(u32 at, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
-// At the barrier at the same place in block `rank` of the cluster.
-__device__ __forceinline__ void barrier_arrive_at(u32 at, u32 rank) {
-    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(at), "r"(rank) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u32 at, u32 parity) {
-    asm volatile("{ .reg .pred done; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @done bra OVER; bra AGAIN; OVER: }" ::"r"(at), "r"(parity) : "memory");
-}
-// A tile that begins at (row, column).
-__device__ __forceinline__ void copy_tile(u32 to, const TileMap* map, int column, int row, u32 barrier, u64 policy) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, { %2, %3 }], [%4], %5;"
-                 ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy) : "memory");
-}
-// This block's shared memory to that of block `rank`, whose barrier counts the bytes.
-__device__ __forceinline__ void send(u32 to, u32 from, u32 bytes, u32 barrier, u32 rank) {
-    asm volatile("{ .reg .b32 there, its; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 its, %3, %4;\n"
-                 "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, [its]; }"
-                 ::"r"(to), "r"(from), "r"(bytes), "r"(barrier), "r"(rank) : "memory");
-}
-
+{% if p.activations is defined %}
 // sums[64, TOKENS] = (add ? sums : 0) + w[64, 16] x[TOKENS, 16]'
 {% set n = p.tokens // 2 %}
 __device__ __forceinline__ void tile_product(float (&s)[{{ p.tokens // 8 }}][4], u64 w, u64 x, int add) {
@@ -66,7 +39,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     const TileMap *w_tiles, *x_tiles;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int rank = blockIdx.x % SPLIT, begin = STEPS * rank / SPLIT, steps = STEPS * (rank + 1) / SPLIT - begin;
-    const int first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT, work = TILES * ((op.tokens + TOKENS - 1) / TOKENS);
+    const int first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT, token_tiles = (op.tokens + TOKENS - 1) / TOKENS, work = TILES * token_tiles;
     u8* base;
     u32 w_ring, x_ring, w_full, w_empty, x_full, x_empty, inbound_full, inbound_empty;
 
@@ -89,6 +62,14 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         else __syncthreads();
     }
 
+    // The first output and token of an item. Blocks that run together share both: a band of up to 8 tiles of
+    // tokens takes all of w before the next one.
+    struct Place { int output, token; };
+    __device__ __forceinline__ Place place(int item) const {
+        const int band = item / (8 * TILES), width = min(8, token_tiles - 8 * band), in = item - band * 8 * TILES;
+        return Place{in / width * (OUTPUTS * GROUPS), (8 * band + in % width) * TOKENS};
+    }
+
     // Fills the ring of w. Weights are constant: nothing needs to be waited for.
     __device__ __forceinline__ void fill_weights() {
         u64 once;                                      // they leave the rest of the cache alone
@@ -96,7 +77,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         int slot = 0;
         u32 round = 0;
         for (int item = first; item < work; item += stride) {
-            const int row0 = item % TILES * GROUPS * OUTPUTS;
+            const int row0 = place(item).output;
 #pragma unroll 1
             for (int step = 0; step < steps; step++) {
                 if (round > 0) barrier_wait(w_empty + slot * 8, (round - 1) & 1);
@@ -116,7 +97,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         u32 round = 0;
         pdl_wait();
         for (int item = first; item < work; item += stride) {
-            const int t0 = item / TILES * TOKENS;
+            const int t0 = place(item).token;
 #pragma unroll 1
             for (int step = 0; step < steps; step++) {
                 if (round > 0) barrier_wait(x_empty + slot * 8, (round - 1) & 1);
@@ -158,7 +139,8 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             wgmma_wait<0>();
             landed(sums);
             release();
-            finish(sums, item % TILES * GROUPS * OUTPUTS + group * OUTPUTS, item / TILES * TOKENS, group, me, chunks);
+            const Place at = place(item);
+            finish(sums, at.output + group * OUTPUTS, at.token, group, me, chunks);
         }
     }
     // Sums go to shared memory, a token a row, so that what belongs together meets in one thread.
@@ -222,3 +204,4 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         if (MERGES) asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
     }
 };
+{% endif %}

@@ -29,6 +29,10 @@ pub enum CudaError {
     Source(#[from] Box<SourceError>),
     #[error("`{launch}`: no variant of {path} is for it: {reasons}")]
     NoVariant { launch: String, path: String, reasons: String },
+    #[error(
+        "`{launch}`: {path} has no variants of one `order` for steps of every kind, which a reproducible plan needs"
+    )]
+    NoOrder { launch: String, path: String },
     #[error("`{launch}`: variant `{variant}` of {path}: {message}")]
     Variant { launch: String, path: String, variant: String, message: String },
     #[error("`{launch}`: variant `{variant}` of {path}: {error:#}")]
@@ -45,6 +49,10 @@ pub fn attach(
     tuned: &TunedVariants,
 ) -> Result<(), CudaError> {
     let mut attach = Attach::new(ops, library, device, plan.limits, tuned.clone());
+    if plan.reproducible {
+        let kinds = plan.schedules.iter().map(|s| within(s.bucket, &plan.limits));
+        attach.one_order = Some(kinds.collect());
+    }
     let programs = std::mem::take(&mut plan.programs);
     for schedule in &mut plan.schedules {
         // What is the same in two buckets may run on different kernels.
@@ -183,6 +191,8 @@ pub(super) struct Attach<'a> {
     kernels: Vec<Kernel>,
     pub(super) limits: Dims,
     tuned: TunedVariants,
+    /// The kinds of steps in all of which a launch must sum in one order, if it must.
+    pub(super) one_order: Option<Vec<Bucket>>,
 }
 
 impl<'a> Attach<'a> {
@@ -203,6 +213,7 @@ impl<'a> Attach<'a> {
             kernels: Vec::new(),
             limits,
             tuned,
+            one_order: None,
         }
     }
 
@@ -261,7 +272,9 @@ impl<'a> Attach<'a> {
         shown: &str,
     ) -> Result<Result<&'t Variant, String>, CudaError> {
         let tuned = self.tuned.variant(launch, bucket, &template.name);
-        let mut variants: Vec<&Variant> = template.variants.iter().collect();
+        let order = self.order(launch, bucket, template, shown)?;
+        let may_run = |v: &&Variant| order.is_none() || v.order.as_deref() == order;
+        let mut variants: Vec<&Variant> = template.variants.iter().filter(may_run).collect();
         variants.sort_by_key(|v| tuned.is_some_and(|name| v.name != name));
         let mut reasons = Vec::new();
         for variant in variants {

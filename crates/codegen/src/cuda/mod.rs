@@ -8,6 +8,7 @@ mod decode;
 mod geometry;
 mod lines;
 mod nvrtc;
+mod order;
 mod parts;
 mod reach;
 mod template;

@@ -163,6 +163,9 @@ pub struct Variant {
     pub params: BTreeMap<String, f64>,
     /// What is launched.
     pub kind: Kind,
+    /// The name of its order of summation: variants of one order give a row the same bits, whatever other rows a
+    /// step has. `None` where a row's bits may depend on others.
+    pub order: Option<String>,
 }
 
 impl Variant {
@@ -234,6 +237,8 @@ struct HeaderFile<'a> {
     check_sizes: CheckSizes,
     #[serde(default)]
     parts: bool,
+    #[serde(default)]
+    order: Option<&'a str>,
     #[serde(borrow)]
     variants: Vec<Entry<'a>>,
 }
@@ -284,7 +289,7 @@ impl Template {
             text[..start].chars().map(|c| if c == '\n' { c } else { ' ' }).collect();
         let source = Source::new(path, &(header + &text[start..end]));
         let file: HeaderFile<'_> = read_ron(&source)?;
-        let variants = variants::expand(library, &source, &file.variants)?;
+        let variants = variants::expand(library, &source, &file.variants, file.order)?;
         if let Some(whole) = variants.iter().find(|v| file.parts && !v.has_parts()) {
             let message = format!(
                 "`parts: true`, but variant `{}` can only be launched for all rows: expected no `tiles`, `ptx` or `library`",

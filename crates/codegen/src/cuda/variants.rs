@@ -36,6 +36,8 @@ pub(super) enum Entry<'a> {
         #[serde(default)]
         tiles: Entries<'a, &'a str>,
         #[serde(default)]
+        order: Option<&'a str>,
+        #[serde(default)]
         library: Option<MatmulRoles>,
         #[serde(default)]
         ptx: Option<Foreign>,
@@ -56,6 +58,8 @@ pub(super) enum Entry<'a> {
         scratch: Option<&'a str>,
         #[serde(default)]
         tiles: Entries<'a, &'a str>,
+        #[serde(default)]
+        order: Option<&'a str>,
         variants: Vec<Entry<'a>>,
     },
     /// Those of `variants/NAME.ron`.
@@ -90,15 +94,18 @@ const MOST_LISTS: usize = 64;
 /// Characters of an expression once it has what its list takes.
 const MOST_CHARACTERS: usize = 4096;
 
-/// Every variant of a template, in order: its header's `entries`, where `source` is its text.
+/// Every variant of a template, in order: its header's `entries`, where `source` is its text. Their order of
+/// summation is `order` where they do not say another.
 pub(super) fn expand(
     library: &Library,
     source: &Source,
     entries: &[Entry<'_>],
+    order: Option<&str>,
 ) -> Result<Vec<Variant>, TemplateError> {
     let mut all = Expansion { library, template: &source.file, found: Vec::new(), lists: 0 };
     let scope = Scope { source, given: BTreeMap::new(), within: None };
-    all.entries(&scope, entries, &Common::default())?;
+    let order = order.map(str::to_owned);
+    all.entries(&scope, entries, &Common { order, ..Common::default() })?;
     Ok(all.found)
 }
 
@@ -120,6 +127,7 @@ struct Common {
     shared: Option<Expr>,
     scratch: Option<Expr>,
     tiles: BTreeMap<String, Expr>,
+    order: Option<String>,
 }
 
 struct Expansion<'l> {
@@ -262,12 +270,13 @@ impl<'s> Scope<'s> {
 impl Common {
     /// This and what an entry says, which goes before; conditions and constants are added.
     fn with(&self, scope: &Scope<'_>, entry: &Entry<'_>) -> Result<Common, SourceError> {
-        let (Entry::Variant { when, params, grid, block, shared, scratch, tiles, .. }
-        | Entry::Group { when, params, grid, block, shared, scratch, tiles, .. }) = entry
+        let (Entry::Variant { when, params, grid, block, shared, scratch, tiles, order, .. }
+        | Entry::Group { when, params, grid, block, shared, scratch, tiles, order, .. }) = entry
         else {
             return Ok(self.clone());
         };
         let mut all = self.clone();
+        all.order = order.map(str::to_owned).or(all.order);
         for text in when {
             all.when.push(scope.condition(text)?);
         }
@@ -312,7 +321,7 @@ impl Common {
             },
         };
         let when = self.when.into_iter().filter(|e| !known(e, true)).collect();
-        Some(Variant { name: name.to_owned(), when, params: self.params, kind })
+        Some(Variant { name: name.to_owned(), when, params: self.params, kind, order: self.order })
     }
 }
 
