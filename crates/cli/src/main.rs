@@ -37,6 +37,8 @@ enum Command {
     CheckEncodings(tools::check_encodings::Args),
     /// Compile the CUDA kernels of all templates; needs NVRTC, but no GPU.
     CheckTemplates(tools::check_templates::Args),
+    /// Run requests alone and in crowds, and compare what they get bit by bit.
+    CheckReproducible(tools::check_reproducible::Args),
     /// Try rewrite rules: both sides on random sizes, attributes and operands.
     CheckRules(tools::check_rules::Args),
     /// Show what specs, fused ops, rules and kernels may say: ops, expressions, fields, blocks.
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
         Command::CheckKernels(args) => tools::check_kernels::run(&args),
         Command::CheckEncodings(args) => tools::check_encodings::run(&args),
         Command::CheckTemplates(args) => tools::check_templates::run(&args),
+        Command::CheckReproducible(args) => tools::check_reproducible::run(&args),
         Command::CheckRules(args) => tools::check_rules::run(&args),
         Command::Ops(args) => tools::ops::run(&args),
         Command::Logits(args) => tools::logits::run(&args),

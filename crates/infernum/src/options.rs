@@ -52,6 +52,10 @@ pub struct CompileOptions {
     /// Pass pipeline: a file, a name, or `none` to run the graph as the spec wrote it.
     #[cfg_attr(feature = "cli", arg(long, value_name = "FILE|NAME", default_value = DEFAULT_PASSES))]
     pub passes: String,
+    /// Give a request the same bits whatever else is computed beside it: the pipeline `reproducible`, whose kernels sum in one
+    /// order.
+    #[cfg_attr(feature = "cli", arg(long, conflicts_with = "passes"))]
+    pub reproducible: bool,
     /// Rule files of your own, beside the built-in ones: separated by commas, or one an option.
     #[cfg_attr(feature = "cli", arg(long, value_name = "FILE", value_delimiter = ','))]
     pub rules: Vec<PathBuf>,
@@ -124,6 +128,7 @@ impl Default for CompileOptions {
             spec: None,
             data: None,
             passes: DEFAULT_PASSES.to_owned(),
+            reproducible: false,
             rules: Vec::new(),
             disable: Vec::new(),
             allow_unchecked: false,
@@ -320,7 +325,11 @@ impl CompileOptions {
 
     /// The passes to run, less what is disabled; `default` stands for the target's own.
     pub fn pipeline(&self, default: &str) -> Result<Pipeline, Error> {
-        let name = if self.passes == DEFAULT_PASSES { default } else { &self.passes };
+        let name = match &*self.passes {
+            _ if self.reproducible => "reproducible",
+            DEFAULT_PASSES => default,
+            name => name,
+        };
         let mut pipeline = Pipeline::named(name, self.data.as_deref())?;
         pipeline.disabled.extend(self.disable.iter().cloned());
         Ok(pipeline)

@@ -131,6 +131,10 @@ impl Executor for Timed {
         self.inner.feeds()
     }
 
+    fn is_reproducible(&self) -> bool {
+        self.inner.is_reproducible()
+    }
+
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
         let start = Instant::now();
         let output = self.inner.wait(ticket);

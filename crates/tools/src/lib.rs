@@ -8,6 +8,7 @@ pub mod bench_engine;
 mod bench_serve;
 pub mod check_encodings;
 pub mod check_kernels;
+pub mod check_reproducible;
 pub mod check_rules;
 pub mod check_templates;
 pub mod compile;

@@ -48,6 +48,8 @@ pub struct Comparison {
     pub of_bound: f64,
     /// The element of which that is so.
     pub worst: Option<Element>,
+    /// A hash of what was found, in order: equal where all bits are.
+    pub bits: u64,
 }
 
 /// One element of a result.
@@ -82,6 +84,8 @@ impl Comparison {
             let scale = (square / row.len() as f64).sqrt();
             for (index, &y) in (start..).zip(row) {
                 let x = found[index];
+                self.bits =
+                    (self.bits.rotate_left(7) ^ x.to_bits()).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 if y.is_nan() || (x != y && !(x - y).is_finite()) {
                     return Err(format!("{name}: element {index} is {x}, expected {y}"));
                 }
@@ -113,14 +117,16 @@ impl Comparison {
         }
     }
 
-    /// The worst of both.
+    /// The worst of both; the bits are those of `self`.
     #[must_use]
     pub fn join(self, other: Comparison) -> Comparison {
+        let bits = self.bits;
         let (worst, least) =
             if other.of_bound > self.of_bound { (other, self) } else { (self, other) };
         Comparison {
             elements: worst.elements + least.elements,
             error: worst.error.max(least.error),
+            bits,
             ..worst
         }
     }

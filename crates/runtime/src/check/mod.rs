@@ -65,7 +65,7 @@ impl fmt::Display for KernelVerdict {
             Err(problem) => return f.write_str(problem),
             Ok(compared) => compared,
         };
-        let Comparison { elements, error, of_bound, worst } = compared;
+        let Comparison { elements, error, of_bound, worst, .. } = compared;
         write!(f, "error {error:.2e} of {:.2e}, ", self.allowed)?;
         write!(f, "of each of {elements} element(s) at most {of_bound:.2} of its bound")?;
         match worst {

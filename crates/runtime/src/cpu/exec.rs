@@ -210,6 +210,10 @@ impl Executor for CpuExecutor {
         self.plan().yields_tokens()
     }
 
+    fn is_reproducible(&self) -> bool {
+        self.plan().reproducible
+    }
+
     fn computed(&self) -> Duration {
         self.computed
     }

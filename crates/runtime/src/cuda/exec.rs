@@ -357,6 +357,10 @@ impl Executor for CudaExecutor {
         self.core.plan.feed.is_some()
     }
 
+    fn is_reproducible(&self) -> bool {
+        self.core.plan.reproducible
+    }
+
     fn computed(&self) -> Duration {
         self.waited
     }

@@ -121,7 +121,8 @@ impl<E: Executor> Engine<E> {
         self.check(&request)?;
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        let sequence = Sequence::new(id, request, self.stats.steps);
+        let mut sequence = Sequence::new(id, request, self.stats.steps);
+        sequence.replays = self.executor.is_reproducible();
         let rank = self.rank(&sequence);
         let slot = self.sequences.insert(sequence);
         self.waiting.insert(rank, slot);

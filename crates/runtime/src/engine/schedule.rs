@@ -125,7 +125,8 @@ impl<E: Executor> Engine<E> {
     fn share_next(&mut self, slot: usize) -> bool {
         let (s, size) = (&mut self.sequences[slot], self.pool.block_size());
         let (at, end) = (s.kept * size, (s.kept + 1) * size);
-        let ready = s.submitted == at && end < s.tokens.len() && !s.tells_prompt();
+        let known = s.shareable().min(s.tokens.len() - 1);
+        let ready = s.submitted == at && end <= known && !s.tells_prompt();
         if !self.options.prefix_cache || !ready {
             return false;
         }

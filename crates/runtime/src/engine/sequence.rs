@@ -30,6 +30,9 @@ pub(super) struct Sequence {
     pub(super) preemptions: u32,
     /// Passed over for too long, or too often.
     pub(super) urgent: bool,
+    /// Whether a generated token is computed as one each time, also when memory that was given up is filled again:
+    /// an executor that is [reproducible](crate::exec::Executor::is_reproducible) wants that.
+    pub(super) replays: bool,
     /// The step that it last had a part in; when it came if there was none.
     pub(super) served: u64,
 }
@@ -52,6 +55,7 @@ impl Sequence {
             started: false,
             preemptions: 0,
             urgent: false,
+            replays: false,
             served: now,
             request,
         }
@@ -74,14 +78,24 @@ impl Sequence {
 
     /// Rows that can be computed next. The executor `samples` or not.
     pub(super) fn wanted(&self, limits: &EngineLimits, samples: bool) -> usize {
-        let known = self.tokens.len() - self.submitted.min(self.tokens.len());
+        let mut known = self.tokens.len() - self.submitted.min(self.tokens.len());
+        if self.replays {
+            let prompt = self.request.tokens.len();
+            known = known.min(prompt.saturating_sub(self.submitted).max(1));
+        }
         let is_fed = self.coming.is_some() && known == 0 && !self.waits_for_host(samples);
         if is_fed && !self.is_full(limits.max_length) { 1 } else { known }
     }
 
-    /// Whether its next row yields a token.
+    /// Whether its next row yields a token, or did before memory was given up and is to be computed as it was.
     pub(super) fn decodes(&self) -> bool {
-        self.submitted >= self.request.tokens.len() && self.submitted + 1 == self.length()
+        let last = self.submitted + 1 == self.length();
+        self.submitted >= self.request.tokens.len() && (last || self.replays)
+    }
+
+    /// Tokens whose blocks may be shared with others: of those that [replay](Sequence::replays), prompts.
+    pub(super) fn shareable(&self) -> usize {
+        if self.replays { self.request.tokens.len() } else { self.tokens.len() }
     }
 
     /// Whether the prompt's log-probabilities are still to be told: every row's logits are wanted.

@@ -85,7 +85,7 @@ impl<E: Executor> Engine<E> {
             return;
         };
         let size = self.pool.block_size();
-        while self.options.prefix_cache && (s.kept + 1) * size <= s.computed {
+        while self.options.prefix_cache && (s.kept + 1) * size <= s.computed.min(s.shareable()) {
             let (at, tokens) = (s.kept, &s.tokens[s.kept * size..(s.kept + 1) * size]);
             let (block, name) = self.pool.keep(s.blocks[at], s.prefix, tokens);
             s.blocks[at] = block;

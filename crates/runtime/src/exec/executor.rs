@@ -34,6 +34,12 @@ pub trait Executor {
         false
     }
 
+    /// Whether a row's numbers are the same whatever other rows a step has, as long as it is a generated row
+    /// ([`StepInputs::generated`]) each time that it is computed, or one of a prompt each time.
+    fn is_reproducible(&self) -> bool {
+        false
+    }
+
     /// Time that steps have taken so far in which the host had nothing to do but compute them or wait for
     /// them: the rest of a step's time is scheduling.
     fn computed(&self) -> Duration {
@@ -105,6 +111,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn feeds(&self) -> bool {
         (**self).feeds()
+    }
+
+    fn is_reproducible(&self) -> bool {
+        (**self).is_reproducible()
     }
 
     fn computed(&self) -> Duration {

@@ -13,7 +13,7 @@ fn listing(library: &Library) -> String {
         let template = library.template(name).unwrap_or_else(|e| panic!("{e}"));
         let order: Vec<&str> = template.variants.iter().map(|v| v.name.as_str()).collect();
         lines.push(format!("{name}: {}", order.join(" ")));
-        for Variant { name: variant, when, params, kind } in &template.variants {
+        for Variant { name: variant, when, params, kind, order } in &template.variants {
             let launch = match kind {
                 Kind::Kernel { grid, block, shared, scratch, ptx, tiles } => {
                     let grid: Vec<String> = grid.iter().map(Expr::to_string).collect();
@@ -36,7 +36,9 @@ fn listing(library: &Library) -> String {
             let when: Vec<String> = when.iter().map(Expr::to_string).collect();
             let constants: Vec<_> = params.iter().map(|(k, v)| format!("{k} {v}")).collect();
             let constants = constants.join(", ");
-            let about = format!("launch {}, {{{constants}}}, when {}", at + 1, when.join("; "));
+            let order = order.as_ref().map_or(String::new(), |o| format!(", order {o}"));
+            let about =
+                format!("launch {}, {{{constants}}}, when {}{order}", at + 1, when.join("; "));
             let key = (variant.clone(), about);
             variants.entry(key).or_insert_with(Vec::new).push(name);
         }

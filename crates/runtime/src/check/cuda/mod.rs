@@ -82,7 +82,12 @@ const SHAPES: [Shape; 6] = [
         variants: &["t32", "t32_split4", "t64", "t64_split4", "head128"],
     },
     // More rows than columns.
-    Shape { inputs: 512, heads: [28, 4, 64], batches: &[&SINGLE], variants: &["t1_tall"] },
+    Shape {
+        inputs: 512,
+        heads: [28, 4, 64],
+        batches: &[&SINGLE],
+        variants: &["t1_tall", "chain_tall", "product8"],
+    },
     Shape {
         inputs: 4096,
         heads: [3, 1, 128],
@@ -304,6 +309,14 @@ impl Texts {
     }
 }
 
+impl Job {
+    /// The order of summation that a variant declares.
+    fn order(&self, variant: &str, library: &Library) -> Option<String> {
+        let template = library.template(self.setup.op.cuda?).ok()?;
+        template.variants.into_iter().find(|v| v.name == variant)?.order
+    }
+}
+
 impl Setup {
     fn job(&self, ops: &OpSet, library: &Library, device: &Device) -> Result<Job, String> {
         let module = self.call.module(self.dtype, ops)?;
@@ -423,11 +436,21 @@ pub fn check(
         }
         drop(sender);
         for (job, trial) in receiver {
+            let mut orders = HashMap::new();
             for (variant, plan, at) in &job.plans {
+                let order = job.order(variant, library);
                 let outcome = trial.as_ref().map_err(Clone::clone).and_then(|trial| {
                     let cubins = at.iter().map(|i| cubins[*i].clone());
                     let cubins = cubins.collect::<Result<Vec<_>, _>>()?.concat();
-                    compare(plan, &cubins, trial, &job.setup, gpu)
+                    let found = compare(plan, &cubins, trial, &job.setup, gpu, order.is_some())?;
+                    let (first, bits) =
+                        orders.entry(order.clone()).or_insert((variant, found.bits));
+                    match order {
+                        Some(order) if *bits != found.bits => Err(format!(
+                            "other bits than `{first}`, which has the order `{order}` as well"
+                        )),
+                        _ => Ok(found),
+                    }
                 });
                 report(job.setup.verdict(variant, outcome));
             }
@@ -457,6 +480,7 @@ fn compare(
     trial: &Trial,
     setup: &Setup,
     gpu: &Arc<Gpu>,
+    has_order: bool,
 ) -> Result<Comparison, String> {
     let (kv_blocks, allowed) = (setup.batch.blocks(BLOCK), setup.allowed());
     let options = CudaOptions { kv_blocks, poison: true, ..CudaOptions::default() };
@@ -470,7 +494,11 @@ fn compare(
         return Err(format!("writes to byte {at} of the weights"));
     }
     executor.unwatch();
-    Ok(guarded.join(trial.compare(&mut executor, allowed)?))
+    let found = trial.compare(&mut executor, allowed)?;
+    if has_order && found.bits != guarded.bits {
+        return Err("has an order, but other bits each time".to_owned());
+    }
+    Ok(guarded.join(found))
 }
 
 #[cfg(test)]
