@@ -72,9 +72,19 @@ struct Planned {
     context: usize,
     /// Whether its row was generated. Those rows come first in a step: executors may compute them another way.
     generated: bool,
-    /// Whether the row yields the next token, and whether the host picks it from the logits.
+    /// How many of its last rows yield a row of output, and the first of these.
+    rows: usize,
+    output: usize,
+    /// Whether the last row yields the next token, and whether the host picks it from the logits.
     yields: bool,
     by_host: bool,
+}
+
+impl Planned {
+    /// The row of output of its last row, if that yields.
+    fn last_output(&self) -> usize {
+        (self.output + self.rows).saturating_sub(1)
+    }
 }
 
 /// A step waits for the one before where more than one row in so many would sit it out otherwise: it
@@ -254,12 +264,12 @@ impl<E: Executor> Engine<E> {
 
     /// Notes what is under way.
     fn depart(&mut self, flight: &Flight) {
-        for (row, planned) in flight.planned.iter().enumerate() {
+        for planned in &flight.planned {
             let sequence = &mut self.sequences[planned.slot];
             sequence.submitted = planned.context;
             sequence.served = flight.step;
             if planned.yields {
-                sequence.coming = Some((flight.step, row));
+                sequence.coming = Some((flight.step, planned.last_output()));
             }
         }
     }
