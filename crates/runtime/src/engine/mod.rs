@@ -70,6 +70,8 @@ struct Planned {
     /// Rows in the cache before, and then.
     past: usize,
     context: usize,
+    /// [`Sequence::truncations`] then.
+    truncations: u32,
     /// Whether its row was generated. Those rows come first in a step: executors may compute them another way.
     generated: bool,
     /// How many of its last rows yield a row of output, and the first of these.
@@ -171,6 +173,15 @@ impl<E: Executor> Engine<E> {
         let found = self.sequences.iter().find(|(_, s)| s.id == id);
         if let Some(slot) = found.map(|(slot, _)| slot) {
             self.remove(slot);
+        }
+    }
+
+    /// Takes the cache's rows after the first `rows` back from a request; those that it needs are computed again.
+    /// What steps under way yield still counts. Requests that are unknown or have no more rows stay as they are.
+    pub fn truncate(&mut self, id: RequestId, rows: usize) {
+        let found = self.sequences.iter_mut().find(|(_, s)| s.id == id && s.running);
+        if let Some((_, s)) = found {
+            s.truncate(&mut self.pool, rows);
         }
     }
 

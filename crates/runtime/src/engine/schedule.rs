@@ -216,8 +216,19 @@ impl<E: Executor> Engine<E> {
         let rows = new.saturating_sub(silent).max(usize::from(yields));
         let (by_host, generated) = (s.is_picked_by_host(samples), s.decodes());
         self.next.sitting_out += usize::from(yields && s.waits_for_host(samples));
-        let planned =
-            Planned { slot, id, past, context, generated, rows, output: 0, yields, by_host };
+        let (truncations, output) = (s.truncations, 0);
+        let planned = Planned {
+            slot,
+            id,
+            past,
+            context,
+            truncations,
+            generated,
+            rows,
+            output,
+            yields,
+            by_host,
+        };
         self.next.planned.push(planned);
         left.t -= new as u64;
         left.seqs -= 1;

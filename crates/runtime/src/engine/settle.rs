@@ -37,7 +37,9 @@ impl<E: Executor> Engine<E> {
             else {
                 continue; // cancelled, or ended by the step before
             };
-            s.computed = planned.context;
+            if planned.truncations == s.truncations {
+                s.computed = planned.context;
+            }
             if !tell_prompt(s, output, planned, events) {
                 broken.push(*planned);
                 continue;

@@ -65,18 +65,23 @@ impl Engine<Fake> {
         self.pool.check(&users);
         for (_, s) in &self.sequences {
             assert!(s.running || s.blocks.is_empty(), "waiting with memory");
+            assert!(s.kept * BLOCK <= s.computed && s.computed <= s.submitted);
+            assert!(s.submitted <= s.blocks.len() * BLOCK, "rows without a block");
         }
         assert_eq!(self.running.len() + self.waiting.len(), self.sequences.len());
     }
 
     /// Fails unless the rows of the step under way that follow computed ones and a whole prompt are in front,
-    /// and nothing else is.
-    fn check_parts(&self, live: &BTreeMap<RequestId, Live>) {
+    /// and nothing else is; and if a row is written to a block that is kept for others.
+    fn check_flight(&self, live: &BTreeMap<RequestId, Live>) {
         let planned = self.flight.iter().flat_map(|flight| &flight.planned);
         for (i, p) in planned.enumerate() {
             let Some(l) = live.get(&p.id) else { continue };
             let follows = p.past >= l.request.tokens.len() && p.context == p.past + 1 && p.yields;
             assert_eq!(i < self.inputs.generated(), follows, "{p:?}");
+            let Some(s) = self.sequences.get(p.slot).filter(|s| s.id == p.id) else { continue };
+            let blocks = &s.blocks[p.past / BLOCK..p.context.div_ceil(BLOCK)];
+            assert!(blocks.iter().all(|b| self.pool.name(*b).is_none()), "{p:?}");
         }
     }
 }
@@ -186,8 +191,17 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
             live.remove(&id);
             engine.audit();
         }
+        if random.below(30) == 0 && !live.is_empty() {
+            let id = *live.keys().nth(random.below(live.len())).expect("one of them");
+            let rows = random.below(MAX_LENGTH);
+            engine.truncate(id, rows);
+            let held = engine.sequences.iter().find(|(_, s)| s.id == id).map(|(_, s)| &s.blocks);
+            let most = engine.pool.blocks_for(rows);
+            assert!(held.is_none_or(|blocks| blocks.len() <= most), "not given back");
+            engine.audit();
+        }
         engine.step(&mut events).expect("a step");
-        engine.check_parts(&live);
+        engine.check_flight(&live);
         for event in events.drain(..) {
             match event {
                 Event::Started(id, found) => {
@@ -479,6 +493,40 @@ fn cancelled_requests_free_their_memory_at_once() {
         ids.iter().for_each(|id| engine.cancel(*id));
         assert_eq!((engine.stats().used_blocks, engine.stats().waiting), (0, 0));
         assert_eq!(finish(&mut engine), [], "no event of what was cancelled");
+    }
+}
+
+#[test]
+fn what_is_truncated_is_given_back_and_computed_again() {
+    let expected = |request: &Request| solo(request, |_, _| {}).0;
+    for gpu in [false, true] {
+        let mut engine = engine_with(STEP, 8, 64, gpu, EngineOptions::default());
+        let request = Request::new((0..9).collect(), 12);
+        let id = engine.submit(request.clone()).expect("a request");
+        let mut events = Vec::new();
+        for _ in 0..4 {
+            engine.step(&mut events).expect("a step");
+        }
+        // Within a block that is not kept, where it begins, within one that is, and nothing.
+        for (rows, blocks) in [(10, 3), (8, 2), (6, 1), (4, 1), (3, 0), (40, 0)] {
+            engine.truncate(id, rows);
+            assert_eq!(engine.stats().used_blocks, blocks, "{rows} rows");
+            engine.audit();
+        }
+        // What was kept is found again, and what is not is computed; others' rows stay as they are.
+        let other = engine.submit(Request { max_tokens: 3, ..request.clone() }).expect("a request");
+        events.extend(finish(&mut engine));
+        for (id, request) in
+            [(id, &request), (other, &Request { max_tokens: 3, ..request.clone() })]
+        {
+            let tokens = events.iter().filter_map(|e| match e {
+                Event::Token(of, token, _) if *of == id => Some(*token),
+                _ => None,
+            });
+            assert_eq!(tokens.collect::<Vec<_>>(), expected(request));
+        }
+        engine.audit();
+        assert_eq!(engine.stats().used_blocks, 0);
     }
 }
 
