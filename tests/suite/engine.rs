@@ -147,7 +147,7 @@ fn log_probabilities_of_a_prompt_are_those_of_its_logits() {
         // The cache holds the prompt already: it must not be passed over. Others run beside it at last.
         for (round, others) in [0, 0, 3].into_iter().enumerate() {
             for i in 0..others {
-                let request = Request::new(prompt[..1 + 9 * i].to_vec(), 8);
+                let request = Request::new(prompt[..=9 * i].to_vec(), 8);
                 engine.submit(request).expect("a request that fits");
                 engine.step(&mut Vec::new()).expect("a step");
             }
