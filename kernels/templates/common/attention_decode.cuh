@@ -41,7 +41,7 @@ __device__ __forceinline__ int piece_of(int n) {
     return piece;
 }
 __device__ __forceinline__ Piece plan(const Step* step, int id) {
-    const int lane = threadIdx.x % 32, B = step->B, each = (B + 31) / 32, from = lane * each, to = min(from + each, B);
+    const int lane = threadIdx.x % 32, B = step->seqs, each = (B + 31) / 32, from = lane * each, to = min(from + each, B);
     const int* const context = step->context;
     int longest = 0, total = 0;
     for (int b = from; b < to; b++) {
