@@ -13,7 +13,7 @@
 constexpr int TILE = 16, WARPS = {{ p.warps }}, HEADS = {{ p.heads }}, STAGES = {{ p.stages }}, THREADS = WARPS * 32;
 constexpr int RESIDENT = {{ p.resident }};         // blocks on a multiprocessor
 constexpr int PIECES = {{ p.pieces }};            // 0: cut as it is best for the step
-constexpr int LEAST_PIECE = 256 / TILE;            // tiles
+constexpr int LEAST_PIECE = 1024 / TILE;           // tiles; an item of fewer is one piece
 constexpr int SPLIT = WARPS / HEADS, HEAD_GROUPS = HKV / HEADS, QHEADS = HEADS * GROUP;
 constexpr int NT = (GROUP + 7) / 8;                // tiles of 8 query heads
 constexpr int K_ROW = D + 8, V_ROW = DV + 8;       // padded: the 8 rows of a matrix load differ in banks
@@ -76,10 +76,6 @@ __device__ __forceinline__ Piece plan(const Step* step, int id) {
     b = __shfl_sync(0xffffffffu, b, __ffs(after) - 1);
     const int k = wanted - __shfl_sync(0xffffffffu, before, __ffs(after) - 1);
     const int rows = context[b], n = tiles_of(rows), pieces = pieces_of(b), group = id % HEAD_GROUPS;
-    if (PIECES) {
-        const int most = piece_of(n);
-        return Piece{b, rows, group, k, pieces, k * most, min((k + 1) * most, n)};
-    }
     const int least = n / pieces, more = n % pieces, tile = k * least + min(k, more);
     return Piece{b, rows, group, k, pieces, tile, tile + least + (k < more)};
 }
