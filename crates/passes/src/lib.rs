@@ -12,6 +12,7 @@ pub mod fuse;
 mod greedy;
 mod pipeline;
 pub mod reference;
+mod rings;
 
 use infernum_ir::Module;
 
@@ -39,4 +40,4 @@ pub struct Pass {
 }
 
 /// Every pass there is.
-pub static PASSES: &[Pass] = &[canonicalise::PASS, fuse::PASS, greedy::PASS];
+pub static PASSES: &[Pass] = &[rings::PASS, canonicalise::PASS, fuse::PASS, greedy::PASS];

@@ -210,7 +210,7 @@ impl CudaExecutor {
             core.stream.fill(core.arena_start(), POISON, bytes)?;
         }
         if core.watch.is_some() {
-            core.slots = inputs.slots().collect();
+            core.slots = inputs.slots(0).collect();
         }
         Ok((schedule, dims))
     }

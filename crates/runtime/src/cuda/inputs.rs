@@ -116,7 +116,7 @@ impl Layout {
             self.offsets[Field::Seq as usize] > self.offsets[Field::ContextPositions as usize];
         let (mut token, mut row, mut pair) = (0u32, 0u32, 0u64);
         for (b, seq) in seqs.iter().enumerate() {
-            let table = inputs.blocks(b);
+            let table = inputs.blocks(b, 0);
             if table.len() > self.stride {
                 let (found, limit) = (table.len(), self.stride);
                 let message =

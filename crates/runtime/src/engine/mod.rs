@@ -7,7 +7,9 @@
 
 mod drive;
 mod kv;
+mod memory;
 mod options;
+mod prefixes;
 mod request;
 mod schedule;
 mod sequence;
@@ -22,8 +24,9 @@ pub use options::{Batching, EngineLimits, EngineOptions, KvMode, OptionsError, P
 pub use request::{EngineError, Event, FinishReason, Request, RequestId, State};
 use slab::Slab;
 
+use self::memory::Groups;
 use self::sequence::{Rank, Sequence};
-use crate::exec::{Executor, StepInputs, Ticket};
+use crate::exec::{Executor, GroupKind, StepInputs, Ticket};
 
 /// Runs requests on an executor.
 pub struct Engine<E: Executor> {
@@ -31,6 +34,7 @@ pub struct Engine<E: Executor> {
     limits: EngineLimits,
     options: EngineOptions,
     pool: BlockPool,
+    groups: Groups,
     sequences: Slab<Sequence>,
     /// Those with memory, and those without.
     running: Vec<usize>,
@@ -92,10 +96,25 @@ impl<E: Executor> Engine<E> {
             KvMode::Contiguous => limits.max_length.div_ceil(limits.block_size),
             KvMode::Paged | KvMode::Off => 1,
         };
-        let pool = BlockPool::of_runs(limits.blocks, limits.block_size, run);
+        let mut kinds = executor.groups();
+        let inputs = StepInputs::asking(limits.block_size).with_groups(&kinds);
+        if options.kv == KvMode::Contiguous {
+            // What was taken up front is not given back.
+            kinds.iter_mut().filter(|k| matches!(k, GroupKind::Ring { .. })).for_each(|kind| {
+                *kind = GroupKind::Paged;
+            });
+        }
+        let widths: Vec<usize> = kinds.iter().map(|k| k.width()).collect();
+        let pool = BlockPool::for_groups(limits.blocks, limits.block_size, run, &widths);
+        let chunk = limits.chunk.min(limits.step.t as usize);
+        let mut groups = Groups::new(kinds, limits.block_size, chunk);
+        if !options.prefix_cache {
+            groups.snapshot_every = 0;
+        }
         Ok(Engine {
             executor,
-            inputs: StepInputs::asking(limits.block_size),
+            inputs,
+            groups,
             sequences: Slab::new(),
             running: Vec::new(),
             waiting: BTreeMap::new(),
@@ -118,7 +137,7 @@ impl<E: Executor> Engine<E> {
         self.check(&request)?;
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        let sequence = Sequence::new(id, request, self.stats.steps);
+        let sequence = Sequence::new(id, request, self.groups.none(), self.stats.steps);
         let rank = self.rank(&sequence);
         let slot = self.sequences.insert(sequence);
         self.waiting.insert(rank, slot);
@@ -147,7 +166,7 @@ impl<E: Executor> Engine<E> {
         }
         let tokens = tokens.saturating_add(request.max_tokens).min(limit);
         let (blocks, block_size) = (self.pool.total(), self.pool.block_size());
-        if self.pool.blocks_for(tokens) > blocks {
+        if self.groups.most(&self.pool, tokens) > blocks {
             return Err(EngineError::CacheTooSmall { tokens, blocks, block_size });
         }
         Ok(())
@@ -255,6 +274,7 @@ impl<E: Executor> Engine<E> {
             let sequence = &mut self.sequences[planned.slot];
             sequence.submitted = planned.context;
             sequence.served = flight.step;
+            self.groups.depart(&mut self.pool, sequence);
             if planned.yields {
                 sequence.coming = Some((flight.step, row));
             }
@@ -270,7 +290,7 @@ impl<E: Executor> Engine<E> {
     fn remove(&mut self, slot: usize) {
         let rank = self.rank(&self.sequences[slot]);
         let mut sequence = self.sequences.remove(slot);
-        self.pool.release(&mut sequence.blocks);
+        self.groups.release(&mut self.pool, &mut sequence);
         if sequence.running {
             self.running.retain(|s| *s != slot);
         } else {

@@ -1,6 +1,7 @@
 //! A request under way.
 
 use super::kv::Prefix;
+use super::memory::Held;
 use super::{EngineLimits, Request, RequestId, State};
 use crate::sampling::Sampler;
 
@@ -13,13 +14,14 @@ pub(super) struct Sequence {
     pub(super) sampler: Sampler,
     /// Prompt and output.
     pub(super) tokens: Vec<u32>,
-    pub(super) blocks: Vec<u32>,
+    /// What it has of the cache, by group of layers.
+    pub(super) held: Vec<Held>,
     /// Rows in the cache, and with those of the step under way.
     pub(super) computed: usize,
     pub(super) submitted: usize,
     /// The step under way, and its row, that yields the next token.
     pub(super) coming: Option<(u64, usize)>,
-    /// Blocks that are kept for others, and what the next one depends on.
+    /// Full blocks of tokens whose rows are kept for others, and what the next one depends on.
     pub(super) kept: usize,
     pub(super) prefix: Prefix,
     /// Tokens of the prompt whose log-probabilities were told; there is none of the first.
@@ -35,13 +37,13 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(id: RequestId, request: Request, now: u64) -> Sequence {
+    pub(super) fn new(id: RequestId, request: Request, held: Vec<Held>, now: u64) -> Sequence {
         Sequence {
             id,
             sampler: Sampler::new(request.sampling, &request.tokens)
                 .with_ends(&request.stop, request.tokens.len()),
             tokens: request.tokens.clone(),
-            blocks: Vec::new(),
+            held,
             computed: 0,
             submitted: 0,
             coming: None,
