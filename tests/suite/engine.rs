@@ -6,8 +6,8 @@ use infernum_codegen::Limits;
 use infernum_ir::{DType, Sym};
 use infernum_passes::data::Kernels;
 use infernum_runtime::{
-    Batching, Engine, EngineLimits, EngineOptions, Event, KvMode, PlanExecutor, Policy, Request,
-    SamplingParams, Stats, StepInputs,
+    Batching, Engine, EngineLimits, EngineOptions, Event, GroupKind, KvMode, PlanExecutor, Policy,
+    Request, SamplingParams, Stats, StepInputs, most_blocks,
 };
 
 use crate::support::{Fixture, Launches};
@@ -20,7 +20,14 @@ fn engine(f: &Fixture, sequences: usize, options: EngineOptions) -> Engine<Box<d
     let chunk = 24;
     let limits = Limits { chunk, sequences: 8, max_length: f.max_length };
     let plan = f.plan_of(DType::F32, "default", &kernels, limits, Sym::B);
-    let blocks = sequences * (f.max_length as usize).div_ceil(StepInputs::BLOCK_SIZE);
+    let (groups, longest) = (GroupKind::of_plan(&plan), f.max_length as usize);
+    // A contiguous cache holds all rows of rings, too.
+    let whole = groups.len() * longest.div_ceil(StepInputs::BLOCK_SIZE);
+    let each = match options.kv {
+        KvMode::Contiguous => whole,
+        _ => most_blocks(&groups, longest, StepInputs::BLOCK_SIZE, chunk as usize),
+    };
+    let blocks = sequences * each;
     let limits = EngineLimits {
         step: plan.limits,
         max_length: f.max_length as usize,

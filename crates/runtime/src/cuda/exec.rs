@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use infernum_codegen::cuda::abi::Part;
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{KernelLaunch, Launch, Plan, ProgramCall, Run};
+use infernum_codegen::{CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run};
 use infernum_ir::{DType, Dims, StepInput, Sym, TensorType};
 
 use super::blas::Blas;
-use super::code::{Code, reads_contexts, uses_library};
+use super::code::{Code, reads_contexts, runs_parts, uses_library};
 use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream, capture};
 use super::frame::Frame;
 use super::graphs::{self, Graphs, Key};
 use super::inputs::Layout;
+use super::parts::PartDims;
 use super::tiles::Tiles;
 use super::timer::Timer;
 use super::turn::Turn;
@@ -21,8 +23,8 @@ use super::upload::Weights;
 use super::watch::{DeviceState, Watch};
 use crate::exec::weights::load;
 use crate::exec::{
-    ExecError, Executor, GpuError, LoadError, LogitRows, Observed, Observer, PlanExecutor,
-    StepInputs, StepOutput, Ticket, TunedProduct, WeightSource, elements,
+    ExecError, Executor, GpuError, GroupKind, LoadError, LogitRows, Observed, Observer,
+    PlanExecutor, StepInputs, StepOutput, Ticket, TunedProduct, WeightSource, elements,
 };
 
 /// How to set an executor up.
@@ -72,13 +74,15 @@ pub(super) struct Core {
     pub(super) blas: Option<Blas>,
     weights: Weights,
     arena: DeviceMemory,
-    states: Vec<DeviceMemory>,
+    /// How planes of the cache share its arrays, and these.
+    cache: CacheLayout,
+    arrays: Vec<DeviceMemory>,
     /// Bytes before and after activations and each plane of the cache.
     margin: u64,
-    /// What stands around each launch, and the rows of the cache that the step's tokens have, which
-    /// only it asks for.
+    /// What stands around each launch, and the rows of the cache that the step's tokens have, in each group
+    /// of layers, which only it asks for.
     watch: Option<Box<dyn Watch>>,
-    slots: Vec<usize>,
+    slots: Vec<Vec<usize>>,
     /// The step's inputs on the GPU.
     inputs: DeviceMemory,
     layout: Layout,
@@ -123,14 +127,16 @@ impl CudaExecutor {
         drop(loaded);
         let margin = watch.as_ref().map_or(0, |w| w.margin());
         let rows = (options.kv_blocks * StepInputs::BLOCK_SIZE) as u64;
-        let state = |s: &infernum_codegen::StateSpec| {
-            let elements = s.ty.heads.saturating_mul(s.ty.dim).saturating_mul(rows);
-            let bytes = s.ty.dtype.bytes(elements).unwrap_or(u64::MAX).saturating_add(2 * margin);
+        let cache = CacheLayout::of(&plan);
+        let array = |bytes: &u64| {
+            let bytes = bytes.saturating_mul(rows).saturating_add(2 * margin);
             DeviceMemory::zeroed(gpu, "the KV cache", bytes)
         };
-        let states = plan.states.iter().map(state).collect::<Result<Vec<_>, _>>()?;
+        let arrays = cache.arrays.iter().map(array).collect::<Result<Vec<_>, _>>()?;
         let arena = DeviceMemory::zeroed(gpu, "activations", plan.arena_bytes + 2 * margin)?;
-        let layout = Layout::new(&plan.limits, options.kv_blocks, reads_contexts(&plan));
+        let (contexts, parts) = (reads_contexts(&plan), runs_parts(&plan));
+        let layout =
+            Layout::new(&plan.limits, options.kv_blocks, contexts, parts, cache.groups.len());
         let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
         let layout = layout.at(inputs.address());
         let rows = plan.outputs().first().and_then(|o| o.ty.shape.first());
@@ -147,7 +153,8 @@ impl CudaExecutor {
             tiles: Tiles::default(),
             weights,
             arena,
-            states,
+            cache,
+            arrays,
             margin,
             watch,
             slots: Vec::new(),
@@ -162,7 +169,7 @@ impl CudaExecutor {
             plan,
         };
         if let Some(watch) = &core.watch {
-            watch.begin(&core.state()).map_err(LoadError::Plan)?;
+            watch.begin(&core.state(0)).map_err(LoadError::Plan)?;
         }
         Ok(CudaExecutor {
             graphs: Graphs::default(),
@@ -189,28 +196,30 @@ impl CudaExecutor {
     }
 
     /// Checks and copies the inputs; which schedule to run.
-    fn begin(&mut self, inputs: &StepInputs) -> Result<(usize, Dims), ExecError> {
+    fn begin(&mut self, inputs: &StepInputs) -> Result<(usize, PartDims), ExecError> {
         let core = &mut self.core;
         core.gpu.bind()?;
         let turn = &mut core.turns[(self.ticket + 1) as usize % 2];
         turn.finish()?;
+        inputs.check_groups(&core.cache)?;
         let (blocks, rows) = (core.options.kv_blocks, core.plan.output_rows);
         let seen = turn.penalised.stage(inputs, &core.gpu, &core.stream)?;
         let (dims, used) =
             core.layout.write(inputs, blocks, rows, seen, turn.staged.bytes_mut())?;
-        let (tokens, decode_only) = (dims.t, inputs.is_decode_only());
+        let (tokens, decode_only) = (dims.all.t, inputs.is_decode_only());
         let schedule = core.plan.schedule(tokens, decode_only);
         let schedule = schedule.ok_or(ExecError::Bucket { tokens, decode_only })?;
         core.stream.to_device(core.inputs.address(), &turn.staged.bytes()[..used])?;
         if inputs.is_fed() {
-            core.feed(&dims)?;
+            core.feed(&dims.all)?;
         }
         if core.options.poison {
             let bytes = core.plan.arena_bytes as usize;
             core.stream.fill(core.arena_start(), POISON, bytes)?;
         }
         if core.watch.is_some() {
-            core.slots = inputs.slots(0).collect();
+            let groups = 0..inputs.groups().len();
+            core.slots = groups.map(|group| inputs.slots(group).collect()).collect();
         }
         Ok((schedule, dims))
     }
@@ -245,7 +254,7 @@ impl CudaExecutor {
         core.prepare(key.schedule, &full)?;
         let (gpu, stream) = (Arc::clone(&core.gpu), core.stream.raw);
         let graph = capture(&gpu, stream, || -> Result<(), ExecError> {
-            core.calls(key.schedule, &full)?;
+            core.calls(key.schedule, &PartDims::decoding(full))?;
             core.pick(key.schedule, &full, key.sampled)
         })?;
         self.graphs.0.insert(key, graph);
@@ -291,10 +300,10 @@ impl PlanExecutor for CudaExecutor {
         let (schedule, dims) = self.begin(inputs)?;
         for index in 0..self.core.plan.schedules[schedule].calls.len() {
             self.core.call(schedule, index, &dims)?;
-            observer(index, self.core.observe(schedule, index, &dims)?);
+            observer(index, self.core.observe(schedule, index, &dims.all)?);
         }
-        self.core.pick(schedule, &dims, inputs.is_sampled())?;
-        self.finish(schedule, &dims, inputs)
+        self.core.pick(schedule, &dims.all, inputs.is_sampled())?;
+        self.finish(schedule, &dims.all, inputs)
     }
 
     fn profile(&self) -> Vec<(String, Duration)> {
@@ -323,16 +332,17 @@ impl Executor for CudaExecutor {
         let CudaOptions { graphs, poison, profile, .. } = self.core.options;
         let sampled = inputs.is_sampled();
         let one_by_one = !graphs || poison || profile || self.core.watch.is_some();
-        let recorded =
-            (!one_by_one && inputs.is_decode_only()).then(|| self.key(dims.b, sampled)).flatten();
+        let recorded = (!one_by_one && inputs.is_decode_only())
+            .then(|| self.key(dims.all.b, sampled))
+            .flatten();
         let Some(key) = recorded else {
             self.core.calls(schedule, &dims)?;
-            self.core.pick(schedule, &dims, sampled)?;
-            return self.finish(schedule, &dims, inputs);
+            self.core.pick(schedule, &dims.all, sampled)?;
+            return self.finish(schedule, &dims.all, inputs);
         };
         self.record(key)?;
         self.core.stream.replay(&self.graphs.0[&key])?;
-        let ticket = self.finish(schedule, &dims, inputs)?;
+        let ticket = self.finish(schedule, &dims.all, inputs)?;
         // While the GPU is busy: the next recording that a growing batch will want. That it fails
         // matters when it is wanted.
         if let Some(next) = self.missing(key) {
@@ -351,6 +361,10 @@ impl Executor for CudaExecutor {
 
     fn feeds(&self) -> bool {
         self.core.plan.feed.is_some()
+    }
+
+    fn groups(&self) -> Vec<GroupKind> {
+        GroupKind::of_layout(&self.core.cache)
     }
 
     fn computed(&self) -> Duration {
@@ -375,14 +389,14 @@ impl Executor for CudaExecutor {
 const POISON: u8 = 0xff;
 
 impl Core {
-    fn calls(&mut self, schedule: usize, dims: &Dims) -> Result<(), ExecError> {
+    fn calls(&mut self, schedule: usize, dims: &PartDims) -> Result<(), ExecError> {
         for index in 0..self.plan.schedules[schedule].calls.len() {
             self.call(schedule, index, dims)?;
         }
         Ok(())
     }
 
-    fn call(&mut self, schedule: usize, index: usize, dims: &Dims) -> Result<(), ExecError> {
+    fn call(&mut self, schedule: usize, index: usize, dims: &PartDims) -> Result<(), ExecError> {
         let plan = &self.plan;
         let call = &plan.schedules[schedule].calls[index];
         let program = &plan.programs[call.program as usize];
@@ -398,7 +412,9 @@ impl Core {
             let mut run = || self.launch(launch, &frame, dims, first);
             let launched = match &self.watch {
                 None => run(),
-                Some(watch) => watch.around(&self.state(), launch, &frame, dims, &mut run),
+                Some(watch) => {
+                    watch.around(&self.state(frame.group()), launch, &frame, &dims.all, &mut run)
+                }
             };
             launched.map_err(fail)?;
             if let Some(timer) = timer {
@@ -415,14 +431,17 @@ impl Core {
         &self,
         launch: &Launch,
         frame: &Frame<'_>,
-        dims: &Dims,
+        dims: &PartDims,
         first: bool,
     ) -> Result<(), String> {
         match &launch.run {
             None => Err("it has no kernel".to_owned()),
-            Some(Run::Kernel(kernel)) => self.launch_kernel(launch, kernel, frame, dims, first),
+            Some(run @ (Run::Kernel(_) | Run::Parts { .. })) => {
+                let mut parts = run.kernels().filter(|(part, _)| dims.of(*part).t > 0);
+                parts.try_for_each(|kernel| self.launch_kernel(launch, kernel, frame, dims, first))
+            }
             Some(Run::Matmul(product)) => {
-                let (shape, at) = frame.matmul(launch, product, dims)?;
+                let (shape, at) = frame.matmul(launch, product, &dims.all)?;
                 let blas = self.blas.as_ref().ok_or("no library")?;
                 blas.run(&self.stream, shape, at).map_err(|e| format!("{e} ({shape:?})"))
             }
@@ -432,20 +451,21 @@ impl Core {
     fn launch_kernel(
         &self,
         launch: &Launch,
-        k: &KernelLaunch,
+        (part, k): (Part, &KernelLaunch),
         frame: &Frame<'_>,
-        dims: &Dims,
+        dims: &PartDims,
         first: bool,
     ) -> Result<(), String> {
-        let (grid, shared) = k.geometry.eval(launch, dims, &self.device)?;
+        let rows = dims.of(part);
+        let (grid, shared) = k.geometry.eval(launch, &rows, &self.device)?;
         let scratch = self.scratch[k.kernel as usize].as_ref().map(DeviceMemory::address);
         let mut arguments = if let Some(foreign) = &k.arguments {
-            let number = |e: &_| k.geometry.number(e, launch, dims, &self.device);
+            let number = |e: &_| k.geometry.number(e, launch, &rows, &self.device);
             frame.foreign(launch, foreign, scratch, &number)?
         } else {
-            let mut own = frame.arguments(launch)?;
+            let mut own = frame.arguments(launch, &dims.before(part))?;
             own.extend(scratch);
-            own.push(self.inputs.address());
+            own.push(self.layout.view(frame.group(), part));
             own
         };
         if grid.contains(&0) {
@@ -464,14 +484,14 @@ impl Core {
         launched.map_err(|e| format!("{e} (grid {grid:?}, {block} threads, {shared} bytes)"))
     }
 
-    /// The memory that launches work on.
-    fn state(&self) -> DeviceState<'_> {
+    /// The memory that launches of a group's layers work on.
+    fn state(&self, group: usize) -> DeviceState<'_> {
         DeviceState {
             stream: &self.stream,
             arena: &self.arena,
-            states: &self.states,
+            states: &self.arrays,
             inputs: &self.inputs,
-            slots: &self.slots,
+            slots: self.slots.get(group).map_or(&[], Vec::as_slice),
         }
     }
 
@@ -483,7 +503,8 @@ impl Core {
             arena: self.arena_start(),
             margin: self.margin,
             weights: &self.weights,
-            states: &self.states,
+            cache: &self.cache,
+            arrays: &self.arrays,
             layout: &self.layout,
         }
     }

@@ -1,13 +1,17 @@
-//! The inputs of a step, as kernels see them: [`abi::Step`] and the arrays that it names.
+//! The inputs of a step, as kernels see them: an [`abi::Step`] for each [`Part`] of its rows in each group of
+//! layers, and the arrays that these name.
 
-use infernum_codegen::cuda::abi::{self, Address};
+use infernum_codegen::cuda::abi::{self, Address, Part};
 use infernum_ir::{Dims, StepInput, Sym};
+
+use super::parts::PartDims;
 
 use crate::exec::{ExecError, StepInputs};
 use crate::sampling::Noise;
 
-/// Where each array lies behind the header, for steps of at most some size. The table of blocks
-/// comes last: a small step copies only the rows that it has.
+/// Where each array lies behind the headers, for steps of at most some size. The table of blocks
+/// comes last: a small step copies only the rows that it has. Behind these a step that has generated rows and
+/// prompt rows brings what its [`PromptArrays`] are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     base: u64,
@@ -16,9 +20,16 @@ pub(super) struct Layout {
     stride: usize,
     offsets: [usize; FIELDS],
     end: usize,
+    /// Whether kernels are launched for parts of the rows, which only then have headers.
+    parts: bool,
+    /// Groups of layers, each with slots and tables of blocks of its own.
+    groups: usize,
 }
 
-/// Arrays behind the header.
+/// Bytes of a view of the step.
+const HEADER: usize = size_of::<abi::Step>();
+
+/// Arrays behind the headers.
 const FIELDS: usize = Field::Picks as usize + 1;
 
 /// One of them.
@@ -40,8 +51,15 @@ enum Field {
 }
 
 impl Layout {
-    /// `contexts`: whether kernels read `context_positions`, which only then has room.
-    pub(super) fn new(limits: &Dims, kv_blocks: usize, contexts: bool) -> Layout {
+    /// `contexts`: whether kernels read `context_positions`, which only then has room. `parts`: whether any is
+    /// launched for a part of the rows. `groups`: groups of layers.
+    pub(super) fn new(
+        limits: &Dims,
+        kv_blocks: usize,
+        contexts: bool,
+        parts: bool,
+        groups: usize,
+    ) -> Layout {
         let (t, b) = (limits.t as usize, limits.b as usize);
         let stride = kv_blocks.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE)).max(1);
         let context_rows = if contexts { limits.s as usize } else { 0 };
@@ -51,21 +69,40 @@ impl Layout {
             4 * t.max(b),
             4 * context_rows,
             4 * t,
-            4 * t,
+            4 * t * groups,
             4 * (b + 1),
             4 * b,
             4 * (b + 1),
             8 * t,
-            4 * b * stride,
+            4 * b * stride * groups,
             size_of::<abi::TokenPick>() * b,
         ];
-        let (mut offsets, mut end) = ([0; FIELDS], size_of::<abi::Step>().next_multiple_of(64));
+        let headers = groups * if parts { Part::ALL.len() } else { 1 };
+        let (mut offsets, mut end) = ([0; FIELDS], (headers * HEADER).next_multiple_of(64));
         let blocks = Field::Blocks as usize;
         for field in (0..FIELDS).filter(|f| *f != blocks).chain([blocks]) {
             offsets[field] = end;
             end += sizes[field].next_multiple_of(64);
         }
-        Layout { base: 0, limits: *limits, stride, offsets, end }
+        end += if parts { PromptArrays::bytes(limits) } else { 0 };
+        Layout { base: 0, limits: *limits, stride, offsets, end, parts, groups }
+    }
+
+    /// Where kernels of a group's layers that are launched for a part of the rows find what they must know of it.
+    pub(super) fn view(&self, group: usize, part: Part) -> u64 {
+        self.base + self.header(group, part) as u64
+    }
+
+    fn header(&self, group: usize, part: Part) -> usize {
+        let parts = if self.parts { Part::ALL.len() } else { 1 };
+        HEADER * (group * parts + part.view())
+    }
+
+    /// Where a group's slots begin in a step of so many tokens, and its tables in one of so many sequences.
+    fn of_group(&self, group: usize, dims: &Dims) -> [u64; 2] {
+        let group = group as u64;
+        let slots = self.address(Field::Slots) + 4 * group * dims.t;
+        [slots, self.address(Field::Blocks) + 4 * group * dims.b * self.stride as u64]
     }
 
     /// Its size.
@@ -101,38 +138,26 @@ impl Layout {
         output_rows: Option<Sym>,
         seen: u64,
         to: &mut [u8],
-    ) -> Result<(Dims, usize), ExecError> {
-        let dims = inputs.step().dims();
-        ExecError::check_limits(&dims, &self.limits)?;
+    ) -> Result<(PartDims, usize), ExecError> {
+        let dims = PartDims::new(inputs);
+        ExecError::check_limits(&dims.all, &self.limits)?;
         if let Some(block) = inputs.all_blocks().iter().find(|b| **b as usize >= blocks) {
             let message = format!("block {block} is outside a KV cache of {blocks} block(s)");
             return Err(ExecError::Inputs(message));
         }
         let seqs = &inputs.step().seqs;
         let mut w = Writer { layout: self, to, at: [0; FIELDS] };
-        w.header(&dims);
         w.extend(Field::Tokens, inputs.tokens());
         let contexts =
             self.offsets[Field::Seq as usize] > self.offsets[Field::ContextPositions as usize];
         let (mut token, mut row, mut pair) = (0u32, 0u32, 0u64);
         for (b, seq) in seqs.iter().enumerate() {
-            let table = inputs.blocks(b, 0);
-            if table.len() > self.stride {
-                let (found, limit) = (table.len(), self.stride);
-                let message =
-                    format!("a sequence of {found} blocks, at most {limit} are planned for");
-                return Err(ExecError::Inputs(message));
-            }
             w.push(Field::First, token);
             w.push(Field::Context, seq.context as u32);
             w.push(Field::ContextStart, row);
             for position in seq.context - seq.new..seq.context {
-                let (block, within) =
-                    (position / StepInputs::BLOCK_SIZE, position % StepInputs::BLOCK_SIZE);
-                let slot = table[block] * StepInputs::BLOCK_SIZE as u32 + within as u32;
                 w.push(Field::Positions, position as u32);
                 w.push(Field::Seq, b as u32);
-                w.push(Field::Slots, slot);
                 w.push_wide(Field::PairStart, pair);
                 pair += seq.context as u64;
                 if output_rows == Some(Sym::T) {
@@ -147,16 +172,18 @@ impl Layout {
                 (0..seq.context).for_each(|p| w.push(Field::ContextPositions, p as u32));
             }
             row += seq.context as u32;
-            w.at[Field::Blocks as usize] = 4 * b * self.stride;
-            w.extend(Field::Blocks, table);
+        }
+        for group in 0..self.groups {
+            w.tables(inputs, group)?;
         }
         w.push(Field::First, token);
         w.push(Field::ContextStart, row);
         if inputs.is_sampled() {
             w.picks(inputs, seen);
         }
-        let used = self.offsets[Field::Blocks as usize] + 4 * seqs.len() * self.stride;
-        Ok((dims, used))
+        let used =
+            self.offsets[Field::Blocks as usize] + 4 * self.groups * seqs.len() * self.stride;
+        Ok((dims, w.headers(&dims, used)))
     }
 }
 
@@ -168,9 +195,66 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn header(&mut self, dims: &Dims) {
+    /// Writes the views of the step, once its arrays are there; `used` bytes are taken, and those that are
+    /// returned then.
+    fn headers(&mut self, dims: &PartDims, used: usize) -> usize {
+        let mut arrays = None;
+        let mut end = used;
+        if self.layout.parts && dims.is_mixed() {
+            let own = PromptArrays { from: used.next_multiple_of(64), dims: dims.of(Part::Prompt) };
+            own.write(self, &dims.generated);
+            end = own.from + PromptArrays::bytes(&own.dims);
+            arrays = Some(own);
+        }
+        for group in 0..self.layout.groups {
+            let all = self.header(group, &dims.all);
+            self.put(group, Part::All, &all);
+            if !self.layout.parts {
+                continue;
+            }
+            // What is picked is picked for all rows at once.
+            let (output_rows, picks) = (Address::default(), Address::default());
+            let part = abi::Step { output_rows, picks, ..all };
+            self.put(group, Part::Generated, &of_size(part, &dims.generated));
+            let prompt = of_size(part, &dims.of(Part::Prompt));
+            let prompt =
+                arrays.as_ref().map_or(prompt, |own| own.view(self.layout, group, dims, prompt));
+            self.put(group, Part::Prompt, &prompt);
+        }
+        end
+    }
+
+    /// A group's slots and tables of blocks.
+    fn tables(&mut self, inputs: &StepInputs, group: usize) -> Result<(), ExecError> {
+        const SIZE: usize = StepInputs::BLOCK_SIZE;
+        let (seqs, stride) = (&inputs.step().seqs, self.layout.stride);
+        for (b, seq) in seqs.iter().enumerate() {
+            let table = inputs.blocks(b, group);
+            if table.len() > stride {
+                let found = table.len();
+                let message =
+                    format!("a sequence of {found} blocks, at most {stride} are planned for");
+                return Err(ExecError::Inputs(message));
+            }
+            for position in seq.context - seq.new..seq.context {
+                let slot = table[position / SIZE] * SIZE as u32 + (position % SIZE) as u32;
+                self.push(Field::Slots, slot);
+            }
+            self.at[Field::Blocks as usize] = 4 * (group * seqs.len() + b) * stride;
+            self.extend(Field::Blocks, table);
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, group: usize, part: Part, step: &abi::Step) {
+        let at = self.layout.header(group, part);
+        self.to[at..at + HEADER].copy_from_slice(bytemuck::bytes_of(step));
+    }
+
+    fn header(&self, group: usize, dims: &Dims) -> abi::Step {
         let at = |field| self.layout.address(field);
-        let step = abi::Step {
+        let [slots, blocks] = self.layout.of_group(group, dims);
+        abi::Step {
             T: dims.t as i32,
             B: dims.b as i32,
             S: dims.s as i32,
@@ -181,15 +265,14 @@ impl Writer<'_> {
             output_rows: Address::new(at(Field::OutputRows)),
             context_positions: Address::new(at(Field::ContextPositions)),
             seq: Address::new(at(Field::Seq)),
-            slots: Address::new(at(Field::Slots)),
+            slots: Address::new(slots),
             first: Address::new(at(Field::First)),
             context: Address::new(at(Field::Context)),
             context_start: Address::new(at(Field::ContextStart)),
             pair_start: Address::new(at(Field::PairStart)),
-            blocks: Address::new(at(Field::Blocks)),
+            blocks: Address::new(blocks),
             picks: Address::new(at(Field::Picks)),
-        };
-        self.to[..size_of::<abi::Step>()].copy_from_slice(bytemuck::bytes_of(&step));
+        }
     }
 
     /// How the token of every sequence is picked; `seen` is where kernels see the tokens with penalties.
@@ -238,6 +321,92 @@ impl Writer<'_> {
     }
 }
 
+fn of_size(step: abi::Step, dims: &Dims) -> abi::Step {
+    let (t, b, s, pairs) = (dims.t as i32, dims.b as i32, dims.s as i32, dims.pairs as i64);
+    abi::Step { T: t, B: b, S: s, pairs, ..step }
+}
+
+/// What the prompt rows of a step that has generated rows, too, have for themselves: the arrays whose numbers
+/// count tokens, sequences or context rows, from their own first. Others are found where they are.
+struct PromptArrays {
+    /// The offset of the first.
+    from: usize,
+    /// Sizes of the part.
+    dims: Dims,
+}
+
+impl PromptArrays {
+    const OWN: [Field; 4] = [Field::PairStart, Field::Seq, Field::First, Field::ContextStart];
+
+    /// Room for those of a part of these sizes.
+    fn bytes(dims: &Dims) -> usize {
+        PromptArrays::OWN.map(|f| PromptArrays::size(f, dims)).iter().sum()
+    }
+
+    fn size(field: Field, dims: &Dims) -> usize {
+        let (t, b) = (dims.t as usize, dims.b as usize);
+        match field {
+            Field::PairStart => 8 * t,
+            Field::Seq => 4 * t,
+            _ => 4 * (b + 1),
+        }
+    }
+
+    fn at(&self, field: Field) -> usize {
+        let before = PromptArrays::OWN.iter().take_while(|f| **f as usize != field as usize);
+        self.from + before.map(|f| PromptArrays::size(*f, &self.dims)).sum::<usize>()
+    }
+
+    /// Makes them of those of the whole step; `before` are the sizes of the rows before the part.
+    fn write(&self, w: &mut Writer<'_>, before: &Dims) {
+        let (from, to) = w.to.split_at_mut(self.from);
+        for field in PromptArrays::OWN {
+            let (skipped, less) = match field {
+                Field::PairStart => (8 * before.t, before.pairs),
+                Field::Seq => (4 * before.t, before.b),
+                Field::First => (4 * before.b, before.t),
+                _ => (4 * before.b, before.s),
+            };
+            let size = PromptArrays::size(field, &self.dims);
+            let start = w.layout.offsets[field as usize] + skipped as usize;
+            let to = &mut to[self.at(field) - self.from..][..size];
+            to.copy_from_slice(&from[start..start + size]);
+            if matches!(field, Field::PairStart) {
+                lower::<8>(to, |n| (u64::from_le_bytes(n) - less).to_le_bytes());
+            } else {
+                lower::<4>(to, |n| (u32::from_le_bytes(n) - less as u32).to_le_bytes());
+            }
+        }
+    }
+
+    /// The part's view, which is of its size already.
+    fn view(&self, layout: &Layout, group: usize, dims: &PartDims, part: abi::Step) -> abi::Step {
+        let before = &dims.generated;
+        let [slots, blocks] = layout.of_group(group, &dims.all);
+        let beyond = |field, elements: u64| layout.address(field) + 4 * elements;
+        let own = |field| layout.base + self.at(field) as u64;
+        abi::Step {
+            tokens: Address::new(beyond(Field::Tokens, before.t)),
+            positions: Address::new(beyond(Field::Positions, before.t)),
+            context_positions: Address::new(beyond(Field::ContextPositions, before.s)),
+            seq: Address::new(own(Field::Seq)),
+            slots: Address::new(slots + 4 * before.t),
+            first: Address::new(own(Field::First)),
+            context: Address::new(beyond(Field::Context, before.b)),
+            context_start: Address::new(own(Field::ContextStart)),
+            pair_start: Address::new(own(Field::PairStart)),
+            blocks: Address::new(blocks + 4 * before.b * layout.stride as u64),
+            ..part
+        }
+    }
+}
+
+/// Changes each number of `N` bytes.
+fn lower<const N: usize>(bytes: &mut [u8], change: impl Fn([u8; N]) -> [u8; N]) {
+    let (numbers, _) = bytes.as_chunks_mut::<N>();
+    numbers.iter_mut().for_each(|n| *n = change(*n));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,7 +415,7 @@ mod tests {
     #[test]
     fn a_step_is_laid_out_as_kernels_read_it() {
         let limits = Dims { t: 8, b: 2, s: 64, pairs: 512 };
-        let layout = Layout::new(&limits, 9, true).at(1 << 20);
+        let layout = Layout::new(&limits, 9, true, false, 1).at(1 << 20);
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[5, 6], 18, &[3, 7]).expect("a sequence");
         inputs.push(&[8], 1, &[0]).expect("a sequence");
@@ -256,7 +425,7 @@ mod tests {
         let mut bytes = vec![7; layout.bytes()];
         let (dims, used) =
             layout.write(&inputs, 9, Some(Sym::B), 4096, &mut bytes).expect("a step");
-        assert_eq!((dims.t, dims.b, dims.s), (3, 2, 19));
+        assert_eq!((dims.all.t, dims.all.b, dims.all.s), (3, 2, 19));
         assert!(used <= layout.bytes());
         let word =
             |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
@@ -290,10 +459,104 @@ mod tests {
         assert_eq!(picks[21..], [3, 4096, 0]);
     }
 
+    /// Each part's view is what a step of its rows alone would have, wherever the arrays lie; but for what is
+    /// picked, which no part has.
+    #[test]
+    fn a_part_is_seen_as_a_step_of_its_own() {
+        let sequences = [(1, 18, [3, 7]), (1, 1, [0, 0]), (4, 20, [5, 6]), (1, 9, [8, 0])];
+        let inputs = |which: &[(usize, usize, [u32; 2])]| {
+            let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
+            for &(new, context, blocks) in which {
+                let tokens: Vec<u32> = (0..new).map(|i| (10 * context + i) as u32).collect();
+                inputs.push(&tokens, context, &blocks).expect("a sequence");
+            }
+            inputs
+        };
+        let limits = Dims { t: 9, b: 5, s: 64, pairs: 512 };
+        let layout = Layout::new(&limits, 9, true, true, 1).at(1 << 20);
+        for generated in 0..=sequences.len() {
+            // Generated rows are those in front.
+            let order: Vec<_> = (0..4).filter(|i| *i != 2).chain([2]).collect();
+            let mixed: Vec<_> = order.iter().map(|i| sequences[*i]).collect();
+            let mut all = StepInputs::new(StepInputs::BLOCK_SIZE);
+            for (i, &(new, context, blocks)) in mixed.iter().enumerate() {
+                if i == generated {
+                    all.begin_prompts();
+                }
+                let tokens: Vec<u32> = (0..new).map(|i| (10 * context + i) as u32).collect();
+                all.push(&tokens, context, &blocks).expect("a sequence");
+            }
+            let generated = generated.min(3); // the last has four tokens
+            let mut bytes = vec![7; layout.bytes()];
+            let (dims, used) = layout.write(&all, 9, Some(Sym::B), 0, &mut bytes).expect("a step");
+            assert!(used <= layout.bytes());
+            for (part, own) in [
+                (Part::All, &mixed[..]),
+                (Part::Generated, &mixed[..generated]),
+                (Part::Prompt, &mixed[generated..]),
+            ] {
+                assert_eq!(dims.of(part), inputs(own).step().dims());
+                let seen = Seen { bytes: &bytes[..used], at: HEADER * part.view() };
+                let mut alone = vec![9; layout.bytes()];
+                let (_, end) =
+                    layout.write(&inputs(own), 9, Some(Sym::B), 0, &mut alone).expect("a step");
+                let alone = Seen { bytes: &alone[..end], at: 0 };
+                assert_eq!(seen.arrays(), alone.arrays(), "{part:?}, {generated} generated");
+                let step: abi::Step =
+                    bytemuck::pod_read_unaligned(&bytes[seen.at..seen.at + HEADER]);
+                let none = Address::default();
+                assert_eq!(step.output_rows == none, part != Part::All);
+            }
+        }
+    }
+
+    /// A view, as a kernel sees it.
+    struct Seen<'a> {
+        bytes: &'a [u8],
+        at: usize,
+    }
+
+    impl Seen<'_> {
+        fn words(&self, at: usize, n: usize) -> Vec<u32> {
+            let all = self.bytes[at..at + 4 * n].chunks_exact(4);
+            all.map(|b| u32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
+        }
+
+        /// The step's sizes and all that it points to.
+        fn arrays(&self) -> Vec<Vec<u32>> {
+            let sizes = self.words(self.at, 6);
+            let (t, b, s, stride) =
+                (sizes[0] as usize, sizes[1] as usize, sizes[2] as usize, sizes[3] as usize);
+            let array = |field: Field, n: usize| {
+                let low = self.words(self.at + 24 + 8 * field as usize, 2)[0] as usize;
+                self.words(low - (1 << 20), n)
+            };
+            let fields = [
+                (Field::Tokens, t),
+                (Field::Positions, t),
+                (Field::ContextPositions, s),
+                (Field::Seq, t),
+                (Field::Slots, t),
+                (Field::First, if t > 0 { b + 1 } else { 0 }),
+                (Field::Context, b),
+                (Field::ContextStart, if t > 0 { b + 1 } else { 0 }),
+                (Field::PairStart, 2 * t),
+            ];
+            let mut all: Vec<_> = fields.into_iter().map(|(field, n)| array(field, n)).collect();
+            let contexts = array(Field::Context, b);
+            let blocks = array(Field::Blocks, b * stride);
+            for (context, table) in contexts.iter().zip(blocks.chunks_exact(stride)) {
+                all.push(table[..(*context as usize).div_ceil(StepInputs::BLOCK_SIZE)].to_vec());
+            }
+            all.push(sizes);
+            all
+        }
+    }
+
     #[test]
     fn what_does_not_fit_is_refused() {
         let limits = Dims { t: 2, b: 1, s: 32, pairs: 64 };
-        let layout = Layout::new(&limits, 2, false);
+        let layout = Layout::new(&limits, 2, false, false, 1);
         let mut bytes = vec![0; layout.bytes()];
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[1], 20, &[1, 2]).expect("a sequence");

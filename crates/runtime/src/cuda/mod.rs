@@ -9,6 +9,7 @@ mod exec;
 mod frame;
 mod graphs;
 mod inputs;
+mod parts;
 mod penalised;
 mod retarget;
 mod tiles;

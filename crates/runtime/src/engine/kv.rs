@@ -1,6 +1,6 @@
 //! The paged KV cache's bookkeeping: which sequences a block belongs to, and what it holds.
 
-pub use super::prefixes::Prefix;
+pub(super) use super::prefixes::Prefix;
 use super::prefixes::Prefixes;
 
 /// Hands out the cache's blocks and counts who uses each. What a full block holds can be kept for others that

@@ -31,14 +31,6 @@ pub(super) struct Held {
     pub(super) left: Vec<(usize, Vec<u32>)>,
 }
 
-impl Held {
-    /// The blocks, each once for each use.
-    pub(super) fn all(&self) -> impl Iterator<Item = u32> + '_ {
-        let left = self.left.iter().flat_map(|(_, blocks)| blocks);
-        self.blocks[self.gone..].iter().chain(&self.read).chain(left).copied()
-    }
-}
-
 impl Groups {
     /// `chunk`: rows of a sequence that a step computes at most.
     pub(super) fn new(kinds: Vec<GroupKind>, block_size: usize, chunk: usize) -> Groups {
@@ -296,14 +288,21 @@ impl Groups {
         })
     }
 
-    /// Once a step that a sequence has a part in is submitted: what it reads may be given to steps after it.
+    /// Once a step that a sequence has a part in is submitted: what it reads, and no step after it, may be given
+    /// to these.
     pub(super) fn depart(&self, pool: &mut BlockPool, s: &mut Sequence) {
+        self.give_back(pool, s);
         s.held.iter_mut().for_each(|held| pool.release_all(&mut held.read));
     }
 
     fn snapshots(&self) -> bool {
-        let has_slots = || self.kinds.iter().any(|k| matches!(k, GroupKind::Slot { .. }));
-        self.snapshot_every > 0 && has_slots()
+        self.snapshot_every > 0 && self.has_slots()
+    }
+
+    /// Whether any group has a state that a step moves from one place to another: a sequence's rows are then one
+    /// part of a step.
+    pub(super) fn has_slots(&self) -> bool {
+        self.kinds.iter().any(|kind| matches!(kind, GroupKind::Slot { .. }))
     }
 
     /// The last full blocks of a prompt before its last token, in rows.

@@ -152,17 +152,23 @@ impl<E: Executor> Engine<E> {
                 (false, true) => self.limits.chunk,
                 (false, false) => prompts,
             };
-            let new = self.plan(slot, most, &mut left)?;
+            let new = self.plan(slot, most, &mut left);
             if !self.sequences[slot].decodes() {
                 prompts = prompts.saturating_sub(new);
             }
         }
         self.order = order;
+        if !self.next.planned.is_sorted_by_key(|planned| !planned.generated) {
+            self.next.planned.sort_by_key(|planned| !planned.generated);
+        }
+        for at in 0..self.next.planned.len() {
+            self.push(self.next.planned[at])?;
+        }
         Ok(!self.next.planned.is_empty())
     }
 
     /// Plans up to `most` of a sequence's rows: how many.
-    fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> Result<usize, EngineError> {
+    fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> usize {
         let samples = self.executor.samples();
         let s = &mut self.sequences[slot];
         let (id, wanted) = (s.id, s.wanted(&self.limits, samples).min(most));
@@ -171,42 +177,55 @@ impl<E: Executor> Engine<E> {
             // Not while it sits out: its last token is still to be picked.
             s.sampler.reach(s.length() as u64);
         }
+        let s = &self.sequences[slot];
         // Each row's logits are wanted: each is a sequence of its own, over the same blocks.
         let single = s.tells_prompt();
-        let spare = self.room();
         let mut done = 0;
         while done < wanted {
-            let past = self.sequences[slot].submitted + done;
+            let past = s.submitted + done;
             let new = fitting_chunk(if single { 1 } else { wanted - done }, past, left);
             if new == 0 {
                 break;
             }
             let context = past + new;
-            let s = &mut self.sequences[slot];
-            self.groups.leave_snapshots(&mut self.pool, s, past, spare);
-            let rows = self.groups.rows(s, past);
-            if let (Some((_, row)), true) = (s.coming, past == s.tokens.len()) {
-                self.inputs.push_fed_rows(row, context, rows)?;
-            } else {
-                self.inputs.push_rows(&s.tokens[past..context], context, rows)?;
-            }
             let yields = context == s.length();
-            let by_host = s.is_picked_by_host(samples);
-            if yields && samples && !by_host {
-                self.inputs.set_pick(&s.sampler.pick_at(context as u64));
-            }
-            if s.tells_prompt() || (yields && (by_host || s.request.logprobs.is_some())) {
-                self.inputs.ask_logits();
-            }
+            let (by_host, generated) = (s.is_picked_by_host(samples), s.decodes());
             self.next.sitting_out += usize::from(yields && s.waits_for_host(samples));
-            self.next.planned.push(Planned { slot, id, context, yields, by_host });
+            self.next.planned.push(Planned { slot, id, past, context, generated, yields, by_host });
             left.t -= new as u64;
             left.b -= 1;
             left.s -= context as u64;
             left.pairs -= (new * context) as u64;
             done += new;
+            if self.groups.has_slots() {
+                break;
+            }
         }
-        Ok(done)
+        done
+    }
+
+    /// Puts what was planned into the step's inputs.
+    fn push(&mut self, planned: Planned) -> Result<(), EngineError> {
+        let (samples, spare) = (self.executor.samples(), self.room());
+        let Planned { slot, past, context, generated, yields, by_host, .. } = planned;
+        let (s, inputs) = (&mut self.sequences[slot], &mut self.inputs);
+        self.groups.leave_snapshots(&mut self.pool, s, past, spare);
+        let rows = self.groups.rows(s, past);
+        if !generated {
+            inputs.begin_prompts();
+        }
+        if let (Some((_, row)), true) = (s.coming, past == s.tokens.len()) {
+            inputs.push_fed(row, context, rows)?;
+        } else {
+            inputs.push_rows(&s.tokens[past..context], context, rows)?;
+        }
+        if yields && samples && !by_host {
+            inputs.set_pick(&s.sampler.pick_at(context as u64));
+        }
+        if s.tells_prompt() || (yields && (by_host || s.request.logprobs.is_some())) {
+            inputs.ask_logits();
+        }
+        Ok(())
     }
 
     /// The smaller, the earlier its turn.

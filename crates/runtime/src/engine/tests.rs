@@ -2,6 +2,7 @@
 //! wrong row, a row too early or another's row yields another text.
 
 mod fake;
+mod memory;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -9,7 +10,7 @@ use std::ops::ControlFlow;
 use infernum_ir::{Dims, random};
 use proptest::prelude::*;
 
-use fake::{CURSED, Fake, VOCAB, hash, logits, solo};
+use fake::{CURSED, Fake, Text, VOCAB, hash, solo};
 
 use super::schedule::fitting_chunk;
 use super::*;
@@ -25,7 +26,19 @@ fn engine_with(
     gpu: bool,
     options: EngineOptions,
 ) -> Engine<Fake> {
+    engine_of(&[GroupKind::Paged], step, chunk, blocks, gpu, options)
+}
+
+fn engine_of(
+    groups: &[GroupKind],
+    step: Dims,
+    chunk: usize,
+    blocks: usize,
+    gpu: bool,
+    options: EngineOptions,
+) -> Engine<Fake> {
     let executor = Fake {
+        groups: groups.to_vec(),
         samples: gpu,
         feeds: gpu,
         rows: vec![None; blocks * BLOCK],
@@ -47,6 +60,9 @@ fn engine_with(
     };
     let mut engine = Engine::new(executor, limits, options).expect("options that agree");
     engine.one_in = 2;
+    if options.prefix_cache {
+        engine.groups.snapshot_every = 3 * BLOCK;
+    }
     engine
 }
 
@@ -55,18 +71,6 @@ fn engine(step: Dims, chunk: usize) -> Engine<Fake> {
 }
 
 const STEP: Dims = Dims { t: 8, b: 4, s: 160, pairs: 300 };
-
-impl Engine<Fake> {
-    /// Fails if a block is lost or has users that do not know of it.
-    fn audit(&self) {
-        let users: Vec<&[u32]> = self.sequences.iter().map(|(_, s)| s.blocks.as_slice()).collect();
-        self.pool.check(&users);
-        for (_, s) in &self.sequences {
-            assert!(s.running || s.blocks.is_empty(), "waiting with memory");
-        }
-        assert_eq!(self.running.len() + self.waiting.len(), self.sequences.len());
-    }
-}
 
 /// Random requests.
 struct Random(random::Rng);
@@ -144,6 +148,7 @@ fn bound(options: &EngineOptions) -> u64 {
 /// Random arrivals and cancellations, so many steps; panics at anything that must not be.
 fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
     let (mut random, bound) = (Random::new(seed), bound(engine.options()));
+    let groups = &engine.executor.groups.clone();
     let mut live: BTreeMap<RequestId, Live> = BTreeMap::new();
     let (mut events, mut failed) = (Vec::new(), 0);
     for now in 0..steps {
@@ -173,6 +178,8 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
             engine.audit();
         }
         engine.step(&mut events).expect("a step");
+        let census = engine.pool.census();
+        assert_eq!(census.iter().sum::<usize>(), engine.pool.total(), "used, kept and free");
         for event in events.drain(..) {
             match event {
                 Event::Started(id, found) => {
@@ -182,8 +189,9 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
                 }
                 Event::Prompt(id, logprobs) => {
                     let l = live.get_mut(&id).expect("an event of one that lives");
-                    let before = l.request.tokens[..l.prompt].iter().copied();
-                    let expected = Logprobs::new(&logits(before), l.request.tokens[l.prompt], 1);
+                    let (mut text, mut row) = (Text::new(groups), Vec::new());
+                    l.request.tokens[..l.prompt].iter().for_each(|t| row = text.push(*t));
+                    let expected = Logprobs::new(&row, l.request.tokens[l.prompt], 1);
                     assert_eq!(*logprobs, expected);
                     l.prompt += 1;
                 }
@@ -197,7 +205,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
                 Event::Finished(id, reason) => {
                     let l = live.remove(&id).expect("one that had not ended");
                     let mut expected = Vec::new();
-                    let alone = solo(&l.request, |row, token| {
+                    let alone = solo(groups, &l.request, |row, token| {
                         expected.extend(l.request.logprobs.map(|n| Logprobs::new(row, token, n)));
                     });
                     // That of a stop token which is not told is not, either.

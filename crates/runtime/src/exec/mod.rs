@@ -4,7 +4,7 @@
 pub(crate) mod elements;
 mod error;
 mod executor;
-mod groups;
+pub(crate) mod groups;
 mod observe;
 pub(crate) mod plan_check;
 mod sequence;

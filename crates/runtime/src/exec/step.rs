@@ -14,6 +14,9 @@ use crate::sampling::{SamplingParams, SeenToken, TokenPick};
 pub struct StepInputs {
     block_size: usize,
     step: StepShape,
+    /// Sequences of generated rows, and whether those that come next are of prompts.
+    generated: usize,
+    has_prompts: bool,
     tokens: Vec<u32>,
     groups: Vec<GroupKind>,
     blocks: Vec<u32>,
@@ -87,6 +90,8 @@ impl StepInputs {
         StepInputs {
             block_size: block_size.max(1),
             step: StepShape::default(),
+            generated: 0,
+            has_prompts: false,
             tokens: Vec::new(),
             groups: vec![GroupKind::Paged],
             blocks: Vec::new(),
@@ -130,6 +135,7 @@ impl StepInputs {
     /// Removes all sequences.
     pub fn clear(&mut self) {
         self.step.seqs.clear();
+        (self.generated, self.has_prompts) = (0, false);
         self.tokens.clear();
         self.blocks.clear();
         self.tables.clear();
@@ -188,16 +194,30 @@ impl StepInputs {
         &self.seen
     }
 
+    /// The rows of sequences pushed from here on are of prompts, also where there is one token.
+    pub fn begin_prompts(&mut self) {
+        self.has_prompts = true;
+    }
+
+    /// Sequences whose row was generated, or could have been: the first ones pushed, of one token each, up to
+    /// the first that has more or to [`StepInputs::begin_prompts`]. Executors may compute their rows in
+    /// another way than those of prompts, so that whoever pushes them first gains by it.
+    pub fn generated(&self) -> usize {
+        self.generated
+    }
+
     /// Adds a sequence: `tokens` to compute, after which its cache holds `context` rows, row `i`
-    /// in block `blocks[i / block_size]`. No block may be another sequence's that is written. For a cache of one
-    /// group of layers.
+    /// in block `blocks[i / block_size]`. No block may be another sequence's that is written. For a cache of several
+    /// groups of layers, whose rows are of tokens, `blocks` is a table of each, one after the other and of one length.
     pub fn push(
         &mut self,
         tokens: &[u32],
         context: usize,
         blocks: &[u32],
     ) -> Result<(), ExecError> {
-        self.push_rows(tokens, context, [GroupRows::Table(blocks)])
+        let each = blocks.len() / self.groups.len().max(1);
+        let table = |group| GroupRows::Table(&blocks[group * each..(group + 1) * each]);
+        self.push_rows(tokens, context, (0..self.groups.len()).map(table))
     }
 
     /// As [`StepInputs::push`], with what the sequence has of each group.
@@ -221,6 +241,8 @@ impl StepInputs {
         }
         self.tokens.extend_from_slice(tokens);
         self.step.seqs.push(SeqShape { new: tokens.len(), context });
+        self.has_prompts |= tokens.len() > 1;
+        self.generated += usize::from(!self.has_prompts);
         Ok(())
     }
 
@@ -270,19 +292,9 @@ impl StepInputs {
         Ok(())
     }
 
-    /// As [`StepInputs::push`], of one token: that of row `row` of the step submitted before this one,
+    /// As [`StepInputs::push_rows`], of one token: that of row `row` of the step submitted before this one,
     /// which need not have ended. For executors that [take](super::Executor::feeds) it.
-    pub fn push_fed(
-        &mut self,
-        row: usize,
-        context: usize,
-        blocks: &[u32],
-    ) -> Result<(), ExecError> {
-        self.push_fed_rows(row, context, [GroupRows::Table(blocks)])
-    }
-
-    /// As [`StepInputs::push_fed`], with what the sequence has of each group.
-    pub fn push_fed_rows<'a>(
+    pub fn push_fed<'a>(
         &mut self,
         row: usize,
         context: usize,
@@ -313,9 +325,9 @@ impl StepInputs {
         &self.step
     }
 
-    /// Whether every sequence has one token to compute.
+    /// Whether all rows are [generated](StepInputs::generated) ones.
     pub fn is_decode_only(&self) -> bool {
-        self.step.seqs.iter().all(|s| s.new == 1)
+        self.generated == self.step.seqs.len()
     }
 
     /// Token ids, u32 `[T]`; see [`StepInputs::fed_row`].

@@ -115,7 +115,8 @@ impl Fake {
         }
     }
 
-    /// A layer whose state is one value, which each of the slot's blocks has in its first row.
+    /// A layer whose state is one value, which each of the slot's blocks has in its first row, and in the second one
+    /// of how many tokens it is.
     fn scan(&mut self, inputs: &StepInputs, group: usize, values: &mut [Value]) {
         let size = self.block_size;
         let mut values = values.iter_mut();
@@ -123,23 +124,28 @@ impl Fake {
         for (i, seq) in inputs.step().seqs.iter().enumerate() {
             let read = inputs.slot_read(i, group);
             assert_eq!(read.is_empty(), seq.context == seq.new, "a state begins with a sequence");
-            let states = read.iter().map(|b| self.rows[*b as usize * size].expect("a state"));
-            let states: Vec<Value> = states.collect();
-            assert!(states.windows(2).all(|s| s[0] == s[1]), "parts of two states");
-            let mut state = states.first().copied().unwrap_or(START);
+            let part = |b: &u32| [0, 1].map(|i| self.rows[*b as usize * size + i]);
+            assert!(read.windows(2).all(|b| part(&b[0]) == part(&b[1])), "parts of two states");
+            let mut state = START;
+            if let Some([found, of]) = read.first().map(part) {
+                let past = (seq.context - seq.new) as u32;
+                assert_eq!(of, Some(Some(past)), "a state of another number of tokens");
+                state = found.expect("a state");
+            }
             for value in values.by_ref().take(seq.new) {
                 state = fold(state, *value);
                 *value = state;
             }
-            written.push((i, state));
+            written.push((i, state, Some(seq.context as u32)));
         }
-        for (i, state) in written {
+        for (i, state, of) in written {
             let others = (0..inputs.step().seqs.len()).filter(|other| *other != i);
             for &block in inputs.blocks(i, group) {
                 let is_read = |other: usize| inputs.slot_read(other, group).contains(&block);
                 assert!(!others.clone().any(is_read), "written while another reads it");
                 self.rows[block as usize * size..][..size].fill(None);
                 self.rows[block as usize * size] = Some(state);
+                self.rows[block as usize * size + 1] = Some(of);
             }
         }
     }
