@@ -55,7 +55,7 @@ schedule g
         );
         let module = module.unwrap_or_else(|e| panic!("{e}"));
         let n = SEQUENCES as u64;
-        let limits = Dims { t: n, b: n, s: n * n, pairs: n * n * n };
+        let limits = Dims { t: n, b: n, s: n * n, pairs: n * n * n, seqs: n };
         let target = if device.is_some() { TargetKind::Cuda } else { TargetKind::Cpu };
         let mut plan = infernum_codegen::plan(&module, target, limits).expect("a plan");
         if let Some(device) = device {

@@ -224,7 +224,7 @@ pub(crate) fn covers(plan: &Plan) -> Result<(), PlanError> {
         let kinds: &[bool] = if tokens == 1 { &[true] } else { &[false, true] };
         let lacks = |kind: &&bool| plan.schedule(tokens, **kind).is_none();
         if let Some(&decode_only) = kinds.iter().find(lacks)
-            && (!decode_only || tokens <= plan.limits.b)
+            && (!decode_only || tokens <= plan.limits.seqs)
         {
             return Err(PlanError::Gap { tokens, decode_only });
         }

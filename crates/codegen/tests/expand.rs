@@ -5,7 +5,7 @@ use infernum_ir::interp::{Interpreter, Rounding, SeqShape, States, StepShape, Te
 use infernum_ir::{Dims, Module, NodeKind, Op, Type, WeightRef, text, verify};
 use infernum_passes::data::Kernels;
 
-const LIMITS: Dims = Dims { t: 16, b: 4, s: 64, pairs: 1024 };
+const LIMITS: Dims = Dims { t: 16, b: 4, s: 64, pairs: 1024, seqs: 4 };
 
 /// Head-wise norm, packed projections, a threaded cache, two results.
 const FUSED: &str = r"
@@ -72,7 +72,7 @@ fn run(module: &Module) -> Vec<Vec<f64>> {
         let seqs = sizes.map(|(new, context)| SeqShape { new, context }).to_vec();
         let tokens: Vec<u32> = (0..seqs.iter().map(|s| s.new as u32).sum()).collect();
         let result = Interpreter::new(&weights, Rounding::Exact)
-            .step(module, &StepShape { seqs }, &tokens, &mut states, &mut |_, _| {})
+            .step(module, &StepShape::of(seqs), &tokens, &mut states, &mut |_, _| {})
             .unwrap_or_else(|e| panic!("{e}"));
         out.push(result[0].data.clone());
     }

@@ -23,6 +23,8 @@ pub struct Tensor {
 pub struct StepShape {
     /// In the order of their tokens.
     pub seqs: Vec<SeqShape>,
+    /// Tokens that yield a row of output, in order; the last of each sequence where this is empty.
+    pub outputs: Vec<u32>,
 }
 
 /// One sequence's part in a step.
@@ -55,9 +57,25 @@ impl TokenPlace {
 }
 
 impl StepShape {
+    /// A step of these sequences, of which the last token of each yields.
+    pub fn of(seqs: Vec<SeqShape>) -> StepShape {
+        StepShape { seqs, outputs: Vec::new() }
+    }
+
     /// A step of one sequence.
     pub fn one(new: usize, context: usize) -> StepShape {
-        StepShape { seqs: vec![SeqShape { new, context }] }
+        StepShape::of(vec![SeqShape { new, context }])
+    }
+
+    /// The tokens that yield a row of output, in order.
+    pub fn output_rows(&self) -> impl Iterator<Item = u32> + '_ {
+        let mut end = 0;
+        let seqs = if self.outputs.is_empty() { &self.seqs[..] } else { &[] };
+        let last = seqs.iter().map(move |s| {
+            end += s.new as u32;
+            end - 1
+        });
+        last.chain(self.outputs.iter().copied())
     }
 
     /// The step's sizes.
@@ -65,9 +83,10 @@ impl StepShape {
         let sum = |f: fn(&SeqShape) -> usize| self.seqs.iter().map(f).sum::<usize>() as u64;
         Dims {
             t: sum(|s| s.new),
-            b: self.seqs.len() as u64,
+            b: if self.outputs.is_empty() { self.seqs.len() } else { self.outputs.len() } as u64,
             s: sum(|s| s.context),
             pairs: sum(|s| s.new * s.context),
+            seqs: self.seqs.len() as u64,
         }
     }
 
@@ -232,12 +251,7 @@ impl<'a> Interpreter<'a> {
                 if rows == step.dims().t as usize {
                     vector((0..rows).map(|r| r as f64).collect())
                 } else {
-                    let mut end = 0;
-                    let last = step.seqs.iter().map(|s| {
-                        end += s.new;
-                        end as f64 - 1.0
-                    });
-                    vector(last.collect())
+                    vector(step.output_rows().map(f64::from).collect())
                 }
             }
         };

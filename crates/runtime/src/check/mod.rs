@@ -129,7 +129,7 @@ impl Trial {
         let (mut states, mut steps) = (States::default(), Vec::new());
         for (n, sizes) in batch.steps.iter().enumerate() {
             let seqs = sizes.iter().map(|&(new, context)| SeqShape { new, context }).collect();
-            let step = StepShape { seqs };
+            let step = StepShape::of(seqs);
             let tokens = step.dims().t as usize;
             let tokens: Vec<u32> =
                 (0..tokens).map(|i| ((i * 11 + 7 * n + 3) % 31) as u32).collect();

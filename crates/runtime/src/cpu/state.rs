@@ -39,6 +39,7 @@ impl StepState {
         }
         self.dims = dims;
         self.step.seqs.clone_from(&inputs.step().seqs);
+        self.step.outputs.clone_from(&inputs.step().outputs);
         refill(&mut self.places, self.step.tokens());
         refill(&mut self.tokens, inputs.tokens().iter().copied());
         refill(&mut self.positions, self.places.iter().map(|p| p.row as i32));
@@ -47,7 +48,7 @@ impl StepState {
         self.rows.iter_mut().for_each(Vec::clear);
         self.context_positions.clear();
         self.output_rows.clear();
-        let (size, mut end) = (inputs.block_size(), 0);
+        let size = inputs.block_size();
         for (i, seq) in self.step.seqs.iter().enumerate() {
             for (group, (kind, rows)) in inputs.groups().iter().zip(&mut self.rows).enumerate() {
                 if matches!(kind, GroupKind::Slot { .. }) {
@@ -58,13 +59,11 @@ impl StepState {
                 rows.extend((0..seq.context).map(row));
             }
             self.context_positions.extend(0..seq.context as i32);
-            end += seq.new as u32;
-            if output_rows != Some(Sym::T) {
-                self.output_rows.push(end - 1);
-            }
         }
         if output_rows == Some(Sym::T) {
-            self.output_rows.extend(0..end);
+            self.output_rows.extend(0..dims.t as u32);
+        } else {
+            self.output_rows.extend(inputs.step().output_rows());
         }
         Ok(())
     }

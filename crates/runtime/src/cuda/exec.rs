@@ -228,7 +228,7 @@ impl CudaExecutor {
     fn key(&self, sequences: u64, sampled: bool) -> Option<Key> {
         let plan = &self.core.plan;
         let schedule = plan.schedule(sequences, true)?;
-        let most = plan.schedules[schedule].bucket.max.min(plan.limits.t).min(plan.limits.b);
+        let most = plan.schedules[schedule].bucket.max.min(plan.limits.t).min(plan.limits.seqs);
         let sequences = graphs::rounded(sequences, most)?;
         Some(Key { schedule, sequences, sampled })
     }
@@ -237,7 +237,7 @@ impl CudaExecutor {
     fn missing(&self, key: Key) -> Option<Key> {
         let larger = |key: &Key| {
             let next = key.sequences + 1;
-            (next <= self.core.plan.limits.b).then(|| self.key(next, key.sampled)).flatten()
+            (next <= self.core.plan.limits.seqs).then(|| self.key(next, key.sampled)).flatten()
         };
         let mut all = std::iter::successors(larger(&key), larger);
         all.find(|key| !self.graphs.0.contains_key(key))
@@ -333,7 +333,7 @@ impl Executor for CudaExecutor {
         let sampled = inputs.is_sampled();
         let one_by_one = !graphs || poison || profile || self.core.watch.is_some();
         let recorded = (!one_by_one && inputs.is_decode_only())
-            .then(|| self.key(dims.all.b, sampled))
+            .then(|| self.key(dims.all.seqs, sampled))
             .flatten();
         let Some(key) = recorded else {
             self.core.calls(schedule, &dims)?;

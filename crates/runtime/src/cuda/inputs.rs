@@ -60,7 +60,7 @@ impl Layout {
         parts: bool,
         groups: usize,
     ) -> Layout {
-        let (t, b) = (limits.t as usize, limits.b as usize);
+        let (t, b, seqs) = (limits.t as usize, limits.b as usize, limits.seqs as usize);
         let stride = kv_blocks.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE)).max(1);
         let context_rows = if contexts { limits.s as usize } else { 0 };
         let sizes: [usize; FIELDS] = [
@@ -70,11 +70,11 @@ impl Layout {
             4 * context_rows,
             4 * t,
             4 * t * groups,
-            4 * (b + 1),
-            4 * b,
-            4 * (b + 1),
+            4 * (seqs + 1),
+            4 * seqs,
+            4 * (seqs + 1),
             8 * t,
-            4 * b * stride * groups,
+            4 * seqs * stride * groups,
             size_of::<abi::TokenPick>() * b,
         ];
         let headers = groups * if parts { Part::ALL.len() } else { 1 };
@@ -102,7 +102,7 @@ impl Layout {
     fn of_group(&self, group: usize, dims: &Dims) -> [u64; 2] {
         let group = group as u64;
         let slots = self.address(Field::Slots) + 4 * group * dims.t;
-        [slots, self.address(Field::Blocks) + 4 * group * dims.b * self.stride as u64]
+        [slots, self.address(Field::Blocks) + 4 * group * dims.seqs * self.stride as u64]
     }
 
     /// Its size.
@@ -165,9 +165,6 @@ impl Layout {
                 }
                 token += 1;
             }
-            if output_rows != Some(Sym::T) {
-                w.push(Field::OutputRows, token - 1);
-            }
             if contexts {
                 (0..seq.context).for_each(|p| w.push(Field::ContextPositions, p as u32));
             }
@@ -178,6 +175,9 @@ impl Layout {
         }
         w.push(Field::First, token);
         w.push(Field::ContextStart, row);
+        if output_rows != Some(Sym::T) {
+            inputs.step().output_rows().for_each(|row| w.push(Field::OutputRows, row));
+        }
         if inputs.is_sampled() {
             w.picks(inputs, seen);
         }
@@ -258,7 +258,8 @@ impl Writer<'_> {
             T: dims.t as i32,
             B: dims.b as i32,
             S: dims.s as i32,
-            block_stride: self.layout.stride as i32,
+            seqs: dims.seqs as i32,
+            block_stride: self.layout.stride as i64,
             pairs: dims.pairs as i64,
             tokens: Address::new(at(Field::Tokens)),
             positions: Address::new(at(Field::Positions)),
@@ -275,13 +276,13 @@ impl Writer<'_> {
         }
     }
 
-    /// How the token of every sequence is picked; `seen` is where kernels see the tokens with penalties.
+    /// How the token of every row of output is picked; `seen` is where kernels see the tokens with penalties.
     fn picks(&mut self, inputs: &StepInputs, mut seen: u64) {
         const SIZE: usize = size_of::<abi::TokenPick>();
         let start = self.layout.offsets[Field::Picks as usize];
-        let all = &mut self.to[start..start + SIZE * inputs.step().seqs.len()];
+        let all = &mut self.to[start..start + SIZE * inputs.step().dims().b as usize];
         all.fill(0);
-        for (seq, pick) in inputs.picks() {
+        for (row, pick) in inputs.picks() {
             let p = pick.params;
             let pick_of_kernels = abi::TokenPick {
                 scale: p.scale(),
@@ -295,7 +296,7 @@ impl Writer<'_> {
                 seen_count: pick.seen.len() as u32,
                 seen: Address::new(seen),
             };
-            all[SIZE * seq..SIZE * (seq + 1)].copy_from_slice(bytemuck::bytes_of(&pick_of_kernels));
+            all[SIZE * row..SIZE * (row + 1)].copy_from_slice(bytemuck::bytes_of(&pick_of_kernels));
             seen += size_of_val(pick.seen) as u64;
         }
     }
@@ -322,8 +323,8 @@ impl Writer<'_> {
 }
 
 fn of_size(step: abi::Step, dims: &Dims) -> abi::Step {
-    let (t, b, s, pairs) = (dims.t as i32, dims.b as i32, dims.s as i32, dims.pairs as i64);
-    abi::Step { T: t, B: b, S: s, pairs, ..step }
+    let (t, b, s, seqs) = (dims.t as i32, dims.b as i32, dims.s as i32, dims.seqs as i32);
+    abi::Step { T: t, B: b, S: s, seqs, pairs: dims.pairs as i64, ..step }
 }
 
 /// What the prompt rows of a step that has generated rows, too, have for themselves: the arrays whose numbers
@@ -344,11 +345,11 @@ impl PromptArrays {
     }
 
     fn size(field: Field, dims: &Dims) -> usize {
-        let (t, b) = (dims.t as usize, dims.b as usize);
+        let (t, seqs) = (dims.t as usize, dims.seqs as usize);
         match field {
             Field::PairStart => 8 * t,
             Field::Seq => 4 * t,
-            _ => 4 * (b + 1),
+            _ => 4 * (seqs + 1),
         }
     }
 
@@ -363,9 +364,9 @@ impl PromptArrays {
         for field in PromptArrays::OWN {
             let (skipped, less) = match field {
                 Field::PairStart => (8 * before.t, before.pairs),
-                Field::Seq => (4 * before.t, before.b),
-                Field::First => (4 * before.b, before.t),
-                _ => (4 * before.b, before.s),
+                Field::Seq => (4 * before.t, before.seqs),
+                Field::First => (4 * before.seqs, before.t),
+                _ => (4 * before.seqs, before.s),
             };
             let size = PromptArrays::size(field, &self.dims);
             let start = w.layout.offsets[field as usize] + skipped as usize;
@@ -392,10 +393,10 @@ impl PromptArrays {
             seq: Address::new(own(Field::Seq)),
             slots: Address::new(slots + 4 * before.t),
             first: Address::new(own(Field::First)),
-            context: Address::new(beyond(Field::Context, before.b)),
+            context: Address::new(beyond(Field::Context, before.seqs)),
             context_start: Address::new(own(Field::ContextStart)),
             pair_start: Address::new(own(Field::PairStart)),
-            blocks: Address::new(blocks + 4 * before.b * layout.stride as u64),
+            blocks: Address::new(blocks + 4 * before.seqs * layout.stride as u64),
             ..part
         }
     }
@@ -414,7 +415,7 @@ mod tests {
 
     #[test]
     fn a_step_is_laid_out_as_kernels_read_it() {
-        let limits = Dims { t: 8, b: 2, s: 64, pairs: 512 };
+        let limits = Dims { t: 8, b: 2, s: 64, pairs: 512, seqs: 2 };
         let layout = Layout::new(&limits, 9, true, false, 1).at(1 << 20);
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[5, 6], 18, &[3, 7]).expect("a sequence");
@@ -431,10 +432,10 @@ mod tests {
             |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let wide =
             |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        assert_eq!([word(0), word(4), word(8), word(12)], [3, 2, 19, 4]);
-        assert_eq!(wide(16), 2 * 18 + 1);
+        assert_eq!([word(0), word(4), word(8), word(12)], [3, 2, 19, 2]);
+        assert_eq!([wide(16), wide(24)], [4, 2 * 18 + 1]);
         let array = |field: Field, n: usize| -> Vec<u32> {
-            let at = (wide(24 + 8 * field as usize) - (1 << 20)) as usize;
+            let at = (wide(32 + 8 * field as usize) - (1 << 20)) as usize;
             (0..n).map(|i| word(at + 4 * i)).collect()
         };
         assert_eq!(array(Field::Tokens, 3), [5, 6, 8]);
@@ -472,7 +473,7 @@ mod tests {
             }
             inputs
         };
-        let limits = Dims { t: 9, b: 5, s: 64, pairs: 512 };
+        let limits = Dims { t: 9, b: 5, s: 64, pairs: 512, seqs: 5 };
         let layout = Layout::new(&limits, 9, true, true, 1).at(1 << 20);
         for generated in 0..=sequences.len() {
             // Generated rows are those in front.
@@ -495,7 +496,8 @@ mod tests {
                 (Part::Generated, &mixed[..generated]),
                 (Part::Prompt, &mixed[generated..]),
             ] {
-                assert_eq!(dims.of(part), inputs(own).step().dims());
+                let size = |dims: Dims| Dims { b: 0, ..dims };
+                assert_eq!(size(dims.of(part)), size(inputs(own).step().dims()));
                 let seen = Seen { bytes: &bytes[..used], at: HEADER * part.view() };
                 let mut alone = vec![9; layout.bytes()];
                 let (_, end) =
@@ -524,11 +526,11 @@ mod tests {
 
         /// The step's sizes and all that it points to.
         fn arrays(&self) -> Vec<Vec<u32>> {
-            let sizes = self.words(self.at, 6);
-            let (t, b, s, stride) =
-                (sizes[0] as usize, sizes[1] as usize, sizes[2] as usize, sizes[3] as usize);
+            let mut sizes = self.words(self.at, 8);
+            sizes[1] = 0; // output is of all rows
+            let [t, _, s, b, stride] = [0, 1, 2, 3, 4].map(|i| sizes[i] as usize);
             let array = |field: Field, n: usize| {
-                let low = self.words(self.at + 24 + 8 * field as usize, 2)[0] as usize;
+                let low = self.words(self.at + 32 + 8 * field as usize, 2)[0] as usize;
                 self.words(low - (1 << 20), n)
             };
             let fields = [
@@ -555,7 +557,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        let limits = Dims { t: 2, b: 1, s: 32, pairs: 64 };
+        let limits = Dims { t: 2, b: 1, s: 32, pairs: 64, seqs: 1 };
         let layout = Layout::new(&limits, 2, false, false, 1);
         let mut bytes = vec![0; layout.bytes()];
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);

@@ -94,6 +94,11 @@ impl BlockPool {
         true
     }
 
+    /// Whether a block is kept.
+    pub fn is_kept(&self, block: u32) -> bool {
+        self.kept.get(block as usize).is_some_and(Option::is_some)
+    }
+
     /// Takes a block back from one user.
     pub fn release(&mut self, block: u32) {
         let users = &mut self.users[block as usize];
@@ -137,6 +142,14 @@ impl BlockPool {
     /// Lets go of a prefix.
     pub fn leave(&mut self, prefix: Prefix) {
         self.prefixes.leave(prefix);
+    }
+
+    /// Lets go of a prefix, for the one that is a block shorter.
+    pub fn back(&mut self, prefix: Prefix) -> Prefix {
+        let shorter = self.prefixes.shorter(prefix);
+        self.prefixes.hold(shorter);
+        self.prefixes.leave(prefix);
+        shorter
     }
 
     /// The blocks that a group keeps under a prefix.

@@ -31,6 +31,24 @@ pub(super) struct Held {
     pub(super) left: Vec<(usize, Vec<u32>)>,
 }
 
+impl Held {
+    /// Gives what a table has beyond `left` blocks back.
+    fn shrink(&mut self, pool: &mut BlockPool, left: usize) {
+        while self.blocks.len() > left {
+            let block = self.blocks.pop();
+            block.into_iter().filter(|_| self.blocks.len() >= self.gone).for_each(|b| pool.release(b));
+        }
+        self.gone = self.gone.min(left);
+    }
+
+    /// Gives all blocks of a slot back.
+    fn release_slot(&mut self, pool: &mut BlockPool) {
+        pool.release_all(&mut self.blocks);
+        pool.release_all(&mut self.read);
+        self.left.drain(..).for_each(|(_, mut blocks)| pool.release_all(&mut blocks));
+    }
+}
+
 impl Groups {
     /// `chunk`: rows of a sequence that a step computes at most.
     pub(super) fn new(kinds: Vec<GroupKind>, block_size: usize, chunk: usize) -> Groups {
@@ -108,11 +126,44 @@ impl Groups {
         for held in &mut s.held {
             held.blocks.clear();
             held.gone = 0;
-            pool.release_all(&mut held.read);
-            held.left.drain(..).for_each(|(_, mut blocks)| pool.release_all(&mut blocks));
+            held.release_slot(pool);
         }
         pool.leave(s.prefix);
         s.restart();
+    }
+
+    /// Gives the rows after the first `rows` back, and the blocks that nothing is left in. All rows go where a group
+    /// no longer has what it needs to go on from there.
+    pub(super) fn truncate(&self, pool: &mut BlockPool, s: &mut Sequence, rows: usize) {
+        let size = self.block_size;
+        // A block that is kept is others', too: it is given back as a whole, since none of its rows may be
+        // written again.
+        let mut rows = if rows < s.kept * size { rows - rows % size } else { rows };
+        let is_shorter = rows < s.submitted;
+        if is_shorter {
+            let lacks = |(kind, held): (&GroupKind, &Held)| match kind {
+                GroupKind::Slot { .. } => true,
+                _ => kind.first_row(rows) / size < held.gone,
+            };
+            if self.kinds.iter().zip(&s.held).any(lacks) {
+                rows = 0;
+            }
+            s.truncations += 1;
+            s.submitted = rows;
+            s.computed = s.computed.min(rows);
+        }
+        while s.kept * size > rows {
+            s.prefix = pool.back(s.prefix);
+            s.kept -= 1;
+        }
+        let left = pool.whole_runs(rows.div_ceil(size));
+        for (kind, held) in self.kinds.iter().zip(&mut s.held) {
+            match kind {
+                GroupKind::Slot { .. } if !is_shorter => {}
+                GroupKind::Slot { .. } => held.release_slot(pool),
+                _ => held.shrink(pool, left),
+            }
+        }
     }
 
     /// Keeps what is full and computed for others.

@@ -74,11 +74,23 @@ struct Planned {
     /// Rows in the cache before, and then.
     past: usize,
     context: usize,
+    /// [`Sequence::truncations`] then.
+    truncations: u32,
     /// Whether its row was generated. Those rows come first in a step: executors may compute them another way.
     generated: bool,
-    /// Whether the row yields the next token, and whether the host picks it from the logits.
+    /// How many of its last rows yield a row of output, and the first of these.
+    rows: usize,
+    output: usize,
+    /// Whether the last row yields the next token, and whether the host picks it from the logits.
     yields: bool,
     by_host: bool,
+}
+
+impl Planned {
+    /// The row of output of its last row, if that yields.
+    fn last_output(&self) -> usize {
+        (self.output + self.rows).saturating_sub(1)
+    }
 }
 
 /// A step waits for the one before where more than one row in so many would sit it out otherwise: it
@@ -183,6 +195,15 @@ impl<E: Executor> Engine<E> {
         }
     }
 
+    /// Takes the cache's rows after the first `rows` back from a request; those that it needs are computed again.
+    /// What steps under way yield still counts. Requests that are unknown or have no more rows stay as they are.
+    pub fn truncate(&mut self, id: RequestId, rows: usize) {
+        let found = self.sequences.iter_mut().find(|(_, s)| s.id == id && s.running);
+        if let Some((_, s)) = found {
+            self.groups.truncate(&mut self.pool, s, rows);
+        }
+    }
+
     /// Where a request stands; `None` if it has ended.
     pub fn state(&self, id: RequestId) -> Option<State> {
         self.sequences.iter().find(|(_, s)| s.id == id).map(|(_, s)| s.state())
@@ -273,13 +294,13 @@ impl<E: Executor> Engine<E> {
 
     /// Notes what is under way.
     fn depart(&mut self, flight: &Flight) {
-        for (row, planned) in flight.planned.iter().enumerate() {
+        for planned in &flight.planned {
             let sequence = &mut self.sequences[planned.slot];
             sequence.submitted = planned.context;
             sequence.served = flight.step;
             self.groups.depart(&mut self.pool, sequence);
             if planned.yields {
-                sequence.coming = Some((flight.step, row));
+                sequence.coming = Some((flight.step, planned.last_output()));
             }
         }
     }

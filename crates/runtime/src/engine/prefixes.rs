@@ -99,6 +99,14 @@ impl Prefixes {
         node
     }
 
+    /// The prefix that is a block shorter; the root is its own.
+    pub(super) fn shorter(&self, prefix: Prefix) -> Prefix {
+        match prefix {
+            Prefix::Root(_) => prefix,
+            Prefix::Node(node) => self.nodes[node as usize].after,
+        }
+    }
+
     /// Holds on to a prefix once more.
     pub(super) fn hold(&mut self, prefix: Prefix) {
         if let Prefix::Node(node) = prefix {

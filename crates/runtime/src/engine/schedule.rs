@@ -72,7 +72,7 @@ impl<E: Executor> Engine<E> {
     pub(super) fn admit(&mut self, events: &mut Vec<Event>) {
         let most = match (self.options.batching, self.options.max_running) {
             (Batching::None, _) => 1,
-            (_, 0) => self.limits.step.b as usize,
+            (_, 0) => self.limits.step.seqs as usize,
             (_, most) => most,
         };
         if self.options.batching == Batching::Static && !self.running.is_empty() {
@@ -140,8 +140,8 @@ impl<E: Executor> Engine<E> {
         let decodes = order.iter().filter(|slot| self.sequences[**slot].decodes()).count();
         let kept_free = if self.options.policy == Policy::PrefillFirst { 0 } else { decodes };
         let mut prompts = self.limits.chunk.min((left.t as usize).saturating_sub(kept_free));
-        for &slot in &order {
-            if left.t == 0 || left.b == 0 {
+        for (at, &slot) in order.iter().enumerate() {
+            if left.t == 0 || left.seqs == 0 {
                 break;
             }
             self.share(slot);
@@ -152,7 +152,10 @@ impl<E: Executor> Engine<E> {
                 (false, true) => self.limits.chunk,
                 (false, false) => prompts,
             };
-            let new = self.plan(slot, most, &mut left);
+            // One row of output is for each of those that come after.
+            let others = (order.len() - at - 1).min(left.seqs as usize - 1);
+            let outputs = (left.b as usize).saturating_sub(others).max(1);
+            let new = self.plan(slot, (most, outputs), &mut left);
             if !self.sequences[slot].decodes() {
                 prompts = prompts.saturating_sub(new);
             }
@@ -162,13 +165,13 @@ impl<E: Executor> Engine<E> {
             self.next.planned.sort_by_key(|planned| !planned.generated);
         }
         for at in 0..self.next.planned.len() {
-            self.push(self.next.planned[at])?;
+            self.push(at)?;
         }
         Ok(!self.next.planned.is_empty())
     }
 
-    /// Plans up to `most` of a sequence's rows: how many.
-    fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> usize {
+    /// Plans up to `most` of a sequence's rows, with so many rows of output at most: how many.
+    fn plan(&mut self, slot: usize, (most, outputs): (usize, usize), left: &mut Dims) -> usize {
         let samples = self.executor.samples();
         let s = &mut self.sequences[slot];
         let (id, wanted) = (s.id, s.wanted(&self.limits, samples).min(most));
@@ -177,48 +180,61 @@ impl<E: Executor> Engine<E> {
             // Not while it sits out: its last token is still to be picked.
             s.sampler.reach(s.length() as u64);
         }
-        let s = &self.sequences[slot];
-        // Each row's logits are wanted: each is a sequence of its own, over the same blocks.
-        let single = s.tells_prompt();
-        let mut done = 0;
-        while done < wanted {
-            let past = s.submitted + done;
-            let new = fitting_chunk(if single { 1 } else { wanted - done }, past, left);
-            if new == 0 {
-                break;
-            }
-            let context = past + new;
-            let yields = context == s.length();
-            let (by_host, generated) = (s.is_picked_by_host(samples), s.decodes());
-            self.next.sitting_out += usize::from(yields && s.waits_for_host(samples));
-            self.next.planned.push(Planned { slot, id, past, context, generated, yields, by_host });
-            left.t -= new as u64;
-            left.b -= 1;
-            left.s -= context as u64;
-            left.pairs -= (new * context) as u64;
-            done += new;
-            if self.groups.has_slots() {
-                break;
-            }
+        let (past, outputs) = (s.submitted, outputs.min(left.b as usize));
+        // Of a prompt of which all is told, each row yields whose next token has not been told.
+        let silent = if s.tells_prompt() { (s.told - 1).saturating_sub(past) } else { wanted };
+        let mut new = fitting_chunk(wanted.min(silent + outputs), past, left);
+        if new > 0 && outputs == 0 && past + new == s.length() {
+            new -= 1; // the last row yields the next token
         }
-        done
+        if new == 0 {
+            return 0;
+        }
+        let context = past + new;
+        let yields = context == s.length();
+        let rows = new.saturating_sub(silent).max(usize::from(yields));
+        let (by_host, generated) = (s.is_picked_by_host(samples), s.decodes());
+        self.next.sitting_out += usize::from(yields && s.waits_for_host(samples));
+        let (truncations, output) = (s.truncations, 0);
+        let planned = Planned {
+            slot,
+            id,
+            past,
+            context,
+            truncations,
+            generated,
+            rows,
+            output,
+            yields,
+            by_host,
+        };
+        self.next.planned.push(planned);
+        left.t -= new as u64;
+        left.seqs -= 1;
+        left.b -= rows as u64;
+        left.s -= context as u64;
+        left.pairs -= (new * context) as u64;
+        new
     }
 
     /// Puts what was planned into the step's inputs.
-    fn push(&mut self, planned: Planned) -> Result<(), EngineError> {
+    fn push(&mut self, at: usize) -> Result<(), EngineError> {
         let (samples, spare) = (self.executor.samples(), self.room());
-        let Planned { slot, past, context, generated, yields, by_host, .. } = planned;
-        let (s, inputs) = (&mut self.sequences[slot], &mut self.inputs);
+        let (planned, inputs) = (&mut self.next.planned[at], &mut self.inputs);
+        let Planned { slot, past, context, generated, rows, yields, by_host, .. } = *planned;
+        let s = &mut self.sequences[slot];
         self.groups.leave_snapshots(&mut self.pool, s, past, spare);
-        let rows = self.groups.rows(s, past);
+        let held = self.groups.rows(s, past);
         if !generated {
             inputs.begin_prompts();
         }
         if let (Some((_, row)), true) = (s.coming, past == s.tokens.len()) {
-            inputs.push_fed(row, context, rows)?;
+            inputs.push_fed(row, context, held)?;
         } else {
-            inputs.push_rows(&s.tokens[past..context], context, rows)?;
+            inputs.push_rows(&s.tokens[past..context], context, held)?;
         }
+        inputs.yield_rows(rows)?;
+        planned.output = inputs.last_outputs().start;
         if yields && samples && !by_host {
             inputs.set_pick(&s.sampler.pick_at(context as u64));
         }
@@ -248,7 +264,7 @@ impl<E: Executor> Engine<E> {
 
 /// The most of `wanted` tokens, after `past` cached ones, that fit what is left of a step.
 pub(super) fn fitting_chunk(wanted: usize, past: usize, left: &Dims) -> usize {
-    if left.b == 0 {
+    if left.seqs == 0 {
         return 0;
     }
     let (t, s, pairs) = (left.t as usize, left.s as usize, left.pairs as usize);

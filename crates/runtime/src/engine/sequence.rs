@@ -19,6 +19,8 @@ pub(super) struct Sequence {
     /// Rows in the cache, and with those of the step under way.
     pub(super) computed: usize,
     pub(super) submitted: usize,
+    /// How often rows were given back: those of steps submitted before are not there, whatever comes of these.
+    pub(super) truncations: u32,
     /// The step under way, and its row, that yields the next token.
     pub(super) coming: Option<(u64, usize)>,
     /// Full blocks of tokens whose rows are kept for others, and what the next one depends on.
@@ -46,6 +48,7 @@ impl Sequence {
             held,
             computed: 0,
             submitted: 0,
+            truncations: 0,
             coming: None,
             kept: 0,
             prefix: Prefix::Root(request.salt),

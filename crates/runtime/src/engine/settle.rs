@@ -31,30 +31,22 @@ impl<E: Executor> Engine<E> {
             }
         };
         let mut broken: Vec<Planned> = Vec::new();
-        for (row, planned) in flight.planned.iter().enumerate() {
-            if broken.iter().any(|b| b.id == planned.id) {
-                continue; // its first broken row ends it
-            }
+        for planned in &flight.planned {
             let Some(s) = self.sequences.get_mut(planned.slot).filter(|s| s.id == planned.id)
             else {
                 continue; // cancelled, or ended by the step before
             };
-            s.computed = planned.context;
-            if s.tells_prompt() && (s.told..s.request.tokens.len()).contains(&planned.context) {
-                // A row of the prompt says how likely the prompt's next token was.
-                if argmax(output.row(row)).is_none() {
-                    broken.push(*planned);
-                    continue;
-                }
-                let (next, top) = (s.request.tokens[planned.context], s.request.prompt_logprobs);
-                let logprobs = Logprobs::new(output.row(row), next, top.unwrap_or(0));
-                s.told = planned.context + 1;
-                events.push(Event::Prompt(s.id, Box::new(logprobs)));
+            if planned.truncations == s.truncations {
+                s.computed = planned.context;
+            }
+            if !tell_prompt(s, output, planned, events) {
+                broken.push(*planned);
+                continue;
             }
             if planned.yields {
                 s.coming = s.coming.filter(|(step, _)| *step != flight.step);
                 if s.request.max_tokens > 0 {
-                    let picked = pick(s, output, row, planned.by_host, &mut self.row);
+                    let picked = pick(s, output, planned, &mut self.row);
                     let Some((token, logprobs)) = picked else {
                         broken.push(*planned);
                         continue;
@@ -120,16 +112,41 @@ impl<E: Executor> Engine<E> {
     }
 }
 
-/// The token of a row: the executor's, if it picked one as asked, or else the host's. `None` if the row
+/// Tells how likely the prompt's tokens were that come after the rows of output; false if a row has no token.
+fn tell_prompt(
+    s: &mut Sequence,
+    output: &StepOutput,
+    planned: &Planned,
+    events: &mut Vec<Event>,
+) -> bool {
+    if !s.tells_prompt() {
+        return true;
+    }
+    let top = s.request.prompt_logprobs.unwrap_or(0);
+    for i in 0..planned.rows {
+        // The token after the row.
+        let at = planned.context - planned.rows + i + 1;
+        let Some(&next) = s.request.tokens.get(at).filter(|_| at >= s.told) else { continue };
+        let row = output.row(planned.output + i);
+        if argmax(row).is_none() {
+            return false;
+        }
+        s.told = at + 1;
+        events.push(Event::Prompt(s.id, Box::new(Logprobs::new(row, next, top))));
+    }
+    true
+}
+
+/// The token of a planned row: the executor's, if it picked one as asked, or else the host's. `None` if the row
 /// has none.
 fn pick(
     s: &mut Sequence,
     output: &StepOutput,
-    row: usize,
-    by_host: bool,
+    planned: &Planned,
     scratch: &mut Vec<f32>,
 ) -> Option<(u32, Option<Box<Logprobs>>)> {
-    if let Some(&token) = output.tokens.get(row).filter(|_| !by_host) {
+    let row = planned.last_output();
+    if let Some(&token) = output.tokens.get(row).filter(|_| !planned.by_host) {
         if token == NO_TOKEN {
             return None;
         }

@@ -49,6 +49,8 @@ fn engine_of(
         waited: 0,
         brought: 0,
         fails_at: None,
+        mixed: 0,
+        several: 0,
     };
     let limits = EngineLimits {
         step,
@@ -70,7 +72,7 @@ fn engine(step: Dims, chunk: usize) -> Engine<Fake> {
     engine_with(step, chunk, 64, false, EngineOptions::default())
 }
 
-const STEP: Dims = Dims { t: 8, b: 4, s: 160, pairs: 300 };
+const STEP: Dims = Dims { t: 8, b: 4, s: 160, pairs: 300, seqs: 4 };
 
 /// Random requests.
 struct Random(random::Rng);
@@ -117,7 +119,7 @@ impl Random {
             tell_stop: self.below(4) == 0,
             bias: vec![(self.below(VOCAB) as u32, 3.0); usize::from(self.below(8) == 0)],
             logprobs: (self.below(10) == 0).then_some(2),
-            prompt_logprobs: (self.below(20) == 0).then_some(1),
+            prompt_logprobs: (self.below(8) == 0).then_some(1),
             priority: self.below(4) as i32,
             salt,
             sampling,
@@ -145,8 +147,9 @@ fn bound(options: &EngineOptions) -> u64 {
     (2 * LIVE * MAX_LENGTH * tokens + 400) as u64
 }
 
-/// Random arrivals and cancellations, so many steps; panics at anything that must not be.
-fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
+/// Random arrivals and cancellations, so many steps; panics at anything that must not be. How the engine
+/// stands then, the steps that had rows of both parts, and those in which a sequence yielded several rows.
+fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) {
     let (mut random, bound) = (Random::new(seed), bound(engine.options()));
     let groups = &engine.executor.groups.clone();
     let mut live: BTreeMap<RequestId, Live> = BTreeMap::new();
@@ -177,9 +180,17 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
             live.remove(&id);
             engine.audit();
         }
+        if random.below(30) == 0 && !live.is_empty() {
+            let id = *live.keys().nth(random.below(live.len())).expect("one of them");
+            let rows = random.below(MAX_LENGTH);
+            engine.truncate(id, rows);
+            engine.check_truncated(id, rows);
+            engine.audit();
+        }
         engine.step(&mut events).expect("a step");
         let census = engine.pool.census();
         assert_eq!(census.iter().sum::<usize>(), engine.pool.total(), "used, kept and free");
+        engine.check_flight(&live);
         for event in events.drain(..) {
             match event {
                 Event::Started(id, found) => {
@@ -192,7 +203,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
                     let (mut text, mut row) = (Text::new(groups), Vec::new());
                     l.request.tokens[..l.prompt].iter().for_each(|t| row = text.push(*t));
                     let expected = Logprobs::new(&row, l.request.tokens[l.prompt], 1);
-                    assert_eq!(*logprobs, expected);
+                    assert_eq!(*logprobs, expected, "row {}", l.prompt);
                     l.prompt += 1;
                 }
                 Event::Token(id, token, logprobs) => {
@@ -240,7 +251,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
     assert!(live.is_empty() && engine.is_idle(), "some never ended");
     engine.audit();
     assert_eq!(engine.blocks().0, engine.blocks().1, "memory was lost");
-    engine.stats()
+    (engine.stats(), [engine.executor.mixed, engine.executor.several])
 }
 
 /// Every combination of options that is not refused.
@@ -276,17 +287,20 @@ fn all_options() -> Vec<EngineOptions> {
 fn whatever_comes_every_request_ends_once_with_its_own_text() {
     let all = all_options();
     let steps = 1_200_000 / (2 * all.len()) as u64;
-    let mut totals = Stats::default();
+    let (mut totals, mut mixed, mut several) = (Stats::default(), 0, 0);
     for (i, options) in all.iter().enumerate() {
         for gpu in [false, true] {
             let mut random = Random::new(i as u64);
             let b = 1 + random.below(6) as u64;
             let t = b.max(1 + random.below(16) as u64);
-            let step = Dims { t, b, s: 40 * b, pairs: 40 * b + random.below(200) as u64 };
+            let outputs = b + random.below(8) as u64;
+            let pairs = 40 * b + random.below(200) as u64;
+            let step = Dims { t, b: outputs.min(t), s: 40 * b, pairs, seqs: b };
             // Room for one or two of the longest: it is full most of the time.
             let blocks = 10 + random.below(8);
             let engine = engine_with(step, 1 + random.below(16), blocks, gpu, *options);
-            let stats = stress(2 * i as u64 + u64::from(gpu), steps, engine);
+            let (stats, [both, more]) = stress(2 * i as u64 + u64::from(gpu), steps, engine);
+            (mixed, several) = (mixed + both, several + more);
             totals.steps += stats.steps;
             totals.preemptions += stats.preemptions;
             totals.prefix_hits += stats.prefix_hits;
@@ -296,6 +310,7 @@ fn whatever_comes_every_request_ends_once_with_its_own_text() {
     assert!(totals.preemptions > 5_000, "{totals:?}");
     assert!(totals.prefix_hits > 100_000, "{totals:?}");
     assert!(totals.steps > 1_000_000, "{totals:?}");
+    assert!(mixed > 100_000 && several > 10_000, "{mixed} and {several} steps");
 }
 
 proptest! {
@@ -304,12 +319,14 @@ proptest! {
     #[test]
     fn any_sizes_and_options(
         seed in any::<u64>(), which in any::<prop::sample::Index>(), gpu in any::<bool>(),
-        b in 1..6u64, t in 1..20u64, pairs in 0..300u64, chunk in 1..16usize, blocks in 10..40usize,
+        b in 1..6u64, t in 1..20u64, outputs in 0..8u64, pairs in 0..300u64, chunk in 1..16usize, blocks in 10..40usize,
         max_running in 0..8usize, steps in 1..400u64,
     ) {
         let all = all_options();
         let options = EngineOptions { max_running, ..all[which.index(all.len())] };
-        let step = Dims { t: t.max(b), b, s: 40 * b, pairs: 40 * b + pairs };
+        let t = t.max(b);
+        let outputs = (b + outputs).min(t);
+        let step = Dims { t, b: outputs, s: 40 * b, pairs: 40 * b + pairs, seqs: b };
         stress(seed, steps, engine_with(step, chunk, blocks, gpu, options));
     }
 }
@@ -470,6 +487,40 @@ fn cancelled_requests_free_their_memory_at_once() {
 }
 
 #[test]
+fn what_is_truncated_is_given_back_and_computed_again() {
+    let expected = |request: &Request| solo(&[GroupKind::Paged], request, |_, _| {}).0;
+    for gpu in [false, true] {
+        let mut engine = engine_with(STEP, 8, 64, gpu, EngineOptions::default());
+        let request = Request::new((0..9).collect(), 12);
+        let id = engine.submit(request.clone()).expect("a request");
+        let mut events = Vec::new();
+        for _ in 0..4 {
+            engine.step(&mut events).expect("a step");
+        }
+        // Within a block that is not kept, where it begins, within one that is, and nothing.
+        for (rows, blocks) in [(10, 3), (8, 2), (6, 1), (4, 1), (3, 0), (40, 0)] {
+            engine.truncate(id, rows);
+            assert_eq!(engine.stats().used_blocks, blocks, "{rows} rows");
+            engine.audit();
+        }
+        // What was kept is found again, and what is not is computed; others' rows stay as they are.
+        let other = engine.submit(Request { max_tokens: 3, ..request.clone() }).expect("a request");
+        events.extend(finish(&mut engine));
+        for (id, request) in
+            [(id, &request), (other, &Request { max_tokens: 3, ..request.clone() })]
+        {
+            let tokens = events.iter().filter_map(|e| match e {
+                Event::Token(of, token, _) if *of == id => Some(*token),
+                _ => None,
+            });
+            assert_eq!(tokens.collect::<Vec<_>>(), expected(request));
+        }
+        engine.audit();
+        assert_eq!(engine.stats().used_blocks, 0);
+    }
+}
+
+#[test]
 fn a_failed_step_fails_its_requests_and_no_others() {
     let options = EngineOptions { max_running: 2, ..EngineOptions::default() };
     let mut engine = engine_with(STEP, 8, 64, true, options);
@@ -538,7 +589,7 @@ fn options_that_contradict_each_other_are_refused() {
 
 #[test]
 fn chunks_fit() {
-    let left = |t, s, pairs| Dims { t, b: 1, s, pairs };
+    let left = |t, s, pairs| Dims { t, b: 1, s, pairs, seqs: 1 };
     assert_eq!(fitting_chunk(100, 0, &left(64, 1000, 10_000)), 64);
     assert_eq!(fitting_chunk(100, 0, &left(64, 1000, 100)), 10);
     assert_eq!(fitting_chunk(100, 90, &left(64, 100, 10_000)), 10);

@@ -1,5 +1,7 @@
 //! What goes into a step and what comes out.
 
+use std::ops::Range;
+
 use infernum_codegen::CacheLayout;
 use infernum_codegen::cuda::abi::{self, FED};
 use infernum_ir::interp::{SeqShape, StepShape};
@@ -17,6 +19,10 @@ pub struct StepInputs {
     /// Sequences of generated rows, and whether those that come next are of prompts.
     generated: usize,
     has_prompts: bool,
+    /// The first row of output of the last sequence pushed.
+    first_output: usize,
+    /// Whether other rows yield than the last of each sequence, so that the step lists them.
+    lists_outputs: bool,
     tokens: Vec<u32>,
     groups: Vec<GroupKind>,
     blocks: Vec<u32>,
@@ -24,13 +30,13 @@ pub struct StepInputs {
     tables: Vec<[usize; 2]>,
     /// Whether any token is still to come.
     fed: bool,
-    /// Of sequences whose token is not simply the likeliest; in order.
-    picks: Vec<SeqPick>,
+    /// Of rows whose token is not simply the likeliest; in order.
+    picks: Vec<RowPick>,
     seen: Vec<SeenToken>,
     logit_rows: LogitRows,
 }
 
-/// Sequences of a step whose logits are brought to the host.
+/// Rows of a step's output whose logits are brought to the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LogitRows {
     /// All.
@@ -41,13 +47,13 @@ pub enum LogitRows {
     Of(Vec<u32>),
 }
 
-/// A [`TokenPick`], for a sequence.
+/// A [`TokenPick`], for a row of output.
 #[derive(Clone, Debug)]
-struct SeqPick {
-    seq: usize,
+struct RowPick {
+    row: usize,
     params: SamplingParams,
     position: u64,
-    seen: std::ops::Range<usize>,
+    seen: Range<usize>,
 }
 
 /// The result of one step.
@@ -58,7 +64,8 @@ pub struct StepOutput {
     pub logits: Vec<f32>,
     /// The rows that `logits` holds.
     pub logit_rows: LogitRows,
-    /// One for each sequence (its last token), or one for each token, as the plan says.
+    /// One for each token that yields one, or one for each token, as the plan says. Where no token yields one,
+    /// nothing is known of them.
     pub rows: usize,
     /// The size of the vocabulary; 0 where the plan yields tokens.
     pub columns: usize,
@@ -92,6 +99,8 @@ impl StepInputs {
             step: StepShape::default(),
             generated: 0,
             has_prompts: false,
+            first_output: 0,
+            lists_outputs: false,
             tokens: Vec::new(),
             groups: vec![GroupKind::Paged],
             blocks: Vec::new(),
@@ -103,7 +112,7 @@ impl StepInputs {
         }
     }
 
-    /// As [`StepInputs::new`]; logits are brought of those sequences alone that
+    /// As [`StepInputs::new`]; logits are brought of those sequences' rows alone that
     /// [ask](StepInputs::ask_logits) for them.
     pub fn asking(block_size: usize) -> StepInputs {
         StepInputs { logit_rows: LogitRows::Of(Vec::new()), ..StepInputs::new(block_size) }
@@ -135,6 +144,8 @@ impl StepInputs {
     /// Removes all sequences.
     pub fn clear(&mut self) {
         self.step.seqs.clear();
+        self.step.outputs.clear();
+        (self.first_output, self.lists_outputs) = (0, false);
         (self.generated, self.has_prompts) = (0, false);
         self.tokens.clear();
         self.blocks.clear();
@@ -147,17 +158,48 @@ impl StepInputs {
         }
     }
 
-    /// Asks for the logits of the last sequence pushed.
+    /// The last `rows` tokens of the last sequence pushed yield a row of output each, or none does; one does where
+    /// this is not called. To be said before anything is asked of these rows.
+    pub fn yield_rows(&mut self, rows: usize) -> Result<(), ExecError> {
+        let new = self.step.seqs.last().map_or(0, |s| s.new);
+        if rows > new {
+            let message = format!("{rows} rows of output, of a sequence of {new} token(s)");
+            return Err(ExecError::Inputs(message));
+        }
+        if !self.lists_outputs {
+            if rows == 1 {
+                return Ok(());
+            }
+            self.lists_outputs = true;
+            let mut outputs = std::mem::take(&mut self.step.outputs);
+            outputs.extend(self.step.output_rows());
+            self.step.outputs = outputs;
+        }
+        self.step.outputs.pop();
+        let end = self.tokens.len() as u32;
+        self.step.outputs.extend(end - rows as u32..end);
+        Ok(())
+    }
+
+    /// Rows of output of the last sequence pushed: see [`StepInputs::yield_rows`].
+    pub fn last_outputs(&self) -> Range<usize> {
+        self.first_output..self.outputs()
+    }
+
+    fn outputs(&self) -> usize {
+        if self.lists_outputs { self.step.outputs.len() } else { self.step.seqs.len() }
+    }
+
+    /// Asks for the logits of the last sequence pushed, of all of its rows of output.
     pub fn ask_logits(&mut self) {
-        let last = self.step.seqs.len().checked_sub(1);
-        if let (LogitRows::Of(rows), Some(last)) = (&mut self.logit_rows, last)
-            && rows.last() != Some(&(last as u32))
-        {
-            rows.push(last as u32);
+        let last = self.last_outputs();
+        if let LogitRows::Of(rows) = &mut self.logit_rows {
+            let known = rows.last().map_or(0, |row| *row as usize + 1);
+            rows.extend(last.start.max(known) as u32..last.end as u32);
         }
     }
 
-    /// Sequences whose logits are wanted.
+    /// Rows of output whose logits are wanted.
     pub fn logit_rows(&self) -> &LogitRows {
         &self.logit_rows
     }
@@ -165,14 +207,14 @@ impl StepInputs {
     /// How the token after the last sequence pushed is picked; the likeliest if this is not called.
     /// Executors that do not [sample](super::Executor::samples) pay no heed to it.
     pub fn set_pick(&mut self, pick: &TokenPick<'_>) {
-        let Some(seq) = self.step.seqs.len().checked_sub(1) else { return };
+        let Some(row) = self.last_outputs().last() else { return };
         if pick.params.is_greedy() && pick.seen.is_empty() {
             return;
         }
         let start = self.seen.len();
         self.seen.extend_from_slice(pick.seen);
         let (params, position) = (pick.params, pick.position);
-        self.picks.push(SeqPick { seq, params, position, seen: start..self.seen.len() });
+        self.picks.push(RowPick { row, params, position, seen: start..self.seen.len() });
     }
 
     /// Whether any token is not simply the likeliest.
@@ -180,12 +222,12 @@ impl StepInputs {
         !self.picks.is_empty()
     }
 
-    /// Sequences with what was [set](StepInputs::set_pick) for them, in order; the others' tokens are
+    /// Rows of output with what was [set](StepInputs::set_pick) for them, in order; the others' tokens are
     /// the likeliest.
     pub fn picks(&self) -> impl Iterator<Item = (usize, TokenPick<'_>)> {
         self.picks.iter().map(|c| {
             let seen = &self.seen[c.seen.clone()];
-            (c.seq, TokenPick { params: c.params, position: c.position, seen })
+            (c.row, TokenPick { params: c.params, position: c.position, seen })
         })
     }
 
@@ -240,7 +282,11 @@ impl StepInputs {
             return pushed;
         }
         self.tokens.extend_from_slice(tokens);
+        self.first_output = self.outputs();
         self.step.seqs.push(SeqShape { new: tokens.len(), context });
+        if self.lists_outputs {
+            self.step.outputs.push(self.tokens.len() as u32 - 1);
+        }
         self.has_prompts |= tokens.len() > 1;
         self.generated += usize::from(!self.has_prompts);
         Ok(())
@@ -292,7 +338,7 @@ impl StepInputs {
         Ok(())
     }
 
-    /// As [`StepInputs::push_rows`], of one token: that of row `row` of the step submitted before this one,
+    /// As [`StepInputs::push_rows`], of one token: that of row `row` of the output of the step submitted before this one,
     /// which need not have ended. For executors that [take](super::Executor::feeds) it.
     pub fn push_fed<'a>(
         &mut self,

@@ -160,12 +160,12 @@ fn case(index: usize, dtype: &str) -> String {
     text.replace("DT", dtype)
 }
 
-const LIMITS: Dims = Dims { t: 30, b: 3, s: 60, pairs: 400 };
+const LIMITS: Dims = Dims { t: 30, b: 3, s: 60, pairs: 400, seqs: 3 };
 
 /// Two steps of three ragged sequences; blocks are shuffled.
 fn steps() -> Vec<(StepShape, Vec<u32>)> {
-    let step = |sizes: &[(usize, usize)]| StepShape {
-        seqs: sizes.iter().map(|&(new, context)| SeqShape { new, context }).collect(),
+    let step = |sizes: &[(usize, usize)]| {
+        StepShape::of(sizes.iter().map(|&(new, context)| SeqShape { new, context }).collect())
     };
     let tokens = |n: usize, seed: usize| (0..n).map(|i| ((i * 11 + seed) % 31) as u32).collect();
     vec![

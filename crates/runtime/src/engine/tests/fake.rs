@@ -32,6 +32,9 @@ pub(super) struct Fake {
     pub(super) brought: usize,
     /// This step fails.
     pub(super) fails_at: Option<u64>,
+    /// Steps with generated rows and prompt rows, and steps in which a sequence yielded several rows.
+    pub(super) mixed: u64,
+    pub(super) several: u64,
 }
 
 /// A value of a layer; none where it is no number.
@@ -155,6 +158,9 @@ impl Executor for Fake {
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
         let dims = inputs.step().dims();
         assert!(dims.t <= self.limits.t && dims.b <= self.limits.b);
+        assert!(dims.seqs <= self.limits.seqs);
+        let generated = &inputs.step().seqs[..inputs.generated()];
+        assert!(generated.iter().all(|s| s.new == 1 && s.context > 1), "no generated rows");
         assert!(dims.s <= self.limits.s && dims.pairs <= self.limits.pairs);
         let under_way = self.submitted - self.waited;
         assert!(under_way == 0 || (self.feeds && under_way == 1), "too many steps under way");
@@ -163,6 +169,8 @@ impl Executor for Fake {
             self.fails_at = None;
             return Err(ExecError::Inputs("as planned".to_owned()));
         }
+        self.mixed += u64::from(!generated.is_empty() && !inputs.is_decode_only());
+        self.several += u64::from(dims.b > dims.seqs);
         let before = self.outputs[(self.submitted % 2) as usize].tokens.clone();
         self.submitted += 1;
         let mut output = std::mem::take(&mut self.outputs[(self.submitted % 2) as usize]);
@@ -179,23 +187,21 @@ impl Executor for Fake {
         for group in 0..inputs.groups().len() {
             self.layer(inputs, group, &mut values);
         }
-        let mut end = 0;
-        for (i, seq) in inputs.step().seqs.iter().enumerate() {
-            end += seq.new;
-            let mut row = logits(values[end - 1]);
+        for (row, token) in inputs.step().output_rows().enumerate() {
+            let mut values = logits(values[token as usize]);
             if self.samples {
-                let token = match picks.remove(&i) {
-                    Some(pick) => pick.pick_in(&mut row),
-                    None => crate::argmax(&row),
+                let token = match picks.remove(&row) {
+                    Some(pick) => pick.pick_in(&mut values),
+                    None => crate::argmax(&values),
                 };
                 output.tokens.push(token.unwrap_or(NO_TOKEN));
             }
             let is_asked_for = match inputs.logit_rows() {
                 LogitRows::All => true,
-                LogitRows::Of(rows) => rows.contains(&(i as u32)),
+                LogitRows::Of(rows) => rows.contains(&(row as u32)),
             };
             if is_asked_for || !self.samples {
-                output.logits.extend(row);
+                output.logits.extend(values);
                 self.brought += 1;
             }
         }

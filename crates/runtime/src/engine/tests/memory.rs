@@ -18,6 +18,7 @@ impl Engine<Fake> {
             };
             let held: Vec<Vec<u32>> = s.held.iter().map(held).collect();
             assert!(s.running || held.iter().all(Vec::is_empty), "waiting with memory");
+            assert!(s.kept * BLOCK <= s.computed && s.computed <= s.submitted);
             for (group, blocks) in held.into_iter().enumerate() {
                 if s.running && all_have_room {
                     self.check_held(s, group, blocks.len());
@@ -29,6 +30,34 @@ impl Engine<Fake> {
         let prefixes: Vec<Prefix> = self.sequences.iter().map(|(_, s)| s.prefix).collect();
         self.pool.check(&users, &prefixes);
         assert_eq!(self.running.len() + self.waiting.len(), self.sequences.len());
+    }
+
+    /// Fails unless the rows of the step under way that follow computed ones and a whole prompt are in front,
+    /// and nothing else is; and if a row is written to a block that is kept for others.
+    pub(super) fn check_flight(&self, live: &BTreeMap<RequestId, Live>) {
+        let planned = self.flight.iter().flat_map(|flight| &flight.planned);
+        for (i, p) in planned.enumerate() {
+            let Some(l) = live.get(&p.id) else { continue };
+            let follows = p.past >= l.request.tokens.len() && p.context == p.past + 1 && p.yields;
+            assert_eq!(i < self.inputs.generated(), follows, "{p:?}");
+            for (group, kind) in self.executor.groups.iter().enumerate() {
+                let written = match kind {
+                    GroupKind::Slot { .. } => self.inputs.blocks(i, group),
+                    _ => &self.inputs.blocks(i, group)[p.past / BLOCK..],
+                };
+                assert!(!written.iter().any(|b| self.pool.is_kept(*b)), "{p:?}");
+            }
+        }
+    }
+
+    /// Fails unless a request's rows after the first `rows` are given back.
+    pub(super) fn check_truncated(&self, id: RequestId, rows: usize) {
+        let Some((_, s)) = self.sequences.iter().find(|(_, s)| s.id == id) else { return };
+        let most = self.pool.whole_runs(rows.div_ceil(BLOCK));
+        for (kind, held) in self.executor.groups.iter().zip(&s.held) {
+            let is_slot = matches!(kind, GroupKind::Slot { .. });
+            assert!(is_slot || held.blocks.len() <= most, "not given back");
+        }
     }
 
     /// `found`: blocks that a sequence holds of a group, ready for its next rows.
@@ -85,7 +114,7 @@ fn however_layers_keep_their_state_every_request_ends_with_its_own_text() {
     let mut totals = Stats::default();
     for (m, groups) in models.iter().enumerate() {
         for (i, options) in options.iter().enumerate() {
-            let stats = stress_groups((m * 1000 + i) as u64, steps, groups, *options);
+            let (stats, _) = stress_groups((m * 1000 + i) as u64, steps, groups, *options);
             totals.steps += stats.steps;
             totals.preemptions += stats.preemptions;
             totals.prefix_hits += stats.prefix_hits;
@@ -97,11 +126,13 @@ fn however_layers_keep_their_state_every_request_ends_with_its_own_text() {
     assert!(totals.steps > 1_000_000, "{totals:?}");
 }
 
-fn stress_groups(seed: u64, steps: u64, groups: &[GroupKind], options: EngineOptions) -> Stats {
+fn stress_groups(seed: u64, steps: u64, groups: &[GroupKind], options: EngineOptions) -> (Stats, [u64; 2]) {
     let mut random = Random::new(seed);
     let b = 1 + random.below(6) as u64;
     let t = b.max(1 + random.below(16) as u64);
-    let step = Dims { t, b, s: 40 * b, pairs: 40 * b + random.below(200) as u64 };
+    let outputs = (b + random.below(8) as u64).min(t);
+    let pairs = 40 * b + random.below(200) as u64;
+    let step = Dims { t, b: outputs, s: 40 * b, pairs, seqs: b };
     let (chunk, gpu) = (1 + random.below(16), random.below(2) == 0);
     // Room for one or two of the longest: it is full most of the time.
     let run = if options.kv == KvMode::Contiguous { MAX_LENGTH / BLOCK } else { 1 };
