@@ -130,7 +130,8 @@ fn no_way_of_scheduling_changes_an_output() {
         let alone = EngineOptions { batching: Batching::None, ..plain };
         let (expected, _) = outputs(&mut engine(&f, 1, alone), &requests);
         for (way, sequences, options) in ways {
-            let (found, stats) = outputs(&mut engine(&f, sequences, options), &requests);
+            let mut engine = engine(&f, sequences, options);
+            let (found, stats) = outputs(&mut engine, &requests);
             for ((found, expected), request) in found.iter().zip(&expected).zip(&requests) {
                 assert_eq!(found.tokens, expected.tokens, "{name}, {way}");
                 let told = if request.logprobs.is_some() { found.tokens.len() } else { 0 };
@@ -140,7 +141,11 @@ fn no_way_of_scheduling_changes_an_output() {
                 assert!(error < 1e-4, "{name}, {way}: log-probabilities differ by {error}");
             }
             assert_eq!(stats.prefix_hits > 0, options.prefix_cache, "{name}, {way}: {stats:?}");
-            assert_eq!(stats.preemptions > 0, way == "little memory", "{name}, {way}: {stats:?}");
+            // What rings hold does not grow: room for the longest may be room for all.
+            let grows = way == "little memory" && engine.executor().groups() == [GroupKind::Paged];
+            let may_grow = way == "little memory";
+            assert!(stats.preemptions > 0 || !grows, "{name}, {way}: {stats:?}");
+            assert!(stats.preemptions == 0 || may_grow, "{name}, {way}: {stats:?}");
         }
     }
 }

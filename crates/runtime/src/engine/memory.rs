@@ -36,7 +36,10 @@ impl Held {
     fn shrink(&mut self, pool: &mut BlockPool, left: usize) {
         while self.blocks.len() > left {
             let block = self.blocks.pop();
-            block.into_iter().filter(|_| self.blocks.len() >= self.gone).for_each(|b| pool.release(b));
+            block
+                .into_iter()
+                .filter(|_| self.blocks.len() >= self.gone)
+                .for_each(|b| pool.release(b));
         }
         self.gone = self.gone.min(left);
     }
@@ -350,9 +353,8 @@ impl Groups {
         self.snapshot_every > 0 && self.has_slots()
     }
 
-    /// Whether any group has a state that a step moves from one place to another: a sequence's rows are then one
-    /// part of a step.
-    pub(super) fn has_slots(&self) -> bool {
+    /// Whether any group has a state that a step moves from one place to another.
+    fn has_slots(&self) -> bool {
         self.kinds.iter().any(|kind| matches!(kind, GroupKind::Slot { .. }))
     }
 

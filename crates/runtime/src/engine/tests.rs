@@ -178,14 +178,14 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
             let id = *live.keys().nth(random.below(live.len())).expect("one of them");
             engine.cancel(id);
             live.remove(&id);
-            engine.audit();
+            engine.audit_held();
         }
         if random.below(30) == 0 && !live.is_empty() {
             let id = *live.keys().nth(random.below(live.len())).expect("one of them");
             let rows = random.below(MAX_LENGTH);
             engine.truncate(id, rows);
             engine.check_truncated(id, rows);
-            engine.audit();
+            engine.audit_held();
         }
         engine.step(&mut events).expect("a step");
         let census = engine.pool.census();
@@ -234,7 +234,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
             }
         }
         if now % 64 == 0 {
-            engine.audit();
+            engine.audit_held();
             let starved = live.values().find(|l| now - l.since > bound);
             assert!(starved.is_none(), "waits since long: {:?}", starved.map(|l| &l.request));
         }
@@ -248,8 +248,13 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
             }
         });
     }
-    assert!(live.is_empty() && engine.is_idle(), "some never ended");
-    engine.audit();
+    assert!(
+        live.is_empty() && engine.is_idle(),
+        "some never ended: {groups:?} {:?} {:?}",
+        engine.options,
+        engine.limits
+    );
+    engine.audit_held();
     assert_eq!(engine.blocks().0, engine.blocks().1, "memory was lost");
     (engine.stats(), [engine.executor.mixed, engine.executor.several])
 }
