@@ -27,7 +27,7 @@ fn engine(f: &Fixture, sequences: usize, options: EngineOptions) -> Engine<Box<d
     let whole = groups.len() * longest.div_ceil(StepInputs::BLOCK_SIZE);
     let each = match options.kv {
         KvMode::Contiguous => whole,
-        _ => most_blocks(&groups, longest, StepInputs::BLOCK_SIZE, chunk as usize),
+        _ => most_blocks(&groups, longest, StepInputs::BLOCK_SIZE, CHUNK as usize),
     };
     let blocks = sequences * each;
     let limits = EngineLimits {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::graph::{Graph, NodeKind, Param, ValueId};
 use crate::ops::{Effect, Memory, Op, OpCall, Reads};
-use crate::{Attr, Dim, Instance, StateKind, Sym, Type};
+use crate::{Attr, Dim, Instance, StateKind, Sym, TensorType, Type};
 
 /// Context rows, counted back from a token's own, that a token sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -162,7 +162,7 @@ fn masked(x: &Origin, window: Option<u64>, reads: &mut Vec<(usize, Window)>) -> 
 }
 
 fn is_ragged(ty: &Type) -> bool {
-    ty.tensor().is_ok_and(|t| t.is_ragged())
+    ty.tensor().is_ok_and(TensorType::is_ragged)
 }
 
 /// Whether row `s` of the result, or element `[t, s]`, is made of the same of each operand that has rows of the

@@ -52,6 +52,26 @@ impl Held {
     }
 }
 
+impl Sequence {
+    /// Gives all that it holds back: it has computed nothing from then on.
+    pub(super) fn release(&mut self, pool: &mut BlockPool) {
+        let longest = self.held.iter().map(|h| h.blocks.len()).max().unwrap_or(0);
+        // The last first: of a prefix, what fewer share is given away sooner.
+        for at in (0..longest).rev() {
+            for held in self.held.iter().filter(|h| h.gone <= at) {
+                held.blocks.get(at).into_iter().for_each(|b| pool.release(*b));
+            }
+        }
+        for held in &mut self.held {
+            held.blocks.clear();
+            held.gone = 0;
+            held.release_slot(pool);
+        }
+        pool.leave(self.prefix);
+        self.restart();
+    }
+}
+
 impl Groups {
     /// `chunk`: rows of a sequence that a step computes at most.
     pub(super) fn new(kinds: Vec<GroupKind>, block_size: usize, chunk: usize) -> Groups {
@@ -115,24 +135,6 @@ impl Groups {
             _ => (held.blocks.len() * self.block_size).saturating_sub(s.submitted),
         };
         self.kinds.iter().zip(&s.held).map(rows).min().unwrap_or(0)
-    }
-
-    /// Takes all that a sequence holds, which has computed nothing from then on.
-    pub(super) fn release(&self, pool: &mut BlockPool, s: &mut Sequence) {
-        let longest = s.held.iter().map(|h| h.blocks.len()).max().unwrap_or(0);
-        // The last first: of a prefix, what fewer share is given away sooner.
-        for at in (0..longest).rev() {
-            for held in s.held.iter().filter(|h| h.gone <= at) {
-                held.blocks.get(at).into_iter().for_each(|b| pool.release(*b));
-            }
-        }
-        for held in &mut s.held {
-            held.blocks.clear();
-            held.gone = 0;
-            held.release_slot(pool);
-        }
-        pool.leave(s.prefix);
-        s.restart();
     }
 
     /// Gives the rows after the first `rows` back, and the blocks that nothing is left in. All rows go where a group
@@ -220,7 +222,8 @@ impl Groups {
             let Some(next) = pool.find(prefix, &s.tokens[at * size..(at + 1) * size]) else {
                 break;
             };
-            (prefix, _) = (next, path.push(next));
+            prefix = next;
+            path.push(next);
             let mut all = true;
             for (group, (kind, last)) in self.kinds.iter().zip(&mut last).enumerate() {
                 let is_kept = pool.kept(next, group).is_some();

@@ -314,7 +314,7 @@ impl<E: Executor> Engine<E> {
     fn remove(&mut self, slot: usize) {
         let rank = self.rank(&self.sequences[slot]);
         let mut sequence = self.sequences.remove(slot);
-        self.groups.release(&mut self.pool, &mut sequence);
+        sequence.release(&mut self.pool);
         if sequence.running {
             self.running.retain(|s| *s != slot);
         } else {

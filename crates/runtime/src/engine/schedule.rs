@@ -57,7 +57,7 @@ impl<E: Executor> Engine<E> {
 
     fn preempt(&mut self, slot: usize) {
         let s = &mut self.sequences[slot];
-        self.groups.release(&mut self.pool, s);
+        s.release(&mut self.pool);
         s.running = false;
         s.preemptions += 1;
         s.urgent |= s.preemptions >= PREEMPTIONS;
@@ -104,7 +104,7 @@ impl<E: Executor> Engine<E> {
         let s = &mut self.sequences[slot];
         let found = s.computed;
         if self.groups.missing(&self.pool, s) + room > self.pool.free() {
-            self.groups.release(&mut self.pool, s);
+            s.release(&mut self.pool);
             return None;
         }
         self.groups.grow(&mut self.pool, s).then_some(found)

@@ -83,7 +83,7 @@ impl<E: Executor> Engine<E> {
             return;
         }
         if self.options.kv == KvMode::Off {
-            self.groups.release(&mut self.pool, s);
+            s.release(&mut self.pool);
         }
         let last = s.tokens.last().filter(|_| s.generated() > 0);
         let reason = if last.is_some_and(|t| s.request.stop.contains(t)) {

@@ -240,6 +240,13 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
         }
     }
     assert_eq!(engine.stats().corrupted, failed, "logits that are no distribution are counted");
+    finish_all(&mut engine, live, bound);
+    (engine.stats(), [engine.executor.mixed, engine.executor.several])
+}
+
+/// Fails unless all that live end within so many steps and nothing is left of them.
+fn finish_all(engine: &mut Engine<Fake>, mut live: BTreeMap<RequestId, Live>, bound: u64) {
+    let mut events = Vec::new();
     for _ in 0..bound {
         engine.step(&mut events).expect("a step");
         events.drain(..).for_each(|e| {
@@ -250,13 +257,13 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
     }
     assert!(
         live.is_empty() && engine.is_idle(),
-        "some never ended: {groups:?} {:?} {:?}",
+        "some never ended: {:?} {:?} {:?}",
+        engine.executor.groups,
         engine.options,
         engine.limits
     );
     engine.audit_held();
     assert_eq!(engine.blocks().0, engine.blocks().1, "memory was lost");
-    (engine.stats(), [engine.executor.mixed, engine.executor.several])
 }
 
 /// Every combination of options that is not refused.
