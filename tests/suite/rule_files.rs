@@ -83,7 +83,7 @@ fn run(module: &Module) -> Vec<f64> {
     let (mut states, mut found) = (States::default(), Vec::new());
     let seq = |new, context| SeqShape { new, context };
     for seqs in [vec![seq(3, 3), seq(5, 5)], vec![seq(1, 4), seq(1, 6)]] {
-        let step = StepShape { seqs };
+        let step = StepShape::of(seqs);
         let mut carried: Vec<(u32, Tensor)> = Vec::new();
         for (value, param, ty) in graph.params() {
             let (Param::Carry(i), Type::Tensor(ty)) = (param, ty) else { continue };

@@ -72,7 +72,7 @@ fn run(module: &Module) -> Vec<Vec<f64>> {
         let seqs = sizes.map(|(new, context)| SeqShape { new, context }).to_vec();
         let tokens: Vec<u32> = (0..seqs.iter().map(|s| s.new as u32).sum()).collect();
         let result = Interpreter::new(&weights, Rounding::Exact)
-            .step(module, &StepShape { seqs }, &tokens, &mut states, &mut |_, _| {})
+            .step(module, &StepShape::of(seqs), &tokens, &mut states, &mut |_, _| {})
             .unwrap_or_else(|e| panic!("{e}"));
         out.push(result[0].data.clone());
     }

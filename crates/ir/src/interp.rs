@@ -7,6 +7,7 @@ use half::bf16;
 
 use crate::graph::{Graph, Module, NodeKind, Param, StepInput, ValueId, WeightRef};
 use crate::ops::{Eval, OpCall};
+use crate::picking::Picks;
 use crate::{DType, Dims, Type};
 
 /// A value: row-major, in `f64`.
@@ -23,6 +24,8 @@ pub struct Tensor {
 pub struct StepShape {
     /// In the order of their tokens.
     pub seqs: Vec<SeqShape>,
+    /// How the tokens after the output's rows are picked.
+    pub picks: Picks,
 }
 
 /// One sequence's part in a step.
@@ -55,9 +58,14 @@ impl TokenPlace {
 }
 
 impl StepShape {
+    /// A step of these sequences.
+    pub fn of(seqs: Vec<SeqShape>) -> StepShape {
+        StepShape { seqs, picks: Picks::default() }
+    }
+
     /// A step of one sequence.
     pub fn one(new: usize, context: usize) -> StepShape {
-        StepShape { seqs: vec![SeqShape { new, context }] }
+        StepShape::of(vec![SeqShape { new, context }])
     }
 
     /// The step's sizes.
@@ -239,6 +247,11 @@ impl<'a> Interpreter<'a> {
                     });
                     vector(last.collect())
                 }
+            }
+            Param::Step(StepInput::Picks) => {
+                let shape = ty.tensor()?.sizes(&step.dims());
+                let words = (0..shape[0]).flat_map(|row| step.picks.row(row).words());
+                Tensor { data: words.map(f64::from).collect(), shape }
             }
         };
         if let Type::Tensor(t) = ty {

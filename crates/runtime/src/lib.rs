@@ -22,6 +22,7 @@ pub use exec::{
     Ticket, TunedProduct, WeightSource,
 };
 pub use sampling::{
-    Logprobs, Number, Range, Sampler, SamplingError, SamplingOption, SamplingParams, SeenToken,
-    TokenPick, argmax,
+    Logprobs, MOST_TOLD, Number, Range, Sampler, SamplingError, SamplingOption, SamplingParams,
+    SeenToken, Tell, TokenPick, argmax,
 };
+pub use infernum_ir::picking::Edits;

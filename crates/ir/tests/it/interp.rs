@@ -113,7 +113,7 @@ fn a_batch_equals_its_sequences_alone() {
         let seqs = [0, 1].map(|i| SeqShape { new: new[i], context: done[i] + new[i] }).to_vec();
         let tokens = [&a[done[0]..done[0] + new[0]], &b[done[1]..done[1] + new[1]]].concat();
         let out =
-            interpreter.step(&module, &StepShape { seqs }, &tokens, &mut states, &mut |_, _| {});
+            interpreter.step(&module, &StepShape::of(seqs), &tokens, &mut states, &mut |_, _| {});
         let (first, second) = out.as_ref().unwrap()[0].data.split_at(new[0] * 50);
         logits[0].extend(first);
         logits[1].extend(second);
@@ -216,7 +216,7 @@ proptest! {
 
 fn check_shapes(module: &Module) -> Result<(), String> {
     let step =
-        StepShape { seqs: vec![SeqShape { new: 2, context: 2 }, SeqShape { new: 3, context: 3 }] };
+        StepShape::of(vec![SeqShape { new: 2, context: 2 }, SeqShape { new: 3, context: 3 }]);
     // Every tensor value of the graph is made a result, so that its shape is seen.
     let mut graph = module.graphs[0].clone();
     let states: Vec<_> = graph.results().to_vec();

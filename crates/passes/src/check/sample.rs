@@ -164,7 +164,7 @@ fn step(small: bool, rng: &mut Rng) -> StepShape {
         let new = 1 + rng.below(most);
         SeqShape { new, context: new + rng.below(past) }
     };
-    StepShape { seqs: (0..seqs).map(seq).collect() }
+    StepShape::of((0..seqs).map(seq).collect())
 }
 
 fn sizes(rule: &Rule, small: bool, rng: &mut Rng) -> Sizes {

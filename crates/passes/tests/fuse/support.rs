@@ -152,8 +152,8 @@ pub(crate) fn run(module: &Module) -> Vec<Tensor> {
     let mut carried = Vec::new();
     let seq = |new, context| SeqShape { new, context };
     let steps = [
-        StepShape { seqs: vec![seq(3, 3), seq(5, 5)] },
-        StepShape { seqs: vec![seq(1, 4), seq(1, 6)] },
+        StepShape::of(vec![seq(3, 3), seq(5, 5)]),
+        StepShape::of(vec![seq(1, 4), seq(1, 6)]),
     ];
     for step in &steps {
         let count = step.seqs.iter().map(|s| s.new).sum::<usize>() as u32;

@@ -1,10 +1,10 @@
 //! The inputs of a step, as kernels see them: [`abi::Step`] and the arrays that it names.
 
 use infernum_codegen::cuda::abi::{self, Address};
+use infernum_ir::picking::PickRow;
 use infernum_ir::{Dims, StepInput, Sym};
 
 use crate::exec::{ExecError, StepInputs};
-use crate::sampling::Noise;
 
 /// Where each array lies behind the header, for steps of at most some size. The table of blocks
 /// comes last: a small step copies only the rows that it has.
@@ -14,6 +14,8 @@ pub(super) struct Layout {
     limits: Dims,
     /// Blocks of one sequence at most.
     stride: usize,
+    /// Rows whose tokens are picked at most.
+    picks: usize,
     offsets: [usize; FIELDS],
     end: usize,
 }
@@ -40,8 +42,9 @@ enum Field {
 }
 
 impl Layout {
-    /// `contexts`: whether kernels read `context_positions`, which only then has room.
-    pub(super) fn new(limits: &Dims, kv_blocks: usize, contexts: bool) -> Layout {
+    /// `contexts`: whether kernels read `context_positions`, which only then has room. `picks`: for how many
+    /// rows at most tokens are picked.
+    pub(super) fn new(limits: &Dims, kv_blocks: usize, contexts: bool, picks: usize) -> Layout {
         let (t, b) = (limits.t as usize, limits.b as usize);
         let stride = kv_blocks.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE)).max(1);
         let context_rows = if contexts { limits.s as usize } else { 0 };
@@ -57,7 +60,7 @@ impl Layout {
             4 * (b + 1),
             8 * t,
             4 * b * stride,
-            size_of::<abi::TokenPick>() * b,
+            4 * PickRow::WORDS * picks,
         ];
         let (mut offsets, mut end) = ([0; FIELDS], size_of::<abi::Step>().next_multiple_of(64));
         let blocks = Field::Blocks as usize;
@@ -65,7 +68,7 @@ impl Layout {
             offsets[field] = end;
             end += sizes[field].next_multiple_of(64);
         }
-        Layout { base: 0, limits: *limits, stride, offsets, end }
+        Layout { base: 0, limits: *limits, stride, picks, offsets, end }
     }
 
     /// Its size.
@@ -89,17 +92,18 @@ impl Layout {
             StepInput::Positions => Field::Positions,
             StepInput::ContextPositions => Field::ContextPositions,
             StepInput::OutputRows => Field::OutputRows,
+            StepInput::Picks => Field::Picks,
         })
     }
 
-    /// Writes a step, after checking it; what must be copied is the returned number of bytes. `seen`
-    /// is where kernels see the inputs' [`StepInputs::seen`].
+    /// Writes a step, after checking it; what must be copied is the returned number of bytes. `words`
+    /// is where kernels see the lists that picks name.
     pub(super) fn write(
         &self,
         inputs: &StepInputs,
         blocks: usize,
         output_rows: Option<Sym>,
-        seen: u64,
+        words: u64,
         to: &mut [u8],
     ) -> Result<(Dims, usize), ExecError> {
         let dims = inputs.step().dims();
@@ -110,7 +114,7 @@ impl Layout {
         }
         let seqs = &inputs.step().seqs;
         let mut w = Writer { layout: self, to, at: [0; FIELDS] };
-        w.header(&dims);
+        w.header(&dims, words);
         w.extend(Field::Tokens, inputs.tokens());
         let contexts =
             self.offsets[Field::Seq as usize] > self.offsets[Field::ContextPositions as usize];
@@ -152,8 +156,9 @@ impl Layout {
         }
         w.push(Field::First, token);
         w.push(Field::ContextStart, row);
-        if inputs.is_sampled() {
-            w.picks(inputs, seen);
+        let rows = if output_rows == Some(Sym::T) { dims.t } else { dims.b };
+        for row in 0..self.picks.min(rows as usize) {
+            w.extend(Field::Picks, &inputs.step().picks.row(row).words());
         }
         let used = self.offsets[Field::Blocks as usize] + 4 * seqs.len() * self.stride;
         Ok((dims, used))
@@ -168,7 +173,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn header(&mut self, dims: &Dims) {
+    fn header(&mut self, dims: &Dims, words: u64) {
         let at = |field| self.layout.address(field);
         let step = abi::Step {
             T: dims.t as i32,
@@ -187,34 +192,9 @@ impl Writer<'_> {
             context_start: Address::new(at(Field::ContextStart)),
             pair_start: Address::new(at(Field::PairStart)),
             blocks: Address::new(at(Field::Blocks)),
-            picks: Address::new(at(Field::Picks)),
+            words: Address::new(words),
         };
         self.to[..size_of::<abi::Step>()].copy_from_slice(bytemuck::bytes_of(&step));
-    }
-
-    /// How the token of every sequence is picked; `seen` is where kernels see the tokens with penalties.
-    fn picks(&mut self, inputs: &StepInputs, mut seen: u64) {
-        const SIZE: usize = size_of::<abi::TokenPick>();
-        let start = self.layout.offsets[Field::Picks as usize];
-        let all = &mut self.to[start..start + SIZE * inputs.step().seqs.len()];
-        all.fill(0);
-        for (seq, pick) in inputs.picks() {
-            let p = pick.params;
-            let pick_of_kernels = abi::TokenPick {
-                scale: p.scale(),
-                top_k: p.top_k,
-                top_p: p.top_p,
-                min_p: p.min_p,
-                repetition: p.repetition_penalty,
-                frequency: p.frequency_penalty,
-                presence: p.presence_penalty,
-                key: Noise::new(p.seed, pick.position).key,
-                seen_count: pick.seen.len() as u32,
-                seen: Address::new(seen),
-            };
-            all[SIZE * seq..SIZE * (seq + 1)].copy_from_slice(bytemuck::bytes_of(&pick_of_kernels));
-            seen += size_of_val(pick.seen) as u64;
-        }
     }
 
     fn push(&mut self, field: Field, value: u32) {
@@ -241,18 +221,22 @@ impl Writer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::{SamplingParams, SeenToken, TokenPick};
+    use infernum_ir::picking::Edits;
+
+    use crate::sampling::{SamplingParams, SeenToken, Tell, TokenPick};
 
     #[test]
     fn a_step_is_laid_out_as_kernels_read_it() {
         let limits = Dims { t: 8, b: 2, s: 64, pairs: 512 };
-        let layout = Layout::new(&limits, 9, true).at(1 << 20);
+        let layout = Layout::new(&limits, 9, true, 2).at(1 << 20);
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[5, 6], 18, &[3, 7]).expect("a sequence");
         inputs.push(&[8], 1, &[0]).expect("a sequence");
         let params = SamplingParams { temperature: 2.0, top_k: 40, ..SamplingParams::default() };
         let seen = [SeenToken { token: 5, generated: 1 }; 3];
-        inputs.set_pick(&TokenPick { params, position: 1, seen: &seen });
+        let edits = Edits { bias: &[(9, 1.0)], seen: &seen, allowed: None };
+        let tell = Some(Tell { top: 5, given: None });
+        inputs.set_pick(&TokenPick { params, position: 1, edits, counts_own: true, tell });
         let mut bytes = vec![7; layout.bytes()];
         let (dims, used) =
             layout.write(&inputs, 9, Some(Sym::B), 4096, &mut bytes).expect("a step");
@@ -265,7 +249,7 @@ mod tests {
         assert_eq!([word(0), word(4), word(8), word(12)], [3, 2, 19, 4]);
         assert_eq!(wide(16), 2 * 18 + 1);
         let array = |field: Field, n: usize| -> Vec<u32> {
-            let at = (wide(24 + 8 * field as usize) - (1 << 20)) as usize;
+            let at = (layout.address(field) - (1 << 20)) as usize;
             (0..n).map(|i| word(at + 4 * i)).collect()
         };
         assert_eq!(array(Field::Tokens, 3), [5, 6, 8]);
@@ -278,22 +262,21 @@ mod tests {
         assert_eq!(array(Field::Blocks, 2), [3, 7]);
         assert_eq!(array(Field::ContextPositions, 19)[17..], [17, 0]);
         assert_eq!(array(Field::PairStart, 6), [0, 0, 18, 0, 36, 0]);
-        let picks = array(Field::Picks, 24);
-        assert_eq!(picks[..12], [0; 12], "greedy");
-        assert_eq!(f32::from_bits(picks[12]), std::f32::consts::LOG2_E / 2.0);
-        assert_eq!(picks[13], 40);
-        assert_eq!(
-            picks[14..19].iter().map(|x| f32::from_bits(*x)).collect::<Vec<_>>(),
-            [1.0, 0.0, 1.0, 0.0, 0.0]
-        );
-        assert_eq!(picks[19..21], Noise::new(0, 1).key);
-        assert_eq!(picks[21..], [3, 4096, 0]);
+        let picks = array(Field::Picks, 2 * PickRow::WORDS);
+        let (first, second) = picks.split_at(PickRow::WORDS);
+        assert_eq!(first, [0; PickRow::WORDS], "greedy");
+        let expected = PickRow { scale: std::f32::consts::LOG2_E / 2.0, top_k: 40, ..inputs.step().picks.row(1) };
+        assert_eq!(PickRow::from_words(second), expected);
+        let PickRow { lists, biased, seen, counts_own, told, given, .. } = expected;
+        assert_eq!([lists, biased, seen, counts_own, told, given], [0, 1, 3, 1, 6, 0]);
+        assert_eq!(inputs.step().picks.words(), [9, 1.0f32.to_bits(), 5, 1, 5, 1, 5, 1]);
+        assert_eq!(wide(24 + 8 * 11), 4096, "the lists");
     }
 
     #[test]
     fn what_does_not_fit_is_refused() {
         let limits = Dims { t: 2, b: 1, s: 32, pairs: 64 };
-        let layout = Layout::new(&limits, 2, false);
+        let layout = Layout::new(&limits, 2, false, 1);
         let mut bytes = vec![0; layout.bytes()];
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[1], 20, &[1, 2]).expect("a sequence");

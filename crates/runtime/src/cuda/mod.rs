@@ -9,7 +9,7 @@ mod exec;
 mod frame;
 mod graphs;
 mod inputs;
-mod penalised;
+mod lists;
 mod retarget;
 mod tiles;
 mod timer;

@@ -24,6 +24,7 @@ use slab::Slab;
 
 use self::sequence::{Rank, Sequence};
 use crate::exec::{Executor, StepInputs, Ticket};
+use crate::sampling::MOST_TOLD;
 
 /// Runs requests on an executor.
 pub struct Engine<E: Executor> {
@@ -42,8 +43,6 @@ pub struct Engine<E: Executor> {
     /// Kept for its memory.
     spare: Vec<Planned>,
     order: Vec<usize>,
-    /// [`ONE_IN`]; a field, since steps of tests are too small for it.
-    one_in: usize,
     row: Vec<f32>,
     next_id: u64,
     stats: Stats,
@@ -56,10 +55,6 @@ struct Flight {
     ticket: Option<Ticket>,
     /// One for each row.
     planned: Vec<Planned>,
-    /// Whether the next step depends on what the host makes of this one.
-    needs_host: bool,
-    /// Rows whose sequences have no part in a step that is filled before this one has ended.
-    sitting_out: usize,
 }
 
 /// A part that a sequence has in a step.
@@ -69,16 +64,9 @@ struct Planned {
     id: RequestId,
     /// Rows in the cache then.
     context: usize,
-    /// Whether the row yields the next token, and whether the host picks it from the logits.
+    /// Whether the row yields the next token.
     yields: bool,
-    by_host: bool,
 }
-
-/// A step waits for the one before where more than one row in so many would sit it out otherwise: it
-/// would lose that share of its tokens, and waiting loses the GPU's pause. That pause is 2 % of a step (8B on
-/// an H100, 64 sequences) where the host only counts tokens; it is far longer where the host makes
-/// log-probabilities of the same rows, which this does not weigh.
-const ONE_IN: usize = 32;
 
 impl<E: Executor> Engine<E> {
     /// An engine over an executor whose plan gives a row of logits, or a token, for each sequence.
@@ -103,7 +91,6 @@ impl<E: Executor> Engine<E> {
             flight: None,
             spare: Vec::new(),
             order: Vec::new(),
-            one_in: ONE_IN,
             row: Vec::new(),
             next_id: 0,
             stats: Stats { total_blocks: pool.total(), ..Stats::default() },
@@ -139,9 +126,12 @@ impl<E: Executor> Engine<E> {
             return Err(EngineError::Token { token, vocab });
         }
         request.sampling.check()?;
-        let logits = request.logprobs.or(request.prompt_logprobs).is_some();
+        let told = request.logprobs.max(request.prompt_logprobs);
+        if let Some(found) = told.filter(|n| *n > MOST_TOLD) {
+            return Err(EngineError::Logprobs { found });
+        }
         let bans = request.sampling.min_tokens > 0 && !request.stop.is_empty();
-        let sampled = !request.sampling.is_greedy() || bans || !request.bias.is_empty() || logits;
+        let sampled = !request.sampling.is_greedy() || bans || !request.bias.is_empty() || told.is_some();
         if self.executor.yields_tokens() && sampled {
             return Err(EngineError::GreedyOnly);
         }
@@ -224,9 +214,7 @@ impl<E: Executor> Engine<E> {
         if let Some(before) = before {
             self.settle_step(before, events)?;
         }
-        let ahead = self.options.ahead && self.executor.feeds();
-        let waits = |f: &Flight| f.needs_host || f.sitting_out * self.one_in > f.planned.len();
-        if !ahead || self.flight.as_ref().is_some_and(waits) {
+        if !self.options.ahead || !self.executor.feeds() {
             self.settle(events)?;
         }
         Ok(())

@@ -152,8 +152,6 @@ impl<E: Executor> Engine<E> {
         self.next.planned = std::mem::take(&mut self.spare);
         self.next.planned.clear();
         self.next.step = self.stats.steps + 1;
-        self.next.needs_host = self.options.kv == KvMode::Off;
-        self.next.sitting_out = 0;
         let mut order = std::mem::take(&mut self.order);
         order.clear();
         order.extend_from_slice(&self.running);
@@ -187,9 +185,8 @@ impl<E: Executor> Engine<E> {
     fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> Result<usize, EngineError> {
         let samples = self.executor.samples();
         let s = &mut self.sequences[slot];
-        let (id, wanted) = (s.id, s.wanted(&self.limits, samples).min(most));
+        let (id, wanted) = (s.id, s.wanted(&self.limits).min(most));
         if wanted > 0 {
-            // Not while it sits out: its last token is still to be picked.
             s.sampler.reach(s.length() as u64);
         }
         let s = &self.sequences[slot];
@@ -203,21 +200,17 @@ impl<E: Executor> Engine<E> {
                 break;
             }
             let context = past + new;
-            if let (Some((_, row)), true) = (s.coming, past == s.tokens.len()) {
+            let fed = s.coming.filter(|_| past == s.tokens.len());
+            if let Some((_, row)) = fed {
                 self.inputs.push_fed(row, context, &s.blocks)?;
             } else {
                 self.inputs.push(&s.tokens[past..context], context, &s.blocks)?;
             }
             let yields = context == s.length();
-            let by_host = s.is_picked_by_host(samples);
-            if yields && samples && !by_host {
-                self.inputs.set_pick(&s.sampler.pick_at(context as u64));
+            if samples {
+                self.inputs.set_pick(&s.pick(context, fed.is_some()));
             }
-            if s.tells_prompt() || (yields && (by_host || s.request.logprobs.is_some())) {
-                self.inputs.ask_logits();
-            }
-            self.next.sitting_out += usize::from(yields && s.waits_for_host(samples));
-            self.next.planned.push(Planned { slot, id, context, yields, by_host });
+            self.next.planned.push(Planned { slot, id, context, yields });
             left.t -= new as u64;
             left.b -= 1;
             left.s -= context as u64;

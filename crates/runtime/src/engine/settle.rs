@@ -41,21 +41,19 @@ impl<E: Executor> Engine<E> {
                 continue; // cancelled, or ended by the step before
             };
             s.computed = planned.context;
-            if s.tells_prompt() && (s.told..s.request.tokens.len()).contains(&planned.context) {
+            if let Some(next) = s.tells_of(planned.context) {
                 // A row of the prompt says how likely the prompt's next token was.
-                if argmax(output.row(row)).is_none() {
+                let Some(logprobs) = tell_prompt(s, output, row, next) else {
                     broken.push(*planned);
                     continue;
-                }
-                let (next, top) = (s.request.tokens[planned.context], s.request.prompt_logprobs);
-                let logprobs = Logprobs::new(output.row(row), next, top.unwrap_or(0));
+                };
                 s.told = planned.context + 1;
                 events.push(Event::Prompt(s.id, Box::new(logprobs)));
             }
             if planned.yields {
                 s.coming = s.coming.filter(|(step, _)| *step != flight.step);
                 if s.request.max_tokens > 0 {
-                    let picked = pick(s, output, row, planned.by_host, &mut self.row);
+                    let picked = pick(s, output, row, &mut self.row);
                     let Some((token, logprobs)) = picked else {
                         broken.push(*planned);
                         continue;
@@ -126,31 +124,34 @@ impl<E: Executor> Engine<E> {
     }
 }
 
-/// The token of a row: the executor's, if it picked one as asked, or else the host's. `None` if the row
-/// has none.
+/// How likely the prompt's `next` token was: the executor's word, if it picks, or else the host's. `None` if
+/// the row is no distribution.
+fn tell_prompt(s: &Sequence, output: &StepOutput, row: usize, next: u32) -> Option<Logprobs> {
+    if !output.tokens.is_empty() {
+        return output.told(row).cloned();
+    }
+    let logits = output.row(row);
+    let tell = || Logprobs::new(logits, next, s.request.prompt_logprobs.unwrap_or(0));
+    argmax(logits).map(|_| tell())
+}
+
+/// The token of a row and what is told of it: the executor's, if it picks, or else the host's. `None` if the
+/// row has none.
 fn pick(
     s: &mut Sequence,
     output: &StepOutput,
     row: usize,
-    by_host: bool,
     scratch: &mut Vec<f32>,
 ) -> Option<(u32, Option<Box<Logprobs>>)> {
-    if let Some(&token) = output.tokens.get(row).filter(|_| !by_host) {
+    if let Some(&token) = output.tokens.get(row) {
         if token == NO_TOKEN {
             return None;
         }
         s.sampler.note(token);
-        // They come with what penalties changed.
-        let logprobs = |top| Box::new(Logprobs::new(output.row(row), token, top));
-        return Some((token, s.request.logprobs.map(logprobs)));
+        return Some((token, output.told(row).cloned().map(Box::new)));
     }
     scratch.clear();
     scratch.extend_from_slice(output.row(row));
-    for (token, bias) in &s.request.bias {
-        if let Some(logit) = scratch.get_mut(*token as usize) {
-            *logit += bias;
-        }
-    }
     let token = s.sampler.sample(scratch, s.tokens.len() as u64)?;
     let logprobs = s.request.logprobs.map(|top| Box::new(Logprobs::new(scratch, token, top)));
     Some((token, logprobs))

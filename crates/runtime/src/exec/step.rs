@@ -4,7 +4,7 @@ use infernum_codegen::cuda::abi::{self, FED};
 use infernum_ir::interp::{SeqShape, StepShape};
 
 use super::ExecError;
-use crate::sampling::{SamplingParams, SeenToken, TokenPick};
+use crate::sampling::{Logprobs, TokenPick};
 
 /// The inputs of one step: tokens of several sequences, flattened, and where each sequence's
 /// rows lie in the paged KV cache. Filled again for every step, without allocating once it has
@@ -19,9 +19,6 @@ pub struct StepInputs {
     tables: Vec<usize>,
     /// Whether any token is still to come.
     fed: bool,
-    /// Of sequences whose token is not simply the likeliest; in order.
-    picks: Vec<SeqPick>,
-    seen: Vec<SeenToken>,
     logit_rows: LogitRows,
 }
 
@@ -36,30 +33,24 @@ pub enum LogitRows {
     Of(Vec<u32>),
 }
 
-/// A [`TokenPick`], for a sequence.
-#[derive(Clone, Debug)]
-struct SeqPick {
-    seq: usize,
-    params: SamplingParams,
-    position: u64,
-    seen: std::ops::Range<usize>,
-}
-
 /// The result of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
     /// `[rows, columns]`, row-major: the logits, of [`logit_rows`](StepOutput::logit_rows) alone. Empty
     /// where the plan yields tokens.
     pub logits: Vec<f32>,
+    /// The log-probabilities of rows that [asked](TokenPick::tell) for them and have a token, in order; from
+    /// executors that [sample](super::Executor::samples).
+    pub told: Vec<(u32, Logprobs)>,
     /// The rows that `logits` holds.
     pub logit_rows: LogitRows,
     /// One for each sequence (its last token), or one for each token, as the plan says.
     pub rows: usize,
     /// The size of the vocabulary; 0 where the plan yields tokens.
     pub columns: usize,
-    /// A token of each row, from executors that pick it (those of GPUs) and from plans that yield it
-    /// (pass `greedy`): the likeliest, or what [`StepInputs::set_pick`] says where the executor
-    /// [samples](super::Executor::samples). Empty from others. [`NO_TOKEN`](infernum_ir::NO_TOKEN) for a
+    /// A token of each row, from executors that [sample](super::Executor::samples), where
+    /// [`StepInputs::set_pick`] says which, and from plans that yield the likeliest (pass `greedy`). Empty
+    /// from others. [`NO_TOKEN`](infernum_ir::NO_TOKEN) for a
     /// row that has a NaN, or no number above -inf.
     pub tokens: Vec<u32>,
 }
@@ -73,6 +64,12 @@ impl StepOutput {
         };
         let range = |at: usize| at * self.columns..(at + 1) * self.columns;
         at.and_then(|at| self.logits.get(range(at))).unwrap_or_default()
+    }
+
+    /// What is told of one row.
+    pub fn told(&self, row: usize) -> Option<&Logprobs> {
+        let found = self.told.binary_search_by_key(&row, |(row, _)| *row as usize).ok();
+        found.map(|at| &self.told[at].1)
     }
 }
 
@@ -89,8 +86,6 @@ impl StepInputs {
             blocks: Vec::new(),
             tables: Vec::new(),
             fed: false,
-            picks: Vec::new(),
-            seen: Vec::new(),
             logit_rows: LogitRows::All,
         }
     }
@@ -108,14 +103,13 @@ impl StepInputs {
         self.blocks.clear();
         self.tables.clear();
         self.fed = false;
-        self.picks.clear();
-        self.seen.clear();
+        self.step.picks.clear();
         if let LogitRows::Of(rows) = &mut self.logit_rows {
             rows.clear();
         }
     }
 
-    /// Asks for the logits of the last sequence pushed.
+    /// Asks for the logits of the last sequence pushed; where an executor picks, they come edited.
     pub fn ask_logits(&mut self) {
         let last = self.step.seqs.len().checked_sub(1);
         if let (LogitRows::Of(rows), Some(last)) = (&mut self.logit_rows, last)
@@ -134,32 +128,15 @@ impl StepInputs {
     /// Executors that do not [sample](super::Executor::samples) pay no heed to it.
     pub fn set_pick(&mut self, pick: &TokenPick<'_>) {
         let Some(seq) = self.step.seqs.len().checked_sub(1) else { return };
-        if pick.params.is_greedy() && pick.seen.is_empty() {
-            return;
+        if !pick.is_greedy() {
+            self.step.picks.set(seq, pick.row(), pick.edits);
         }
-        let start = self.seen.len();
-        self.seen.extend_from_slice(pick.seen);
-        let (params, position) = (pick.params, pick.position);
-        self.picks.push(SeqPick { seq, params, position, seen: start..self.seen.len() });
     }
 
-    /// Whether any token is not simply the likeliest.
-    pub fn is_sampled(&self) -> bool {
-        !self.picks.is_empty()
-    }
-
-    /// Sequences with what was [set](StepInputs::set_pick) for them, in order; the others' tokens are
-    /// the likeliest.
-    pub fn picks(&self) -> impl Iterator<Item = (usize, TokenPick<'_>)> {
-        self.picks.iter().map(|c| {
-            let seen = &self.seen[c.seen.clone()];
-            (c.seq, TokenPick { params: c.params, position: c.position, seen })
-        })
-    }
-
-    /// Tokens with penalties, of all sequences.
-    pub(crate) fn seen(&self) -> &[SeenToken] {
-        &self.seen
+    /// Whether nothing but the likeliest token of each sequence is wanted.
+    pub fn is_greedy(&self) -> bool {
+        let no_logits = matches!(&self.logit_rows, LogitRows::Of(rows) if rows.is_empty());
+        no_logits && self.step.picks.rows().is_empty()
     }
 
     /// Adds a sequence: `tokens` to compute, after which its cache holds `context` rows, row `i`

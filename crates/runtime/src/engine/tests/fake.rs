@@ -1,8 +1,6 @@
 //! An executor whose next token is a hash of the rows it was given, and what a request yields on it when it
 //! is alone.
 
-use std::collections::BTreeMap;
-
 use infernum_ir::{Dims, NO_TOKEN};
 
 use super::MAX_LENGTH;
@@ -68,7 +66,8 @@ impl Executor for Fake {
         let mut output = std::mem::take(&mut self.outputs[(self.submitted % 2) as usize]);
         output.logits.clear();
         output.tokens.clear();
-        let mut picks: BTreeMap<_, _> = inputs.picks().collect();
+        output.told.clear();
+        let picks = &inputs.step().picks;
         let slot = |i: usize, p: usize| {
             inputs.blocks(i)[p / self.block_size] as usize * self.block_size + p % self.block_size
         };
@@ -88,11 +87,10 @@ impl Executor for Fake {
                 (0..seq.context).map(|p| self.rows[slot(i, p)].expect("a row that was written"));
             let mut row = logits(context);
             if self.samples {
-                let token = match picks.remove(&i) {
-                    Some(pick) => pick.pick_in(&mut row),
-                    None => crate::argmax(&row),
-                };
+                let own = self.rows[slot(i, seq.context - 1)].expect("a row that was written");
+                let (token, told) = picks.pick(&picks.row(i), own, &mut row, &|v| v);
                 output.tokens.push(token.unwrap_or(NO_TOKEN));
+                output.told.extend(told.map(|told| (i as u32, told)));
             }
             let is_asked_for = match inputs.logit_rows() {
                 LogitRows::All => true,
@@ -133,7 +131,8 @@ pub(super) fn solo(
     mut tell: impl FnMut(&[f32], u32),
 ) -> (Vec<u32>, FinishReason) {
     let mut sampler = crate::Sampler::new(request.sampling, &request.tokens)
-        .with_ends(&request.stop, request.tokens.len());
+        .with_ends(&request.stop, request.tokens.len())
+        .with_bias(&request.bias);
     let mut tokens = request.tokens.clone();
     if request.prompt_logprobs.is_some() && tokens.len() > 1 && tokens[0] == CURSED {
         return (Vec::new(), FinishReason::Failed);
@@ -144,7 +143,6 @@ pub(super) fn solo(
             return (tokens.split_off(request.tokens.len()), FinishReason::Length);
         }
         let mut row = logits(tokens.iter().copied());
-        request.bias.iter().for_each(|(t, b)| row[*t as usize] += b);
         let Some(token) = sampler.sample(&mut row, tokens.len() as u64) else {
             return (tokens.split_off(request.tokens.len()), FinishReason::Failed);
         };
