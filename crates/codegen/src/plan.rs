@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use infernum_ir::expr::Expr;
-use infernum_ir::{Attr, DType, Dims, StateType, StepInput, Sym, TensorType, Type};
+use infernum_ir::{Attr, DType, Dim, Dims, StateType, StepInput, Sym, TensorType, Type};
 use infernum_passes::Bucket;
 use serde::{Deserialize, Serialize};
 
+use crate::cuda::abi::Part;
 use crate::cuda::{Device, Geometry};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -71,20 +72,19 @@ pub enum Yields {
 impl Yields {
     /// Of these results; `None` if they are none of it.
     pub fn of(results: &[Carried]) -> Option<Yields> {
-        let types: Vec<&TensorType> = results.iter().map(|c| &c.ty).collect();
-        let is_logits = |ty: &TensorType| {
+        let is_logits = |Carried { ty, .. }: &Carried| {
             let float = matches!(ty.dtype, DType::F32 | DType::F16 | DType::Bf16);
             float && ty.rank() == 2 && !ty.is_ragged() && ty.last_const().is_some()
         };
-        let is = |ty: &TensorType, dtype, rank| ty.dtype == dtype && ty.rank() == rank;
-        match types[..] {
+        let is = |c: &Carried, dtype, rank| c.ty.dtype == dtype && c.ty.rank() == rank;
+        match results {
             [x, ids, logprobs, told, ..]
                 if is_logits(x)
                     && is(ids, DType::U32, 1)
                     && is(logprobs, DType::F32, 2)
                     && is(told, DType::U32, 2)
-                    && logprobs.shape == told.shape
-                    && [ids, told].iter().all(|ty| ty.shape[0] == x.shape[0]) =>
+                    && logprobs.ty.shape == told.ty.shape
+                    && [ids, told].iter().all(|c| c.ty.shape[0] == x.ty.shape[0]) =>
             {
                 Some(Yields::Picks)
             }
@@ -166,6 +166,14 @@ pub struct Launch {
 pub enum Run {
     /// One of the plan's kernels.
     Kernel(KernelLaunch),
+    /// Two of them, one for the step's generated rows and one for its prompt rows; a part without rows is not
+    /// launched. See [`Value::part_offset`].
+    Parts {
+        /// Runs generated rows.
+        generated: Box<KernelLaunch>,
+        /// Runs prompt rows.
+        prompt: Box<KernelLaunch>,
+    },
     /// A library's matrix product.
     Matmul(Matmul),
 }
@@ -475,7 +483,44 @@ impl Plan {
     }
 }
 
+impl Run {
+    /// The kernels that are launched, each with the rows that it is launched for; a library's product has none.
+    pub fn kernels(&self) -> impl Iterator<Item = (Part, &KernelLaunch)> {
+        let all = match self {
+            Run::Kernel(kernel) => [Some((Part::All, kernel)), None],
+            Run::Parts { generated, prompt } => {
+                [Some((Part::Generated, &**generated)), Some((Part::Prompt, &**prompt))]
+            }
+            Run::Matmul(_) => [None, None],
+        };
+        all.into_iter().flatten()
+    }
+}
+
+impl Value {
+    /// Bytes of it that lie before a part of the step's rows, where `before` are the sizes of the rows before
+    /// the part. `None` where a part's rows do not lie side by side.
+    pub fn part_offset(&self, before: &Dims) -> Option<u64> {
+        let Type::Tensor(ty) = &self.ty else { return Some(0) };
+        if ty.constant {
+            return Some(0);
+        }
+        let (rows, row) = ty.shape.split_first()?;
+        let by_row = matches!(rows, Dim::Sym { sym: Sym::T | Sym::S, .. });
+        let is_output_row = self.arg == Arg::Step(StepInput::OutputRows);
+        (by_row && !is_output_row && row.iter().all(|d| d.as_const().is_some()))
+            .then(|| ty.bytes(before))
+    }
+}
+
 impl Launch {
+    /// Whether a kernel of it can be launched for a part of the step's rows: these lie side by side in all of
+    /// its operands and results.
+    pub fn has_parts(&self) -> bool {
+        let mut values = self.operands.iter().flatten().chain(&self.results);
+        values.all(|v| v.part_offset(&Dims::default()).is_some())
+    }
+
     /// Whether result 0 takes an operand's place.
     pub fn is_in_place(&self) -> bool {
         let place = self.results.first().map(|y| y.arg);

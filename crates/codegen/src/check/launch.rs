@@ -3,6 +3,7 @@
 use infernum_ir::{Attr, DType, OpSet, StepInput, Sym, TensorType, Type};
 
 use super::{Checked, FaultKind, PlanFault, fault};
+use crate::cuda::abi::Part;
 use crate::plan::{
     Arg, Argument, KernelLaunch, Launch, Matmul, Plan, Program, Run, TargetKind, TileMap, Value,
 };
@@ -25,7 +26,23 @@ impl Plan {
                 fault(place, "it has no kernel")
             }
             None => Ok(()),
-            Some(Run::Kernel(kernel)) => self.check_kernel(place, launch, kernel),
+            Some(Run::Parts { .. }) if !launch.has_parts() => {
+                fault(place, "its kernels are for parts of the rows, which its values do not have")
+            }
+            Some(run @ (Run::Kernel(_) | Run::Parts { .. })) => {
+                run.kernels().try_for_each(|(part, kernel)| {
+                    self.check_kernel(place, launch, kernel)?;
+                    // Where tiles lie is told to the copy engine once: a part begins anywhere.
+                    if part != Part::All && (kernel.arguments.is_some() || !kernel.tiles.is_empty())
+                    {
+                        return fault(
+                            place,
+                            "its kernel cannot be launched for a part of the rows",
+                        );
+                    }
+                    Ok(())
+                })
+            }
             Some(Run::Matmul(matmul)) => {
                 check_matmul(launch, matmul).or_else(|e| fault(place, format!("product: {e}")))
             }

@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use bytemuck::{Pod, Zeroable};
 use infernum_ir::picking::{PickRow, SeenToken};
 use infernum_ir::{DType, NO_TOKEN};
+use serde::{Deserialize, Serialize};
 
 /// Tokens in a block of the KV cache: `PAGE` in kernels.
 pub const PAGE: usize = 16;
@@ -14,6 +15,30 @@ pub const PAGE: usize = 16;
 /// Marks a token of a step that is still to come: the other bits are the row of the step before whose token
 /// it will be.
 pub const FED: u32 = 1 << 31;
+
+/// Rows of a step that a kernel may be launched for. Each part is a view of the step: a [`Step`] of its own,
+/// which says what it would say if there were no other rows. Sequences of generated rows come first in a step,
+/// so that a part's rows lie side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// Every row.
+    All,
+    /// Those of sequences with one new token, which follows tokens that were computed before.
+    Generated,
+    /// The others.
+    Prompt,
+}
+
+impl Part {
+    /// All parts, in the order of their views.
+    pub const ALL: [Part; 3] = [Part::All, Part::Generated, Part::Prompt];
+
+    /// The index of its view.
+    pub const fn view(self) -> usize {
+        self as usize
+    }
+}
 
 /// The address of an array on the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
@@ -96,7 +121,7 @@ macro_rules! shared {
 }
 
 shared! {
-    /// Inputs of the step. Written before the step's first kernel and constant throughout it, so that
+    /// Inputs of the step, or of a part of its rows. Written before the step's first kernel and constant throughout it, so that
     /// it may be read before pdl_wait(). Sequences are in order, and so are their tokens.
     Step {
         /// Tokens.
@@ -113,7 +138,7 @@ shared! {
         tokens: Address<u32>,
         /// [T] row in the context of its sequence.
         positions: Address<i32>,
-        /// [B] or [T]: tokens whose logits are wanted.
+        /// [B] or [T]: tokens whose logits are wanted; null in a part.
         output_rows: Address<u32>,
         /// [S] row in the context of its sequence.
         context_positions: Address<i32>,

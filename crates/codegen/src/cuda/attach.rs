@@ -60,7 +60,7 @@ pub fn attach(
             let mut program = programs[call.program as usize].clone();
             for launch in &mut program.launches {
                 let shown = format!("{}/%{}", program.name, launch.name);
-                launch.run = Some(attach.launch(launch, bucket, &shown)?);
+                launch.run = Some(attach.launch_in_parts(launch, bucket, &shown)?);
             }
             let same = plan.programs.iter().position(|p| *p == program);
             let index = same.unwrap_or(plan.programs.len()) as u32;
@@ -103,10 +103,10 @@ pub fn admitted(
         let programs = schedule.calls.iter().map(|c| &plan.programs[c.program as usize]);
         for launch in programs.flat_map(|p| &p.launches).filter(|l| l.op == op) {
             let template = attach.template(launch, &launch.name)?;
-            for variant in &template.variants {
-                if attach.refusal(launch, bucket, &template, variant, &launch.name)?.is_none() {
-                    found.insert(variant.name.clone());
-                }
+            let parts = attach.parts(launch, bucket, &template);
+            for bucket in parts.into_iter().flatten().chain([bucket]) {
+                let variants = attach.admitted(launch, bucket, &template)?;
+                found.extend(variants.into_iter().map(|v| v.name.clone()));
             }
             order = template.variants;
         }
@@ -171,7 +171,7 @@ pub(super) struct Attach<'a> {
     /// Kernels by their text, the name left open.
     known: HashMap<String, u32>,
     kernels: Vec<Kernel>,
-    limits: Dims,
+    pub(super) limits: Dims,
     tuned: TunedVariants,
 }
 
@@ -225,76 +225,93 @@ impl<'a> Attach<'a> {
         Ok(None)
     }
 
-    fn launch(&mut self, launch: &Launch, bucket: Bucket, shown: &str) -> Result<Run, CudaError> {
-        let mut template = self.template(launch, shown)?;
-        if let Some(name) = self.tuned.variant(launch, bucket, &template.name) {
-            template.variants.sort_by_key(|v| v.name != name);
-        }
-        let mut reasons = Vec::new();
-        for variant in &template.variants {
-            let fail = |message| CudaError::Variant {
-                launch: shown.to_owned(),
-                path: template.path.clone(),
-                variant: variant.name.clone(),
-                message,
-            };
-            let scope = Scope {
-                launch,
-                params: &variant.params,
-                device: self.device,
-                dims: None,
-                bucket: Some(bucket),
-            };
-            if let Some(reason) = self.refusal(launch, bucket, &template, variant, shown)? {
-                reasons.push(reason);
-                continue;
+    /// What runs a launch in the steps of a bucket.
+    pub(super) fn launch(
+        &mut self,
+        launch: &Launch,
+        bucket: Bucket,
+        shown: &str,
+    ) -> Result<Run, CudaError> {
+        let template = self.template(launch, shown)?;
+        match self.choose(launch, bucket, &template, shown)? {
+            Ok(variant) => self.launch_as(variant, launch, bucket, &template, shown),
+            Err(reasons) => {
+                let (launch, path) = (shown.to_owned(), template.path);
+                Err(CudaError::NoVariant { launch, path, reasons })
             }
-            return match &variant.kind {
-                Kind::Matmul(roles) => matmul(launch, roles).map(Run::Matmul).map_err(fail),
-                Kind::Kernel { grid, shared, ptx, tiles, .. } => {
-                    let places = Places { template: &template, variant, shown };
-                    let (block, scratch) = self.sizes(&places, &scope, bucket)?;
-                    // Only then: launches that differ in nothing else are one program.
-                    let named =
-                        grid.iter().chain([shared]).any(|e| e.to_string().contains("tokens."));
-                    let geometry = Geometry {
-                        tokens: named.then_some(bucket),
-                        grid: grid.clone(),
-                        block,
-                        shared: shared.clone(),
-                        params: variant.params.clone(),
-                    };
-                    if let Some(foreign) = ptx {
-                        let scope = Scope { dims: Some(&self.limits), ..scope };
-                        let arguments = arguments(&scope, foreign).map_err(fail)?;
-                        let kernel = self.foreign(foreign, &template, variant, scratch)?;
-                        let arguments = Some(arguments);
-                        let tiles = Vec::new();
-                        return Ok(Run::Kernel(KernelLaunch {
-                            kernel,
-                            geometry,
-                            arguments,
-                            tiles,
-                        }));
-                    }
-                    let site = Site {
-                        launch,
-                        template: &template,
-                        variant,
-                        block,
-                        has_scratch: scratch > 0,
-                        bucket,
-                        device: self.device,
-                    };
-                    let tiles = tiles.iter().map(|(name, rows)| tile_map(&scope, name, rows));
-                    let tiles = tiles.collect::<Result<_, _>>().map_err(fail)?;
-                    let kernel = self.kernel(&site, scratch, shown)?;
-                    Ok(Run::Kernel(KernelLaunch { kernel, geometry, arguments: None, tiles }))
-                }
-            };
         }
-        let (launch, path, reasons) = (shown.to_owned(), template.path, reasons.join(", "));
-        Err(CudaError::NoVariant { launch, path, reasons })
+    }
+
+    /// The first variant that is admitted, or the one that was tuned; or why there is none.
+    pub(super) fn choose<'t>(
+        &self,
+        launch: &Launch,
+        bucket: Bucket,
+        template: &'t Template,
+        shown: &str,
+    ) -> Result<Result<&'t Variant, String>, CudaError> {
+        let tuned = self.tuned.variant(launch, bucket, &template.name);
+        let mut variants: Vec<&Variant> = template.variants.iter().collect();
+        variants.sort_by_key(|v| tuned.is_some_and(|name| v.name != name));
+        let mut reasons = Vec::new();
+        for variant in variants {
+            match self.refusal(launch, bucket, template, variant, shown)? {
+                Some(reason) => reasons.push(reason),
+                None => return Ok(Ok(variant)),
+            }
+        }
+        Ok(Err(reasons.join(", ")))
+    }
+
+    /// A launch of a variant that is admitted.
+    pub(super) fn launch_as(
+        &mut self,
+        variant: &Variant,
+        launch: &Launch,
+        bucket: Bucket,
+        template: &Template,
+        shown: &str,
+    ) -> Result<Run, CudaError> {
+        let fail = |message| CudaError::Variant {
+            launch: shown.to_owned(),
+            path: template.path.clone(),
+            variant: variant.name.clone(),
+            message,
+        };
+        let (params, device) = (&variant.params, self.device);
+        let scope = Scope { launch, params, device, dims: None, bucket: Some(bucket) };
+        let (grid, shared, ptx, tiles) = match &variant.kind {
+            Kind::Matmul(roles) => return matmul(launch, roles).map(Run::Matmul).map_err(fail),
+            Kind::Kernel { grid, shared, ptx, tiles, .. } => (grid, shared, ptx, tiles),
+        };
+        let places = Places { template, variant, shown };
+        let (block, scratch) = self.sizes(&places, &scope, bucket)?;
+        // Only then: launches that differ in nothing else are one program.
+        let named = grid.iter().chain([shared]).any(|e| e.to_string().contains("tokens."));
+        let geometry = Geometry {
+            tokens: named.then_some(bucket),
+            grid: grid.clone(),
+            block,
+            shared: shared.clone(),
+            params: params.clone(),
+        };
+        if let Some(foreign) = ptx {
+            let scope = Scope { dims: Some(&self.limits), ..scope };
+            let arguments = Some(arguments(&scope, foreign).map_err(fail)?);
+            let kernel = self.foreign(foreign, template, variant, scratch)?;
+            return Ok(Run::Kernel(KernelLaunch {
+                kernel,
+                geometry,
+                arguments,
+                tiles: Vec::new(),
+            }));
+        }
+        let has_scratch = scratch > 0;
+        let site = Site { launch, template, variant, block, has_scratch, bucket, device };
+        let tiles = tiles.iter().map(|(name, rows)| tile_map(&scope, name, rows));
+        let tiles = tiles.collect::<Result<_, _>>().map_err(fail)?;
+        let kernel = self.kernel(&site, scratch, shown)?;
+        Ok(Run::Kernel(KernelLaunch { kernel, geometry, arguments: None, tiles }))
     }
 
     /// Threads of a block and bytes of scratch memory. The sizes of a launch are looked at as they are at the

@@ -8,6 +8,7 @@ mod decode;
 mod geometry;
 mod lines;
 mod nvrtc;
+mod parts;
 mod reach;
 mod template;
 mod text;

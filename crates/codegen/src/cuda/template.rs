@@ -127,6 +127,8 @@ pub struct Template {
     pub doc: String,
     /// Where its checks go beyond small and odd sizes.
     pub check_sizes: CheckSizes,
+    /// Whether generated rows and prompt rows may be launched apart, each with the variant that is best for them.
+    pub parts: bool,
     /// Ways to compute it, in order of preference.
     pub variants: Vec<Variant>,
     /// The whole file.
@@ -167,6 +169,12 @@ impl Variant {
     /// Whether its kernel is the template's text.
     pub fn is_text(&self) -> bool {
         matches!(&self.kind, Kind::Kernel { ptx: None, .. })
+    }
+
+    /// Whether it can be launched for a part of a step's rows: it is told by `step` which they are, and reads
+    /// nothing in tiles, which the copy engine would have to be told of.
+    pub fn has_parts(&self) -> bool {
+        matches!(&self.kind, Kind::Kernel { ptx: None, tiles, .. } if tiles.is_empty())
     }
 }
 
@@ -224,6 +232,8 @@ struct HeaderFile<'a> {
     doc: String,
     #[serde(default)]
     check_sizes: CheckSizes,
+    #[serde(default)]
+    parts: bool,
     #[serde(borrow)]
     variants: Vec<Entry<'a>>,
 }
@@ -274,12 +284,21 @@ impl Template {
             text[..start].chars().map(|c| if c == '\n' { c } else { ' ' }).collect();
         let source = Source::new(path, &(header + &text[start..end]));
         let file: HeaderFile<'_> = read_ron(&source)?;
+        let variants = variants::expand(library, &source, &file.variants)?;
+        if let Some(whole) = variants.iter().find(|v| file.parts && !v.has_parts()) {
+            let message = format!(
+                "`parts: true`, but variant `{}` can only be launched for all rows: expected no `tiles`, `ptx` or `library`",
+                whole.name
+            );
+            return Err(SourceError::new(path, text, start..end, message).into());
+        }
         Ok(Template {
             name: name.to_owned(),
             path: path.to_owned(),
-            variants: variants::expand(library, &source, &file.variants)?,
+            variants,
             doc: file.doc,
             check_sizes: file.check_sizes,
+            parts: file.parts,
             text: text.to_owned(),
         })
     }

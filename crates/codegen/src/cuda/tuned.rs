@@ -113,18 +113,16 @@ pub fn sites(
     let bucket = within(schedule.bucket, &plan.limits);
     for call in &schedule.calls {
         for launch in &plan.programs[call.program as usize].launches {
-            let key = site(launch, bucket);
-            if found.iter().any(|(known, _)| *known == key) {
-                continue;
-            }
             let template = attach.template(launch, &launch.name)?;
-            let mut variants = Vec::new();
-            for variant in &template.variants {
-                if attach.refusal(launch, bucket, &template, variant, &launch.name)?.is_none() {
-                    variants.push(variant.name.clone());
+            let parts = attach.parts(launch, bucket, &template);
+            for bucket in parts.map_or_else(|| vec![bucket], Vec::from) {
+                let key = site(launch, bucket);
+                if found.iter().any(|(known, _)| *known == key) {
+                    continue;
                 }
+                let variants = attach.admitted(launch, bucket, &template)?;
+                found.push((key, variants.into_iter().map(|v| v.name.clone()).collect()));
             }
-            found.push((key, variants));
         }
     }
     Ok(found)

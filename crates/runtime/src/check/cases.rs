@@ -499,6 +499,9 @@ pub(super) static DECODES: Batch = Batch {
         &[(1, 71), (1, 2), (1, 18)],
         &[(330, 401), (33, 35), (2, 20)],
         &[(1, 402), (1, 36), (1, 21)],
+        // In parts: one of each, and two and one.
+        &[(1, 403), (40, 76)],
+        &[(1, 404), (1, 77), (19, 40)],
     ],
-    limits: Dims { t: 400, b: 3, s: 500, pairs: 200_000 },
+    limits: Dims { t: 400, b: 3, s: 524, pairs: 200_000 },
 };

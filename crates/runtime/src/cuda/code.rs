@@ -49,6 +49,12 @@ pub(super) fn uses_library(plan: &Plan) -> bool {
     launches.any(|l| matches!(l.run, Some(Run::Matmul(_))))
 }
 
+/// Whether any launch runs generated rows and prompt rows apart.
+pub(super) fn runs_parts(plan: &Plan) -> bool {
+    let mut launches = plan.programs.iter().flat_map(|p| &p.launches);
+    launches.any(|l| matches!(l.run, Some(Run::Parts { .. })))
+}
+
 /// Whether any launch reads the positions of context rows.
 pub(super) fn reads_contexts(plan: &Plan) -> bool {
     let launches = plan.programs.iter().flat_map(|p| &p.launches);

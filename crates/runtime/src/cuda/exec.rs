@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use infernum_codegen::cuda::abi::Part;
 use infernum_codegen::cuda::{Cubin, Device};
 use infernum_codegen::{KernelLaunch, Launch, Plan, ProgramCall, Run, Yields};
 use infernum_ir::{DType, Dims, StepInput, Sym};
 
 use super::blas::Blas;
-use super::code::{Code, reads_contexts, uses_library};
+use super::code::{Code, reads_contexts, runs_parts, uses_library};
 use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream, capture};
 use super::frame::Frame;
 use super::graphs::{self, Graphs, Key};
 use super::inputs::Layout;
+use super::parts::PartDims;
 use super::tiles::Tiles;
 use super::timer::Timer;
 use super::turn::{Left, Turn};
@@ -132,7 +134,8 @@ impl CudaExecutor {
         let told = plan.outputs().get(2).filter(|_| plan.picks());
         let told = told.and_then(|o| o.ty.last_const()).unwrap_or(0) as usize;
         let picks = if plan.picks() { most_rows } else { 0 };
-        let layout = Layout::new(&plan.limits, options.kv_blocks, reads_contexts(&plan), picks);
+        let read = (reads_contexts(&plan), runs_parts(&plan));
+        let layout = Layout::new(&plan.limits, options.kv_blocks, read, picks);
         let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
         let layout = layout.at(inputs.address());
         let turn = || Turn::new(gpu, layout.bytes(), most_rows, told);
@@ -187,7 +190,7 @@ impl CudaExecutor {
     }
 
     /// Checks and copies the inputs; which schedule to run.
-    fn begin(&mut self, inputs: &StepInputs) -> Result<(usize, Dims), ExecError> {
+    fn begin(&mut self, inputs: &StepInputs) -> Result<(usize, PartDims), ExecError> {
         let core = &mut self.core;
         core.gpu.bind()?;
         let turn = &mut core.turns[(self.ticket + 1) as usize % 2];
@@ -196,16 +199,12 @@ impl CudaExecutor {
         let lists = turn.lists.stage(inputs, &core.gpu, &core.stream)?;
         let (dims, used) =
             core.layout.write(inputs, blocks, rows, lists, turn.staged.bytes_mut())?;
-        let (tokens, decode_only) = (dims.t, inputs.is_decode_only());
-        let schedule = if inputs.is_greedy() {
-            core.plan.greedy_schedule(tokens, decode_only)
-        } else {
-            core.plan.schedule(tokens, decode_only)
-        };
+        let (tokens, decode_only) = (dims.all.t, inputs.is_decode_only());
+        let schedule = schedule_of(&core.plan, (tokens, decode_only), inputs.is_greedy());
         let schedule = schedule.ok_or(ExecError::Bucket { tokens, decode_only })?;
         core.stream.to_device(core.inputs.address(), &turn.staged.bytes()[..used])?;
         if inputs.is_fed() {
-            core.feed(&dims)?;
+            core.feed(&dims.all)?;
         }
         if core.options.poison {
             let bytes = core.plan.arena_bytes as usize;
@@ -220,11 +219,7 @@ impl CudaExecutor {
     /// The recording for a decode step; `None` if such steps are launched one by one.
     fn key(&self, sequences: u64, greedy: bool) -> Option<Key> {
         let plan = &self.core.plan;
-        let schedule = if greedy {
-            plan.greedy_schedule(sequences, true)?
-        } else {
-            plan.schedule(sequences, true)?
-        };
+        let schedule = schedule_of(plan, (sequences, true), greedy)?;
         let most = plan.schedules[schedule].bucket.max.min(plan.limits.t).min(plan.limits.b);
         let sequences = graphs::rounded(sequences, most)?;
         Some(Key { schedule, sequences })
@@ -250,7 +245,8 @@ impl CudaExecutor {
         // Libraries choose algorithms when first asked, which cannot be recorded.
         core.prepare(key.schedule, &full)?;
         let (gpu, stream) = (Arc::clone(&core.gpu), core.stream.raw);
-        let graph = capture(&gpu, stream, || core.calls(key.schedule, &full))?;
+        let decoding = PartDims::decoding(full);
+        let graph = capture(&gpu, stream, || core.calls(key.schedule, &decoding))?;
         self.graphs.0.insert(key, graph);
         Ok(())
     }
@@ -290,9 +286,9 @@ impl PlanExecutor for CudaExecutor {
         let (schedule, dims) = self.begin(inputs)?;
         for index in 0..self.core.plan.schedules[schedule].calls.len() {
             self.core.call(schedule, index, &dims)?;
-            observer(index, self.core.observe(schedule, index, &dims)?);
+            observer(index, self.core.observe(schedule, index, &dims.all)?);
         }
-        self.finish(schedule, &dims, inputs)
+        self.finish(schedule, &dims.all, inputs)
     }
 
     fn profile(&self) -> Vec<(String, Duration)> {
@@ -321,15 +317,16 @@ impl Executor for CudaExecutor {
         let CudaOptions { graphs, poison, profile, .. } = self.core.options;
         let greedy = inputs.is_greedy();
         let one_by_one = !graphs || poison || profile || self.core.watch.is_some();
-        let recorded =
-            (!one_by_one && inputs.is_decode_only()).then(|| self.key(dims.b, greedy)).flatten();
+        let recorded = (!one_by_one && inputs.is_decode_only())
+            .then(|| self.key(dims.all.b, greedy))
+            .flatten();
         let Some(key) = recorded else {
             self.core.calls(schedule, &dims)?;
-            return self.finish(schedule, &dims, inputs);
+            return self.finish(schedule, &dims.all, inputs);
         };
         self.record(key)?;
         self.core.stream.replay(&self.graphs.0[&key])?;
-        let ticket = self.finish(schedule, &dims, inputs)?;
+        let ticket = self.finish(schedule, &dims.all, inputs)?;
         // While the GPU is busy: the next recording that a growing batch will want. That it fails
         // matters when it is wanted.
         if let Some(next) = self.missing(key, greedy) {
@@ -371,15 +368,28 @@ impl Executor for CudaExecutor {
 /// A NaN in every float type, and no token.
 const POISON: u8 = 0xff;
 
+/// The schedule of a step of so many tokens; `greedy` if nothing but likeliest tokens is wanted.
+fn schedule_of(
+    plan: &Plan,
+    (tokens, decode_only): (u64, bool),
+    greedy: bool,
+) -> Option<usize> {
+    if greedy {
+        plan.greedy_schedule(tokens, decode_only)
+    } else {
+        plan.schedule(tokens, decode_only)
+    }
+}
+
 impl Core {
-    fn calls(&mut self, schedule: usize, dims: &Dims) -> Result<(), ExecError> {
+    fn calls(&mut self, schedule: usize, dims: &PartDims) -> Result<(), ExecError> {
         for index in 0..self.plan.schedules[schedule].calls.len() {
             self.call(schedule, index, dims)?;
         }
         Ok(())
     }
 
-    fn call(&mut self, schedule: usize, index: usize, dims: &Dims) -> Result<(), ExecError> {
+    fn call(&mut self, schedule: usize, index: usize, dims: &PartDims) -> Result<(), ExecError> {
         let plan = &self.plan;
         let call = &plan.schedules[schedule].calls[index];
         let program = &plan.programs[call.program as usize];
@@ -395,7 +405,7 @@ impl Core {
             let mut run = || self.launch(launch, &frame, dims, first);
             let launched = match &self.watch {
                 None => run(),
-                Some(watch) => watch.around(&self.state(), launch, &frame, dims, &mut run),
+                Some(watch) => watch.around(&self.state(), launch, &frame, &dims.all, &mut run),
             };
             launched.map_err(fail)?;
             if let Some(timer) = timer {
@@ -412,14 +422,17 @@ impl Core {
         &self,
         launch: &Launch,
         frame: &Frame<'_>,
-        dims: &Dims,
+        dims: &PartDims,
         first: bool,
     ) -> Result<(), String> {
         match &launch.run {
             None => Err("it has no kernel".to_owned()),
-            Some(Run::Kernel(kernel)) => self.launch_kernel(launch, kernel, frame, dims, first),
+            Some(run @ (Run::Kernel(_) | Run::Parts { .. })) => {
+                let mut parts = run.kernels().filter(|(part, _)| dims.of(*part).t > 0);
+                parts.try_for_each(|kernel| self.launch_kernel(launch, kernel, frame, dims, first))
+            }
             Some(Run::Matmul(product)) => {
-                let (shape, at) = frame.matmul(launch, product, dims)?;
+                let (shape, at) = frame.matmul(launch, product, &dims.all)?;
                 let blas = self.blas.as_ref().ok_or("no library")?;
                 blas.run(&self.stream, shape, at).map_err(|e| format!("{e} ({shape:?})"))
             }
@@ -429,20 +442,21 @@ impl Core {
     fn launch_kernel(
         &self,
         launch: &Launch,
-        k: &KernelLaunch,
+        (part, k): (Part, &KernelLaunch),
         frame: &Frame<'_>,
-        dims: &Dims,
+        dims: &PartDims,
         first: bool,
     ) -> Result<(), String> {
-        let (grid, shared) = k.geometry.eval(launch, dims, &self.device)?;
+        let rows = dims.of(part);
+        let (grid, shared) = k.geometry.eval(launch, &rows, &self.device)?;
         let scratch = self.scratch[k.kernel as usize].as_ref().map(DeviceMemory::address);
         let mut arguments = if let Some(foreign) = &k.arguments {
-            let number = |e: &_| k.geometry.number(e, launch, dims, &self.device);
+            let number = |e: &_| k.geometry.number(e, launch, &rows, &self.device);
             frame.foreign(launch, foreign, scratch, &number)?
         } else {
-            let mut own = frame.arguments(launch)?;
+            let mut own = frame.arguments(launch, &dims.before(part))?;
             own.extend(scratch);
-            own.push(self.inputs.address());
+            own.push(self.layout.view(part));
             own
         };
         if grid.contains(&0) {
@@ -525,9 +539,8 @@ impl Core {
         let width = |i: usize| results.get(i).and_then(|c| c.ty.last_const()).unwrap_or(1) as usize;
         let rows = results.first().and_then(|c| c.ty.shape.first());
         let rows = rows.map_or(0, |d| d.eval(dims)) as usize;
-        let logits = results.first().map_or(DType::F32, |c| c.ty.dtype);
-        let logits =
-            Left { rows, columns: width(0), dtype: logits, logits: at(0), ..Left::NOTHING };
+        let dtype = results.first().map_or(DType::F32, |c| c.ty.dtype);
+        let logits = Left { rows, columns: width(0), dtype, logits: at(0), ..Left::NOTHING };
         match yields {
             Yields::Tokens => Left { rows, tokens: Some(at(0)), ..Left::NOTHING },
             Yields::Logits => logits,

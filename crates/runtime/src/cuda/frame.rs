@@ -51,8 +51,13 @@ impl Frame<'_> {
         }
     }
 
-    pub(super) fn arguments(&self, launch: &Launch) -> Result<Vec<u64>, String> {
-        launch_arguments(launch).map(|(_, value)| self.address(value)).collect()
+    /// The addresses of a launch's values, for the rows that come after `before`.
+    pub(super) fn arguments(&self, launch: &Launch, before: &Dims) -> Result<Vec<u64>, String> {
+        let one = |value: &Value| {
+            // Of what has no parts, all is launched at once.
+            Ok(self.address(value)? + value.part_offset(before).unwrap_or(0))
+        };
+        launch_arguments(launch).map(|(_, value)| one(value)).collect()
     }
 
     /// What a foreign kernel is given, 8 bytes each; smaller numbers are in the low ones.

@@ -1,13 +1,17 @@
-//! The inputs of a step, as kernels see them: [`abi::Step`] and the arrays that it names.
+//! The inputs of a step, as kernels see them: an [`abi::Step`] for each [`Part`] of its rows, and the arrays that
+//! these name.
 
-use infernum_codegen::cuda::abi::{self, Address};
+use infernum_codegen::cuda::abi::{self, Address, Part};
 use infernum_ir::picking::PickRow;
 use infernum_ir::{Dims, StepInput, Sym};
 
+use super::parts::PartDims;
+
 use crate::exec::{ExecError, StepInputs};
 
-/// Where each array lies behind the header, for steps of at most some size. The table of blocks
-/// comes last: a small step copies only the rows that it has.
+/// Where each array lies behind the headers, for steps of at most some size. The table of blocks
+/// comes last: a small step copies only the rows that it has. Behind these a step that has generated rows and
+/// prompt rows brings what its [`PromptArrays`] are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     base: u64,
@@ -18,9 +22,14 @@ pub(super) struct Layout {
     picks: usize,
     offsets: [usize; FIELDS],
     end: usize,
+    /// Whether kernels are launched for parts of the rows, which only then have headers.
+    parts: bool,
 }
 
-/// Arrays behind the header.
+/// Bytes of a view of the step.
+const HEADER: usize = size_of::<abi::Step>();
+
+/// Arrays behind the headers.
 const FIELDS: usize = Field::Picks as usize + 1;
 
 /// One of them.
@@ -42,9 +51,14 @@ enum Field {
 }
 
 impl Layout {
-    /// `contexts`: whether kernels read `context_positions`, which only then has room. `picks`: for how many
-    /// rows at most tokens are picked.
-    pub(super) fn new(limits: &Dims, kv_blocks: usize, contexts: bool, picks: usize) -> Layout {
+    /// `contexts`: whether kernels read `context_positions`, which only then has room. `parts`: whether any is
+    /// launched for a part of the rows. `picks`: for how many rows at most tokens are picked.
+    pub(super) fn new(
+        limits: &Dims,
+        kv_blocks: usize,
+        (contexts, parts): (bool, bool),
+        picks: usize,
+    ) -> Layout {
         let (t, b) = (limits.t as usize, limits.b as usize);
         let stride = kv_blocks.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE)).max(1);
         let context_rows = if contexts { limits.s as usize } else { 0 };
@@ -62,13 +76,20 @@ impl Layout {
             4 * b * stride,
             4 * PickRow::WORDS * picks,
         ];
-        let (mut offsets, mut end) = ([0; FIELDS], size_of::<abi::Step>().next_multiple_of(64));
+        let headers = if parts { Part::ALL.len() } else { 1 };
+        let (mut offsets, mut end) = ([0; FIELDS], (headers * HEADER).next_multiple_of(64));
         let blocks = Field::Blocks as usize;
         for field in (0..FIELDS).filter(|f| *f != blocks).chain([blocks]) {
             offsets[field] = end;
             end += sizes[field].next_multiple_of(64);
         }
-        Layout { base: 0, limits: *limits, stride, picks, offsets, end }
+        end += if parts { PromptArrays::bytes(limits) } else { 0 };
+        Layout { base: 0, limits: *limits, stride, picks, offsets, end, parts }
+    }
+
+    /// Where kernels that are launched for a part of the rows find what they must know of it.
+    pub(super) fn view(&self, part: Part) -> u64 {
+        self.base + (HEADER * part.view()) as u64
     }
 
     /// Its size.
@@ -96,25 +117,24 @@ impl Layout {
         })
     }
 
-    /// Writes a step, after checking it; what must be copied is the returned number of bytes. `words`
-    /// is where kernels see the lists that picks name.
+    /// Writes a step, after checking it; what must be copied is the returned number of bytes. `lists`
+    /// is where kernels see those that picks name.
     pub(super) fn write(
         &self,
         inputs: &StepInputs,
         blocks: usize,
         output_rows: Option<Sym>,
-        words: u64,
+        lists: u64,
         to: &mut [u8],
-    ) -> Result<(Dims, usize), ExecError> {
-        let dims = inputs.step().dims();
-        ExecError::check_limits(&dims, &self.limits)?;
+    ) -> Result<(PartDims, usize), ExecError> {
+        let dims = PartDims::new(inputs);
+        ExecError::check_limits(&dims.all, &self.limits)?;
         if let Some(block) = inputs.all_blocks().iter().find(|b| **b as usize >= blocks) {
             let message = format!("block {block} is outside a KV cache of {blocks} block(s)");
             return Err(ExecError::Inputs(message));
         }
         let seqs = &inputs.step().seqs;
-        let mut w = Writer { layout: self, to, at: [0; FIELDS] };
-        w.header(&dims, words);
+        let mut w = Writer { layout: self, lists, to, at: [0; FIELDS] };
         w.extend(Field::Tokens, inputs.tokens());
         let contexts =
             self.offsets[Field::Seq as usize] > self.offsets[Field::ContextPositions as usize];
@@ -156,26 +176,57 @@ impl Layout {
         }
         w.push(Field::First, token);
         w.push(Field::ContextStart, row);
-        let rows = if output_rows == Some(Sym::T) { dims.t } else { dims.b };
+        let rows = if output_rows == Some(Sym::T) { dims.all.t } else { dims.all.b };
         for row in 0..self.picks.min(rows as usize) {
             w.extend(Field::Picks, &inputs.step().picks.row(row).words());
         }
         let used = self.offsets[Field::Blocks as usize] + 4 * seqs.len() * self.stride;
-        Ok((dims, used))
+        Ok((dims, w.headers(&dims, used)))
     }
 }
 
 struct Writer<'a> {
     layout: &'a Layout,
+    lists: u64,
     to: &'a mut [u8],
     /// Bytes written of each array.
     at: [usize; FIELDS],
 }
 
 impl Writer<'_> {
-    fn header(&mut self, dims: &Dims, words: u64) {
+    /// Writes the views of the step, once its arrays are there; `used` bytes are taken, and those that are
+    /// returned then.
+    fn headers(&mut self, dims: &PartDims, used: usize) -> usize {
+        let all = self.header(&dims.all);
+        self.put(Part::All, &all);
+        if !self.layout.parts {
+            return used;
+        }
+        // What is picked is picked for all rows at once.
+        let part = abi::Step { output_rows: Address::default(), words: Address::default(), ..all };
+        self.put(Part::Generated, &of_size(part, &dims.generated));
+        let mut prompt = of_size(part, &dims.of(Part::Prompt));
+        let mut end = used;
+        if dims.is_mixed() {
+            let before = &dims.generated;
+            let arrays =
+                PromptArrays { from: used.next_multiple_of(64), dims: dims.of(Part::Prompt) };
+            arrays.write(self, before);
+            prompt = arrays.view(self.layout, before, prompt);
+            end = arrays.from + PromptArrays::bytes(&arrays.dims);
+        }
+        self.put(Part::Prompt, &prompt);
+        end
+    }
+
+    fn put(&mut self, part: Part, step: &abi::Step) {
+        let at = HEADER * part.view();
+        self.to[at..at + HEADER].copy_from_slice(bytemuck::bytes_of(step));
+    }
+
+    fn header(&self, dims: &Dims) -> abi::Step {
         let at = |field| self.layout.address(field);
-        let step = abi::Step {
+        abi::Step {
             T: dims.t as i32,
             B: dims.b as i32,
             S: dims.s as i32,
@@ -192,9 +243,8 @@ impl Writer<'_> {
             context_start: Address::new(at(Field::ContextStart)),
             pair_start: Address::new(at(Field::PairStart)),
             blocks: Address::new(at(Field::Blocks)),
-            words: Address::new(words),
-        };
-        self.to[..size_of::<abi::Step>()].copy_from_slice(bytemuck::bytes_of(&step));
+            words: Address::new(self.lists),
+        }
     }
 
     fn push(&mut self, field: Field, value: u32) {
@@ -218,6 +268,90 @@ impl Writer<'_> {
     }
 }
 
+fn of_size(step: abi::Step, dims: &Dims) -> abi::Step {
+    let (t, b, s, pairs) = (dims.t as i32, dims.b as i32, dims.s as i32, dims.pairs as i64);
+    abi::Step { T: t, B: b, S: s, pairs, ..step }
+}
+
+/// What the prompt rows of a step that has generated rows, too, have for themselves: the arrays whose numbers
+/// count tokens, sequences or context rows, from their own first. Others are found where they are.
+struct PromptArrays {
+    /// The offset of the first.
+    from: usize,
+    /// Sizes of the part.
+    dims: Dims,
+}
+
+impl PromptArrays {
+    const OWN: [Field; 4] = [Field::PairStart, Field::Seq, Field::First, Field::ContextStart];
+
+    /// Room for those of a part of these sizes.
+    fn bytes(dims: &Dims) -> usize {
+        PromptArrays::OWN.map(|f| PromptArrays::size(f, dims)).iter().sum()
+    }
+
+    fn size(field: Field, dims: &Dims) -> usize {
+        let (t, b) = (dims.t as usize, dims.b as usize);
+        match field {
+            Field::PairStart => 8 * t,
+            Field::Seq => 4 * t,
+            _ => 4 * (b + 1),
+        }
+    }
+
+    fn at(&self, field: Field) -> usize {
+        let before = PromptArrays::OWN.iter().take_while(|f| **f as usize != field as usize);
+        self.from + before.map(|f| PromptArrays::size(*f, &self.dims)).sum::<usize>()
+    }
+
+    /// Makes them of those of the whole step; `before` are the sizes of the rows before the part.
+    fn write(&self, w: &mut Writer<'_>, before: &Dims) {
+        let (from, to) = w.to.split_at_mut(self.from);
+        for field in PromptArrays::OWN {
+            let (skipped, less) = match field {
+                Field::PairStart => (8 * before.t, before.pairs),
+                Field::Seq => (4 * before.t, before.b),
+                Field::First => (4 * before.b, before.t),
+                _ => (4 * before.b, before.s),
+            };
+            let size = PromptArrays::size(field, &self.dims);
+            let start = w.layout.offsets[field as usize] + skipped as usize;
+            let to = &mut to[self.at(field) - self.from..][..size];
+            to.copy_from_slice(&from[start..start + size]);
+            if matches!(field, Field::PairStart) {
+                lower::<8>(to, |n| (u64::from_le_bytes(n) - less).to_le_bytes());
+            } else {
+                lower::<4>(to, |n| (u32::from_le_bytes(n) - less as u32).to_le_bytes());
+            }
+        }
+    }
+
+    /// The part's view, which is of its size already.
+    fn view(&self, layout: &Layout, before: &Dims, part: abi::Step) -> abi::Step {
+        let beyond = |field, elements: u64| layout.address(field) + 4 * elements;
+        let own = |field| layout.base + self.at(field) as u64;
+        abi::Step {
+            tokens: Address::new(beyond(Field::Tokens, before.t)),
+            positions: Address::new(beyond(Field::Positions, before.t)),
+            context_positions: Address::new(beyond(Field::ContextPositions, before.s)),
+            seq: Address::new(own(Field::Seq)),
+            slots: Address::new(beyond(Field::Slots, before.t)),
+            first: Address::new(own(Field::First)),
+            context: Address::new(beyond(Field::Context, before.b)),
+            context_start: Address::new(own(Field::ContextStart)),
+            pair_start: Address::new(own(Field::PairStart)),
+            blocks: Address::new(beyond(Field::Blocks, before.b * layout.stride as u64)),
+            ..part
+        }
+    }
+}
+
+/// Changes each number of `N` bytes.
+fn lower<const N: usize>(bytes: &mut [u8], change: impl Fn([u8; N]) -> [u8; N]) {
+    let (numbers, _) = bytes.as_chunks_mut::<N>();
+    numbers.iter_mut().for_each(|n| *n = change(*n));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,7 +362,7 @@ mod tests {
     #[test]
     fn a_step_is_laid_out_as_kernels_read_it() {
         let limits = Dims { t: 8, b: 2, s: 64, pairs: 512 };
-        let layout = Layout::new(&limits, 9, true, 2).at(1 << 20);
+        let layout = Layout::new(&limits, 9, (true, false), 2).at(1 << 20);
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[5, 6], 18, &[3, 7]).expect("a sequence");
         inputs.push(&[8], 1, &[0]).expect("a sequence");
@@ -240,7 +374,7 @@ mod tests {
         let mut bytes = vec![7; layout.bytes()];
         let (dims, used) =
             layout.write(&inputs, 9, Some(Sym::B), 4096, &mut bytes).expect("a step");
-        assert_eq!((dims.t, dims.b, dims.s), (3, 2, 19));
+        assert_eq!((dims.all.t, dims.all.b, dims.all.s), (3, 2, 19));
         assert!(used <= layout.bytes());
         let word =
             |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
@@ -265,18 +399,115 @@ mod tests {
         let picks = array(Field::Picks, 2 * PickRow::WORDS);
         let (first, second) = picks.split_at(PickRow::WORDS);
         assert_eq!(first, [0; PickRow::WORDS], "greedy");
-        let expected = PickRow { scale: std::f32::consts::LOG2_E / 2.0, top_k: 40, ..inputs.step().picks.row(1) };
-        assert_eq!(PickRow::from_words(second), expected);
-        let PickRow { lists, biased, seen, counts_own, told, given, .. } = expected;
+        let set = inputs.step().picks.row(1);
+        assert_eq!(PickRow::from_words(second), set);
+        assert_eq!((set.scale, set.top_k), (std::f32::consts::LOG2_E / 2.0, 40));
+        let PickRow { lists, biased, seen, counts_own, told, given, .. } = set;
         assert_eq!([lists, biased, seen, counts_own, told, given], [0, 1, 3, 1, 6, 0]);
         assert_eq!(inputs.step().picks.words(), [9, 1.0f32.to_bits(), 5, 1, 5, 1, 5, 1]);
         assert_eq!(wide(24 + 8 * 11), 4096, "the lists");
+        let found = wide(24 + 8 * Field::Slots as usize);
+        assert_eq!(found, layout.address(Field::Slots));
+    }
+
+    /// Each part's view is what a step of its rows alone would have, wherever the arrays lie; but for what is
+    /// picked, which no part has.
+    #[test]
+    fn a_part_is_seen_as_a_step_of_its_own() {
+        let sequences = [(1, 18, [3, 7]), (1, 1, [0, 0]), (4, 20, [5, 6]), (1, 9, [8, 0])];
+        let inputs = |which: &[(usize, usize, [u32; 2])]| {
+            let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
+            for &(new, context, blocks) in which {
+                let tokens: Vec<u32> = (0..new).map(|i| (10 * context + i) as u32).collect();
+                inputs.push(&tokens, context, &blocks).expect("a sequence");
+            }
+            inputs
+        };
+        let limits = Dims { t: 9, b: 5, s: 64, pairs: 512 };
+        let layout = Layout::new(&limits, 9, (true, true), 2).at(1 << 20);
+        for generated in 0..=sequences.len() {
+            // Generated rows are those in front.
+            let order: Vec<_> = (0..4).filter(|i| *i != 2).chain([2]).collect();
+            let mixed: Vec<_> = order.iter().map(|i| sequences[*i]).collect();
+            let mut all = StepInputs::new(StepInputs::BLOCK_SIZE);
+            for (i, &(new, context, blocks)) in mixed.iter().enumerate() {
+                if i == generated {
+                    all.begin_prompts();
+                }
+                let tokens: Vec<u32> = (0..new).map(|i| (10 * context + i) as u32).collect();
+                all.push(&tokens, context, &blocks).expect("a sequence");
+            }
+            let generated = generated.min(3); // the last has four tokens
+            let mut bytes = vec![7; layout.bytes()];
+            let (dims, used) = layout.write(&all, 9, Some(Sym::B), 0, &mut bytes).expect("a step");
+            assert!(used <= layout.bytes());
+            for (part, own) in [
+                (Part::All, &mixed[..]),
+                (Part::Generated, &mixed[..generated]),
+                (Part::Prompt, &mixed[generated..]),
+            ] {
+                assert_eq!(dims.of(part), inputs(own).step().dims());
+                let seen = Seen { bytes: &bytes[..used], at: HEADER * part.view() };
+                let mut alone = vec![9; layout.bytes()];
+                let (_, end) =
+                    layout.write(&inputs(own), 9, Some(Sym::B), 0, &mut alone).expect("a step");
+                let alone = Seen { bytes: &alone[..end], at: 0 };
+                assert_eq!(seen.arrays(), alone.arrays(), "{part:?}, {generated} generated");
+                let step: abi::Step =
+                    bytemuck::pod_read_unaligned(&bytes[seen.at..seen.at + HEADER]);
+                let none = Address::default();
+                assert_eq!(step.output_rows == none, part != Part::All);
+            }
+        }
+    }
+
+    /// A view, as a kernel sees it.
+    struct Seen<'a> {
+        bytes: &'a [u8],
+        at: usize,
+    }
+
+    impl Seen<'_> {
+        fn words(&self, at: usize, n: usize) -> Vec<u32> {
+            let all = self.bytes[at..at + 4 * n].chunks_exact(4);
+            all.map(|b| u32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
+        }
+
+        /// The step's sizes and all that it points to.
+        fn arrays(&self) -> Vec<Vec<u32>> {
+            let sizes = self.words(self.at, 6);
+            let (t, b, s, stride) =
+                (sizes[0] as usize, sizes[1] as usize, sizes[2] as usize, sizes[3] as usize);
+            let array = |field: Field, n: usize| {
+                let low = self.words(self.at + 24 + 8 * field as usize, 2)[0] as usize;
+                self.words(low - (1 << 20), n)
+            };
+            let fields = [
+                (Field::Tokens, t),
+                (Field::Positions, t),
+                (Field::ContextPositions, s),
+                (Field::Seq, t),
+                (Field::Slots, t),
+                (Field::First, if t > 0 { b + 1 } else { 0 }),
+                (Field::Context, b),
+                (Field::ContextStart, if t > 0 { b + 1 } else { 0 }),
+                (Field::PairStart, 2 * t),
+            ];
+            let mut all: Vec<_> = fields.into_iter().map(|(field, n)| array(field, n)).collect();
+            let contexts = array(Field::Context, b);
+            let blocks = array(Field::Blocks, b * stride);
+            for (context, table) in contexts.iter().zip(blocks.chunks_exact(stride)) {
+                all.push(table[..(*context as usize).div_ceil(StepInputs::BLOCK_SIZE)].to_vec());
+            }
+            all.push(sizes);
+            all
+        }
     }
 
     #[test]
     fn what_does_not_fit_is_refused() {
         let limits = Dims { t: 2, b: 1, s: 32, pairs: 64 };
-        let layout = Layout::new(&limits, 2, false, 1);
+        let layout = Layout::new(&limits, 2, (false, false), 1);
         let mut bytes = vec![0; layout.bytes()];
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[1], 20, &[1, 2]).expect("a sequence");

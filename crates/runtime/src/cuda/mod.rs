@@ -10,6 +10,7 @@ mod frame;
 mod graphs;
 mod inputs;
 mod lists;
+mod parts;
 mod retarget;
 mod tiles;
 mod timer;

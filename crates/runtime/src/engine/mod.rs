@@ -62,8 +62,11 @@ struct Flight {
 struct Planned {
     slot: usize,
     id: RequestId,
-    /// Rows in the cache then.
+    /// Rows in the cache before, and then.
+    past: usize,
     context: usize,
+    /// Whether its row was generated. Those rows come first in a step: executors may compute them another way.
+    generated: bool,
     /// Whether the row yields the next token.
     yields: bool,
 }

@@ -172,18 +172,23 @@ impl<E: Executor> Engine<E> {
                 (false, true) => self.limits.chunk,
                 (false, false) => prompts,
             };
-            let new = self.plan(slot, most, &mut left)?;
+            let new = self.plan(slot, most, &mut left);
             if !self.sequences[slot].decodes() {
                 prompts = prompts.saturating_sub(new);
             }
         }
         self.order = order;
+        if !self.next.planned.is_sorted_by_key(|planned| !planned.generated) {
+            self.next.planned.sort_by_key(|planned| !planned.generated);
+        }
+        for at in 0..self.next.planned.len() {
+            self.push(self.next.planned[at])?;
+        }
         Ok(!self.next.planned.is_empty())
     }
 
     /// Plans up to `most` of a sequence's rows: how many.
-    fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> Result<usize, EngineError> {
-        let samples = self.executor.samples();
+    fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> usize {
         let s = &mut self.sequences[slot];
         let (id, wanted) = (s.id, s.wanted(&self.limits).min(most));
         if wanted > 0 {
@@ -200,24 +205,35 @@ impl<E: Executor> Engine<E> {
                 break;
             }
             let context = past + new;
-            let fed = s.coming.filter(|_| past == s.tokens.len());
-            if let Some((_, row)) = fed {
-                self.inputs.push_fed(row, context, &s.blocks)?;
-            } else {
-                self.inputs.push(&s.tokens[past..context], context, &s.blocks)?;
-            }
-            let yields = context == s.length();
-            if samples {
-                self.inputs.set_pick(&s.pick(context, fed.is_some()));
-            }
-            self.next.planned.push(Planned { slot, id, context, yields });
+            let (yields, generated) = (context == s.length(), s.decodes());
+            self.next.planned.push(Planned { slot, id, past, context, generated, yields });
             left.t -= new as u64;
             left.b -= 1;
             left.s -= context as u64;
             left.pairs -= (new * context) as u64;
             done += new;
         }
-        Ok(done)
+        done
+    }
+
+    /// Puts what was planned into the step's inputs.
+    fn push(&mut self, planned: Planned) -> Result<(), EngineError> {
+        let (samples, inputs) = (self.executor.samples(), &mut self.inputs);
+        let Planned { slot, past, context, generated, .. } = planned;
+        let s = &self.sequences[slot];
+        if !generated {
+            inputs.begin_prompts();
+        }
+        let fed = s.coming.filter(|_| past == s.tokens.len());
+        if let Some((_, row)) = fed {
+            inputs.push_fed(row, context, &s.blocks)?;
+        } else {
+            inputs.push(&s.tokens[past..context], context, &s.blocks)?;
+        }
+        if samples {
+            inputs.set_pick(&s.pick(context, fed.is_some()));
+        }
+        Ok(())
     }
 
     /// The smaller, the earlier its turn.

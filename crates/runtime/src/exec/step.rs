@@ -13,6 +13,9 @@ use crate::sampling::{Logprobs, TokenPick};
 pub struct StepInputs {
     block_size: usize,
     step: StepShape,
+    /// Sequences of generated rows, and whether those that come next are of prompts.
+    generated: usize,
+    has_prompts: bool,
     tokens: Vec<u32>,
     blocks: Vec<u32>,
     /// Where each sequence's blocks begin in `blocks`.
@@ -82,6 +85,8 @@ impl StepInputs {
         StepInputs {
             block_size: block_size.max(1),
             step: StepShape::default(),
+            generated: 0,
+            has_prompts: false,
             tokens: Vec::new(),
             blocks: Vec::new(),
             tables: Vec::new(),
@@ -99,6 +104,7 @@ impl StepInputs {
     /// Removes all sequences.
     pub fn clear(&mut self) {
         self.step.seqs.clear();
+        (self.generated, self.has_prompts) = (0, false);
         self.tokens.clear();
         self.blocks.clear();
         self.tables.clear();
@@ -139,6 +145,18 @@ impl StepInputs {
         no_logits && self.step.picks.rows().is_empty()
     }
 
+    /// The rows of sequences pushed from here on are of prompts, also where there is one token.
+    pub fn begin_prompts(&mut self) {
+        self.has_prompts = true;
+    }
+
+    /// Sequences whose row was generated, or could have been: the first ones pushed, of one token each, up to
+    /// the first that has more or to [`StepInputs::begin_prompts`]. Executors may compute their rows in
+    /// another way than those of prompts, so that whoever pushes them first gains by it.
+    pub fn generated(&self) -> usize {
+        self.generated
+    }
+
     /// Adds a sequence: `tokens` to compute, after which its cache holds `context` rows, row `i`
     /// in block `blocks[i / block_size]`. No block may be another sequence's that is written.
     pub fn push(
@@ -164,6 +182,8 @@ impl StepInputs {
         self.tables.push(self.blocks.len());
         self.blocks.extend_from_slice(&blocks[..needed]);
         self.step.seqs.push(SeqShape { new: tokens.len(), context });
+        self.has_prompts |= tokens.len() > 1;
+        self.generated += usize::from(!self.has_prompts);
         Ok(())
     }
 
@@ -200,9 +220,9 @@ impl StepInputs {
         &self.step
     }
 
-    /// Whether every sequence has one token to compute.
+    /// Whether all rows are [generated](StepInputs::generated) ones.
     pub fn is_decode_only(&self) -> bool {
-        self.step.seqs.iter().all(|s| s.new == 1)
+        self.generated == self.step.seqs.len()
     }
 
     /// Token ids, u32 `[T]`; see [`StepInputs::fed_row`].

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use infernum_frontend_hf::spec::Source;
-use infernum_ir::Attr;
+use infernum_ir::{Attr, Dim};
 use infernum_passes::data::Kernels;
 
 use super::*;
+use crate::cuda::abi::Part;
 
 /// `sum = x + by * (a + b)`.
 const OP: &str = r#"Fused(
@@ -161,4 +162,80 @@ fn the_readme_shows_a_kernel_that_works() {
     let text = attached((op, "twice"), &template, "sm_90a", &["x", "y"]);
     let text = text.unwrap_or_else(|e| panic!("{e}\n{template}"));
     assert!(text.contains("store(y + i * N, v);"), "{text}");
+}
+
+/// `twice` of a value, decode steps on one variant and all others on another.
+const IN_PARTS: &str = r#"{#
+Kernel(
+    doc: "d",
+    parts: true,
+    variants: [
+        Variant(name: "few", when: ["tokens.decode && tokens.max <= 8"], grid: ["T"], block: "32"),
+        Variant(name: "many", grid: ["T", "2"]),
+    ],
+)
+#}
+{% include "common/prelude.cuh" %}
+extern "C" __global__ void {{ kernel }}({{ params }}) {}
+"#;
+
+/// What runs a launch of [`IN_PARTS`] on values of this shape: the variants, by the rows that they run.
+fn parts(
+    template: &str,
+    shape: &[Dim],
+    sequences: u64,
+    bucket: Bucket,
+) -> Result<Vec<(Part, String)>, CudaError> {
+    let op = r#"Fused(name: "twice", doc: "d", operands: ["x"], body: { "y": scale(x: "x", by: 2) },
+        results: ["y"], template: "twice")"#;
+    let dir = tempfile::tempdir().expect("a folder");
+    let folder = dir.path().join("kernels/templates");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    std::fs::write(folder.join("twice.cu.j2"), template).expect("a file");
+    let mut kernels = Kernels::default();
+    kernels.define_all(vec![Source::new("op.ron", op)]).unwrap_or_else(|e| panic!("{e}"));
+    let library = Library::new(Some(dir.path()));
+    let device = Device::named("sm_90a").expect("known");
+    let ty = || TensorType::act(DType::Bf16, shape);
+    let limits = Dims { t: 128, b: sequences, s: 4096, pairs: 1 << 20 };
+    let mut attach = Attach::new(&kernels.ops, &library, &device, limits, TunedVariants::default());
+    let run =
+        attach.launch_in_parts(&apart("twice", ty(), ty()), within(bucket, &limits), "check/%y")?;
+    let variant = |k: &KernelLaunch| attach.kernels[k.kernel as usize].variant.clone();
+    Ok(run.kernels().map(|(part, kernel)| (part, variant(kernel))).collect())
+}
+
+#[test]
+fn rows_run_apart_where_steps_have_both_kinds_on_different_kernels() {
+    let rows = [Sym::T.into(), 4096.into()];
+    let mixed = Bucket { min: 17, ..Bucket::ALL };
+    let decode = Bucket { decode: true, ..Bucket::ALL };
+    let all = |variant: &str| vec![(Part::All, variant.to_owned())];
+    let apart = vec![(Part::Generated, "few".to_owned()), (Part::Prompt, "many".to_owned())];
+    let one_for_all = IN_PARTS.replace("parts: true,", "");
+    for (template, shape, sequences, bucket, expected) in [
+        (IN_PARTS, &rows[..], 4, mixed, &apart),
+        // A step of one sequence is of one kind, and so are those of a decode bucket.
+        (IN_PARTS, &rows, 1, mixed, &all("many")),
+        (IN_PARTS, &rows, 4, decode, &all("few")),
+        // More may have been generated than the other variant is for.
+        (IN_PARTS, &rows, 9, mixed, &all("many")),
+        (&one_for_all, &rows, 4, mixed, &all("many")),
+        // Rows that lie side by side: those of tokens and of contexts.
+        (IN_PARTS, &[Sym::S.into(), 2.into(), 64.into()], 4, mixed, &apart),
+        (IN_PARTS, &[Sym::B.into(), 4096.into()], 4, mixed, &all("many")),
+        (IN_PARTS, &[2.into(), Sym::T.into()], 4, mixed, &all("many")),
+        (IN_PARTS, &[2.into(), Sym::T.into(), Sym::S.into()], 4, mixed, &all("many")),
+    ] {
+        let found = parts(template, shape, sequences, bucket).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(found, *expected, "{shape:?}, {sequences} sequence(s), {bucket}");
+    }
+}
+
+#[test]
+fn what_the_copy_engine_reads_has_no_parts() {
+    let text = IN_PARTS.replace("grid: [\"T\", \"2\"]", "tiles: { \"x\": \"64\" }");
+    let error = parts(&text, &[Sym::T.into(), 4096.into()], 4, Bucket::ALL).expect_err("tiles");
+    let error = error.to_string();
+    assert!(error.contains("variant `many` can only be launched for all rows"), "{error}");
 }

@@ -1,0 +1,58 @@
+//! The sizes of a step's parts.
+
+use infernum_codegen::cuda::abi::Part;
+use infernum_ir::Dims;
+use infernum_ir::interp::StepShape;
+
+use crate::exec::StepInputs;
+
+/// The sizes of a step, and of its generated rows, which come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PartDims {
+    pub(super) all: Dims,
+    pub(super) generated: Dims,
+}
+
+impl PartDims {
+    /// Those of a step.
+    pub(super) fn new(inputs: &StepInputs) -> PartDims {
+        let all = inputs.step().dims();
+        let seqs = &inputs.step().seqs[..inputs.generated()];
+        let generated =
+            if inputs.is_decode_only() { all } else { StepShape::of(seqs.to_vec()).dims() };
+        PartDims { all, generated }
+    }
+
+    /// Those of a step of generated rows alone.
+    pub(super) fn decoding(all: Dims) -> PartDims {
+        PartDims { all, generated: all }
+    }
+
+    /// The sizes of a part.
+    pub(super) fn of(&self, part: Part) -> Dims {
+        let (all, own) = (self.all, self.generated);
+        match part {
+            Part::All => all,
+            Part::Generated => own,
+            Part::Prompt => Dims {
+                t: all.t - own.t,
+                b: all.b - own.b,
+                s: all.s - own.s,
+                pairs: all.pairs - own.pairs,
+            },
+        }
+    }
+
+    /// The sizes of all rows before a part.
+    pub(super) fn before(&self, part: Part) -> Dims {
+        match part {
+            Part::All | Part::Generated => Dims::default(),
+            Part::Prompt => self.generated,
+        }
+    }
+
+    /// Whether it has rows of both kinds.
+    pub(super) fn is_mixed(&self) -> bool {
+        self.generated.b > 0 && self.generated.b < self.all.b
+    }
+}
