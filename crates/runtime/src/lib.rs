@@ -21,8 +21,8 @@ pub use exec::{
     PlanExecutor, RandomWeights, SequenceSteps, StepInputs, StepOutput, TensorBytes, TensorProblem,
     Ticket, TunedProduct, WeightSource,
 };
+pub use infernum_ir::picking::Edits;
 pub use sampling::{
     Logprobs, MOST_TOLD, Number, Range, Sampler, SamplingError, SamplingOption, SamplingParams,
     SeenToken, Tell, TokenPick, argmax,
 };
-pub use infernum_ir::picking::Edits;

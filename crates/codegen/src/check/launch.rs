@@ -100,7 +100,10 @@ impl Plan {
             && is(launch.results.first(), &tokens)
             && launch.names.len() == 2;
         if !one || !fits {
-            return fault("feed", "expected one operand and one result, picked tokens and the step's");
+            return fault(
+                "feed",
+                "expected one operand and one result, picked tokens and the step's",
+            );
         }
         match &launch.run {
             Some(Run::Kernel(run)) if run.arguments.is_none() => {

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use infernum_ir::{
-    Attr, Effect, Graph, Loc, Op, Param, SourceError, StateType, StepInput,
-    Type, ValueId, WeightRef, nearest,
+    Attr, Effect, Graph, Loc, Op, Param, SourceError, StateType, StepInput, Type, ValueId,
+    WeightRef, nearest,
 };
 
 use super::attrs;

@@ -151,10 +151,8 @@ pub(crate) fn run(module: &Module) -> Vec<Tensor> {
     let mut states = States::default();
     let mut carried = Vec::new();
     let seq = |new, context| SeqShape { new, context };
-    let steps = [
-        StepShape::of(vec![seq(3, 3), seq(5, 5)]),
-        StepShape::of(vec![seq(1, 4), seq(1, 6)]),
-    ];
+    let steps =
+        [StepShape::of(vec![seq(3, 3), seq(5, 5)]), StepShape::of(vec![seq(1, 4), seq(1, 6)])];
     for step in &steps {
         let count = step.seqs.iter().map(|s| s.new).sum::<usize>() as u32;
         let tokens: Vec<u32> = (0..count).map(|i| i * 5 % 8).collect();

@@ -369,11 +369,7 @@ impl Executor for CudaExecutor {
 const POISON: u8 = 0xff;
 
 /// The schedule of a step of so many tokens; `greedy` if nothing but likeliest tokens is wanted.
-fn schedule_of(
-    plan: &Plan,
-    (tokens, decode_only): (u64, bool),
-    greedy: bool,
-) -> Option<usize> {
+fn schedule_of(plan: &Plan, (tokens, decode_only): (u64, bool), greedy: bool) -> Option<usize> {
     if greedy {
         plan.greedy_schedule(tokens, decode_only)
     } else {

@@ -152,7 +152,8 @@ impl Turn {
     fn told(&self, row: usize, pick: &PickRow) -> Logprobs {
         let width = self.left.told.map_or(0, |(width, _)| width);
         let [logprobs, tokens] = &self.told;
-        let logprobs: &[f32] = bytemuck::cast_slice(&logprobs.bytes()[4 * width * row..][..4 * width]);
+        let logprobs: &[f32] =
+            bytemuck::cast_slice(&logprobs.bytes()[4 * width * row..][..4 * width]);
         let tokens = &words(tokens, width * (row + 1))[width * row..];
         let top = (pick.told as usize).min(width);
         let likeliest = tokens[1..top].iter().copied().zip(logprobs[1..top].iter().copied());

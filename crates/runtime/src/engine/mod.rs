@@ -134,7 +134,8 @@ impl<E: Executor> Engine<E> {
             return Err(EngineError::Logprobs { found });
         }
         let bans = request.sampling.min_tokens > 0 && !request.stop.is_empty();
-        let sampled = !request.sampling.is_greedy() || bans || !request.bias.is_empty() || told.is_some();
+        let sampled =
+            !request.sampling.is_greedy() || bans || !request.bias.is_empty() || told.is_some();
         if self.executor.yields_tokens() && sampled {
             return Err(EngineError::GreedyOnly);
         }

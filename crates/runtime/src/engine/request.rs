@@ -107,7 +107,9 @@ pub enum EngineError {
     Token { token: u32, vocab: usize },
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    #[error("log-probabilities: expected at most {MOST_TOLD} of the likeliest tokens, found {found}")]
+    #[error(
+        "log-probabilities: expected at most {MOST_TOLD} of the likeliest tokens, found {found}"
+    )]
     Logprobs { found: usize },
     #[error(
         "the plan yields the likeliest token instead of logits: expected temperature 0, no \

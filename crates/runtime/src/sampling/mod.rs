@@ -69,12 +69,7 @@ impl TokenPick<'_> {
         self.pick_with(own, logits, &mut Vec::new())
     }
 
-    fn pick_with(
-        &self,
-        own: u32,
-        logits: &mut [f32],
-        scratch: &mut Vec<Candidate>,
-    ) -> Option<u32> {
+    fn pick_with(&self, own: u32, logits: &mut [f32], scratch: &mut Vec<Candidate>) -> Option<u32> {
         let row = self.row();
         edit(logits, &row, self.edits, own, &|v| v);
         draw(logits, &row, scratch)
