@@ -1,7 +1,7 @@
 //! How a model's steps pick tokens: `pick` appends the op, `greedy` is what becomes of it where every row's
 //! token is the likeliest.
 
-use infernum_ir::{Graph, Module, Op, Param, StepInput, Sym, Type, ValueId};
+use infernum_ir::{AttrDef, Graph, Module, Op, Param, StepInput, Sym, Type, ValueId};
 
 use crate::Pass;
 
@@ -90,7 +90,7 @@ fn append(graph: &mut Graph) -> Result<(), String> {
     let inputs = [StepInput::Tokens, StepInput::OutputRows, StepInput::Picks].map(&mut input);
     let operands = [logits, inputs[0], inputs[1], inputs[2]].map(Some);
     let names = ["picked_from", "ids", "logprobs", "likeliest"].map(|name| free(graph, name));
-    let attrs = op.attrs.iter().filter_map(|def| def.default_value()).collect();
+    let attrs = op.attrs.iter().filter_map(AttrDef::default_value).collect();
     let results = graph.call(names.to_vec(), op, &operands, attrs, None);
     let results = results.map_err(|e| format!("graph `{}`: {e}", graph.name))?;
     replace_logits(graph, &results);
