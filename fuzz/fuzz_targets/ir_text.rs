@@ -41,7 +41,7 @@ fn read(text: &str) -> Option<(Module, String)> {
 
 /// Costs of a well-typed graph saturate, whatever its sizes.
 fn work(graph: &Graph) {
-    let most = Dims { t: u64::MAX, b: u64::MAX, s: u64::MAX, pairs: u64::MAX };
+    let most = Dims { t: u64::MAX, b: u64::MAX, s: u64::MAX, pairs: u64::MAX, seqs: u64::MAX };
     for (index, node) in graph.nodes() {
         if let NodeKind::Op { op, attrs } = &node.kind {
             let operands = graph.operands(index);

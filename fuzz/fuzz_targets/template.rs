@@ -33,7 +33,7 @@ graph g {
 schedule g
 ";
     let module = text::parse(module, "lookup").expect("it parses");
-    let limits = Dims { t: 8, b: 2, s: 32, pairs: 256 };
+    let limits = Dims { t: 8, b: 2, s: 32, pairs: 256, seqs: 2 };
     plan(&module, TargetKind::Cuda, limits).expect("a plan")
 });
 

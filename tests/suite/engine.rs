@@ -14,17 +14,19 @@ use crate::support::{Fixture, Launches};
 
 const FIXTURES: [&str; 4] = ["llama/gqa3", "mistral/window", "qwen2/windows", "qwen3/gqa3_tied"];
 
+/// Tokens of prompts in a step.
+const CHUNK: u64 = 24;
+
 /// An engine with memory for `sequences` of the longest.
 fn engine(f: &Fixture, sequences: usize, options: EngineOptions) -> Engine<Box<dyn PlanExecutor>> {
     let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
-    let chunk = 24;
-    let limits = Limits { chunk, sequences: 8, max_length: f.max_length };
+    let limits = Limits { chunk: CHUNK, sequences: 8, max_length: f.max_length };
     let plan = f.plan_of(DType::F32, "default", &kernels, limits, Sym::B);
     let blocks = sequences * (f.max_length as usize).div_ceil(StepInputs::BLOCK_SIZE);
     let limits = EngineLimits {
         step: plan.limits,
         max_length: f.max_length as usize,
-        chunk: chunk as usize,
+        chunk: CHUNK as usize,
         blocks,
         block_size: StepInputs::BLOCK_SIZE,
         vocab: f.logits.len() / f.tokens.len(),
@@ -142,8 +144,13 @@ fn log_probabilities_of_a_prompt_are_those_of_its_logits() {
         let f = Fixture::open(name);
         let mut engine = engine(&f, 2, EngineOptions::default());
         let prompt = f.tokens.clone();
-        // The cache holds the prompt already: it must not be passed over.
-        for _ in 0..2 {
+        // The cache holds the prompt already: it must not be passed over. Others run beside it at last.
+        for (round, others) in [0, 0, 3].into_iter().enumerate() {
+            for i in 0..others {
+                let request = Request::new(prompt[..=9 * i].to_vec(), 8);
+                engine.submit(request).expect("a request that fits");
+                engine.step(&mut Vec::new()).expect("a step");
+            }
             let request = Request { prompt_logprobs: Some(3), ..Request::new(prompt.clone(), 0) };
             engine.submit(request).expect("a request that fits");
             let events = engine.run_until_idle().expect("steps");
@@ -151,6 +158,11 @@ fn log_probabilities_of_a_prompt_are_those_of_its_logits() {
                 .iter()
                 .filter_map(|e| if let Event::Prompt(_, l) = e { Some(l) } else { None })
                 .collect();
+            if others == 0 {
+                // In one pass, as any prompt.
+                let passes = (round as u64 + 1) * prompt.len().div_ceil(CHUNK as usize) as u64;
+                assert_eq!(engine.stats().steps, passes, "{name}");
+            }
             assert_eq!(found.len() + 1, prompt.len(), "{name}");
             let vocab = f.logits.len() / prompt.len();
             for (i, logprobs) in found.iter().enumerate() {

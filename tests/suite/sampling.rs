@@ -57,7 +57,7 @@ schedule g
         );
         let module = module.unwrap_or_else(|e| panic!("{e}"));
         let n = SEQUENCES as u64;
-        let limits = Dims { t: n, b: n, s: n * n, pairs: n * n * n };
+        let limits = Dims { t: n, b: n, s: n * n, pairs: n * n * n, seqs: n };
         let target = if device.is_some() { TargetKind::Cuda } else { TargetKind::Cpu };
         let module = infernum_passes::pick(&module).expect("logits");
         let greedy = greedy_steps(&module).expect("a head of its own");

@@ -227,7 +227,7 @@ pub(crate) fn covers(plan: &Plan) -> Result<(), PlanError> {
             all.clone().any(missing) || plan.schedules.is_empty()
         };
         if let Some(&decode_only) = kinds.iter().find(lacks)
-            && (!decode_only || tokens <= plan.limits.b)
+            && (!decode_only || tokens <= plan.limits.seqs)
         {
             return Err(PlanError::Gap { tokens, decode_only });
         }

@@ -113,6 +113,7 @@ impl Plan {
         let sizes = [
             ("t", limits.t, MAX_TOKENS),
             ("b", limits.b, MAX_TOKENS),
+            ("seqs", limits.seqs, MAX_TOKENS),
             ("s", limits.s, MAX_ROWS),
             ("pairs", limits.pairs, MAX_PAIRS),
         ];

@@ -47,21 +47,33 @@ pub struct Limits {
 /// What the ragged scores of one layer may take. Prompts are computed in chunks that fit.
 const RAGGED_BYTES: u64 = 32 << 20;
 
+/// What the rows of output of a step may take, where several tokens of a sequence yield one.
+const OUTPUT_BYTES: u64 = 64 << 20;
+
 impl Limits {
     /// The step's sizes for this module: as many token-context pairs as its ragged values leave
-    /// room for, but never fewer than one token of every sequence needs.
+    /// room for, but never fewer than one token of every sequence needs; and as many rows of output as
+    /// there is room for, but never fewer than one of every sequence.
     pub fn within(&self, module: &Module) -> Dims {
         let s = self.max_length.saturating_mul(self.sequences).min(MAX_ROWS);
         let row = |ty: &Type| {
             let ty = ty.tensor().ok().filter(|t| t.is_ragged())?;
             Some(ty.bytes(&Dims { pairs: 1, ..Dims::default() }))
         };
-        let nodes = module.graphs.iter().flat_map(infernum_ir::Graph::nodes);
-        let widest = nodes.flat_map(|(_, n)| &n.types).filter_map(row).max();
+        let nodes = || module.graphs.iter().flat_map(infernum_ir::Graph::nodes);
+        let types = || nodes().flat_map(|(_, n)| &n.types);
+        let widest = types().filter_map(row).max();
         let most = self.chunk.saturating_mul(s);
         let fitting = widest.map_or(most, |bytes| RAGGED_BYTES / bytes.max(1));
         let pairs = fitting.clamp(s.min(most), most.max(s));
-        Dims { t: self.chunk.max(self.sequences), b: self.sequences, s, pairs }
+        let output = |ty: &Type| {
+            let ty = ty.tensor().ok().filter(|t| t.shape.first() == Some(&Sym::B.into()))?;
+            Some(ty.bytes(&Dims { b: 1, ..Dims::default() }))
+        };
+        let (t, seqs) = (self.chunk.max(self.sequences), self.sequences);
+        let widest = types().filter_map(output).max();
+        let b = widest.map_or(seqs, |bytes| (OUTPUT_BYTES / bytes.max(1)).clamp(seqs, t));
+        Dims { t, b, s, pairs, seqs }
     }
 }
 

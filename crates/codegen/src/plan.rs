@@ -12,7 +12,7 @@ use crate::cuda::abi::Part;
 use crate::cuda::{Device, Geometry};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ pub struct Plan {
     pub weights: Vec<Weight>,
     /// The planes of the KV cache.
     pub states: Vec<StateSpec>,
-    /// Which rows the output has: `B`, the last token of each sequence, or `T`, every token;
+    /// Which rows the output has: `B`, those of tokens that yield one, or `T`, every token;
     /// `None` when the plan does not ask.
     pub output_rows: Option<Sym>,
     /// Rows of the smallest table that ids of tokens pick from; `None` where they pick from none.
@@ -584,11 +584,11 @@ impl fmt::Display for Summary {
                 p.name, p.calls, p.launches, p.in_place, p.copies, p.buffers
             )?;
         }
-        let Dims { t, b, s, .. } = self.limits;
+        let Dims { t, s, seqs, .. } = self.limits;
         for s in &self.schedules {
             writeln!(f, "a step       {} ops, {}", s.launches, s.bucket)?;
         }
-        writeln!(f, "at most      {t} tokens, {b} sequences, {s} context rows")?;
+        writeln!(f, "at most      {t} tokens, {seqs} sequences, {s} context rows")?;
         writeln!(f, "weights      {}: {:.1} MiB", self.weights, mib(self.weight_bytes))?;
         writeln!(f, "arena        {:.1} MiB", mib(self.arena_bytes))?;
         write!(f, "KV cache     {} bytes a token", self.kv_bytes_per_token)

@@ -5,7 +5,7 @@ use infernum_ir::interp::{Interpreter, Rounding, SeqShape, States, StepShape, Te
 use infernum_ir::{Dims, Module, NodeKind, Op, Type, WeightRef, text, verify};
 use infernum_passes::data::Kernels;
 
-const LIMITS: Dims = Dims { t: 16, b: 4, s: 64, pairs: 1024 };
+const LIMITS: Dims = Dims { t: 16, b: 4, s: 64, pairs: 1024, seqs: 4 };
 
 /// Head-wise norm, packed projections, a threaded cache, two results.
 const FUSED: &str = r"

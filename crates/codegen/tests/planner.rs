@@ -11,7 +11,7 @@ use infernum_ir::{
 };
 use proptest::prelude::*;
 
-const LIMITS: Dims = Dims { t: 3, b: 1, s: 3, pairs: 9 };
+const LIMITS: Dims = Dims { t: 3, b: 1, s: 3, pairs: 9, seqs: 1 };
 
 fn hidden() -> TensorType {
     TensorType::act(DType::F32, [Dim::sym(Sym::T), Dim::Const(24)])

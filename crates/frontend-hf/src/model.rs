@@ -63,7 +63,7 @@ pub struct LowerOptions {
     pub dtype: Option<DType>,
     /// The longest sequence; what the config says when `None`.
     pub max_length: Option<u64>,
-    /// Logits for each sequence's last token (`B`) or for every token (`T`).
+    /// Logits for tokens that yield, as the last of each sequence does (`B`), or for every token (`T`).
     pub rows: Sym,
 }
 

@@ -34,7 +34,7 @@ pub(crate) fn read(
     if expected != found {
         return Err(PlanFileError::Device { path, expected, found });
     }
-    let (b, s) = (plan.limits.b, plan.limits.s);
+    let (b, s) = (plan.limits.seqs, plan.limits.s);
     let holds = |b: u64, length: u64| format!("{b} sequence(s) of {length} tokens");
     if capacity.sequences > b
         || capacity.sequences.saturating_mul(capacity.max_length).min(i32::MAX as u64) > s

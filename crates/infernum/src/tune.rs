@@ -155,7 +155,7 @@ impl<'a> Tuner<'a> {
         let (plan, whole) = (self.plan()?, self.measure(batch)?);
         let schedule = step(&plan, batch)?;
         let bucket = plan.schedules[schedule].bucket;
-        let bucket = Bucket { max: bucket.max.min(plan.limits.b), ..bucket };
+        let bucket = Bucket { max: bucket.max.min(plan.limits.seqs), ..bucket };
         let mut calls = Vec::new();
         for (key, _) in sites(&plan, schedule, &self.kernels.ops, &self.templates, &self.device)? {
             let (mut without, mut count, mut of) = (plan.clone(), 0, None);

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum Sym {
     /// Tokens in the step, over all sequences.
     T,
-    /// Sequences in the step.
+    /// Rows of output: tokens of the step that yield one, which are the last of each sequence unless others are
+    /// asked for. At most as many as there are tokens.
     B,
     /// Context rows in the step: the sum over sequences of the rows their caches hold after it.
     S,
@@ -48,19 +49,21 @@ pub enum Dim {
 pub struct Dims {
     /// Tokens.
     pub t: u64,
-    /// Sequences.
+    /// Rows of output.
     pub b: u64,
     /// Context rows.
     pub s: u64,
     /// Token-context pairs: the elements of one head of a ragged `[H, T, S]` value.
     pub pairs: u64,
+    /// Sequences.
+    pub seqs: u64,
 }
 
 impl Dims {
     /// A step of the same tokens in which none sees more than `window` rows, its own included.
     #[must_use]
     pub const fn within(&self, window: u64) -> Dims {
-        let before = self.b.saturating_mul(window.saturating_sub(1));
+        let before = self.seqs.saturating_mul(window.saturating_sub(1));
         let (rows, pairs) = (before.saturating_add(self.t), self.t.saturating_mul(window));
         let s = if rows < self.s { rows } else { self.s };
         let pairs = if pairs < self.pairs { pairs } else { self.pairs };

@@ -24,7 +24,9 @@ pub struct Tensor {
 pub struct StepShape {
     /// In the order of their tokens.
     pub seqs: Vec<SeqShape>,
-    /// How the tokens after the output's rows are picked.
+    /// Tokens that yield a row of output, in order; the last of each sequence where this is empty.
+    pub outputs: Vec<u32>,
+    /// How the tokens after the rows of output are picked.
     pub picks: Picks,
 }
 
@@ -58,9 +60,9 @@ impl TokenPlace {
 }
 
 impl StepShape {
-    /// A step of these sequences.
+    /// A step of these sequences, of which the last token of each yields.
     pub fn of(seqs: Vec<SeqShape>) -> StepShape {
-        StepShape { seqs, picks: Picks::default() }
+        StepShape { seqs, ..StepShape::default() }
     }
 
     /// A step of one sequence.
@@ -68,14 +70,26 @@ impl StepShape {
         StepShape::of(vec![SeqShape { new, context }])
     }
 
+    /// The tokens that yield a row of output, in order.
+    pub fn output_rows(&self) -> impl Iterator<Item = u32> + '_ {
+        let mut end = 0;
+        let seqs = if self.outputs.is_empty() { &self.seqs[..] } else { &[] };
+        let last = seqs.iter().map(move |s| {
+            end += s.new as u32;
+            end - 1
+        });
+        last.chain(self.outputs.iter().copied())
+    }
+
     /// The step's sizes.
     pub fn dims(&self) -> Dims {
         let sum = |f: fn(&SeqShape) -> usize| self.seqs.iter().map(f).sum::<usize>() as u64;
         Dims {
             t: sum(|s| s.new),
-            b: self.seqs.len() as u64,
+            b: if self.outputs.is_empty() { self.seqs.len() } else { self.outputs.len() } as u64,
             s: sum(|s| s.context),
             pairs: sum(|s| s.new * s.context),
+            seqs: self.seqs.len() as u64,
         }
     }
 
@@ -240,12 +254,7 @@ impl<'a> Interpreter<'a> {
                 if rows == step.dims().t as usize {
                     vector((0..rows).map(|r| r as f64).collect())
                 } else {
-                    let mut end = 0;
-                    let last = step.seqs.iter().map(|s| {
-                        end += s.new;
-                        end as f64 - 1.0
-                    });
-                    vector(last.collect())
+                    vector(step.output_rows().map(f64::from).collect())
                 }
             }
             Param::Step(StepInput::Picks) => {

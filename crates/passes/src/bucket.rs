@@ -35,7 +35,7 @@ impl Bucket {
     pub fn dims(&self, context: u64) -> Dims {
         let t = ((self.min.max(1) as f64) * (self.max.max(1) as f64)).sqrt().round() as u64;
         let (b, rows) = if self.decode { (t, context.max(1)) } else { (1, context.max(t)) };
-        Dims { t, b, s: b.saturating_mul(rows), pairs: t.saturating_mul(rows) }
+        Dims { t, b, s: b.saturating_mul(rows), pairs: t.saturating_mul(rows), seqs: b }
     }
 }
 

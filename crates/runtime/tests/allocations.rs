@@ -91,7 +91,7 @@ fn a_step_takes_no_memory_once_warm() {
 
 fn takes_no_memory(module: &Module) {
     let checkpoint = Checkpoint::random(module);
-    let limits = Dims { t: 20, b: 2, s: 60, pairs: 600 };
+    let limits = Dims { t: 20, b: 2, s: 60, pairs: 600, seqs: 2 };
     let mut executor = executor(module, &checkpoint, limits, false);
     assert!(executor.fallbacks().is_empty());
     let mut inputs = StepInputs::new(4);

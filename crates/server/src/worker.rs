@@ -405,7 +405,7 @@ mod tests {
     }
 
     fn broken(panics: bool) -> Engine<Broken> {
-        let step = Dims { t: 8, b: 4, s: 64, pairs: 512 };
+        let step = Dims { t: 8, b: 4, s: 64, pairs: 512, seqs: 4 };
         let (max_length, chunk, blocks, block_size, vocab) = (16, 8, 16, 4, 50);
         let limits = EngineLimits { step, max_length, chunk, blocks, block_size, vocab };
         let engine = Engine::new(Broken { panics }, limits, EngineOptions::default());

@@ -31,7 +31,7 @@ __device__ __forceinline__ int tiles_of(int context) {
     return context > 0 ? (context + TILE - 1) / TILE - first_tile(context) : 0;
 }
 __device__ __forceinline__ Piece plan(const Step* step) {
-    const int lane = threadIdx.x % 32, B = step->B, each = (B + 31) / 32, from = lane * each, to = min(from + each, B);
+    const int lane = threadIdx.x % 32, B = step->seqs, each = (B + 31) / 32, from = lane * each, to = min(from + each, B);
     const int* const context = step->context;
     int longest = 0, total = 0;
     for (int b = from; b < to; b++) {

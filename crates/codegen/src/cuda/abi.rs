@@ -126,19 +126,21 @@ shared! {
     Step {
         /// Tokens.
         T: i32,
-        /// Sequences.
+        /// Rows of output; of those of a part nothing is known.
         B: i32,
         /// Context rows of all sequences.
         S: i32,
+        /// Sequences.
+        seqs: i32,
         /// Numbers in a row of `blocks`.
-        block_stride: i32,
+        block_stride: i64,
         /// Elements of a ragged [T, S].
         pairs: i64,
         /// [T] ids.
         tokens: Address<u32>,
         /// [T] row in the context of its sequence.
         positions: Address<i32>,
-        /// [B] or [T]: tokens whose logits are wanted; null in a part.
+        /// [B] or [T]: tokens that yield a row of output; null in a part.
         output_rows: Address<u32>,
         /// [S] row in the context of its sequence.
         context_positions: Address<i32>,
@@ -146,15 +148,15 @@ shared! {
         seq: Address<i32>,
         /// [T] the token's row in the planes of the cache.
         slots: Address<i32>,
-        /// [B + 1] first token of each sequence.
+        /// [seqs + 1] first token of each sequence.
         first: Address<i32>,
-        /// [B] context rows, those of the new tokens included.
+        /// [seqs] context rows, those of the new tokens included.
         context: Address<i32>,
-        /// [B + 1] first context row in [S].
+        /// [seqs + 1] first context row in [S].
         context_start: Address<i32>,
         /// [T] first of the token's elements in a ragged [T, S].
         pair_start: Address<i64>,
-        /// [B, block_stride] the cache's blocks of each sequence.
+        /// [seqs, block_stride] the cache's blocks of each sequence.
         blocks: Address<i32>,
         /// The lists that rows of `picks` name.
         words: Address<u32>,
@@ -214,7 +216,7 @@ mod tests {
             "#define FED 0x80000000u\n",
             "// How the token after a row of logits is picked; zeros take the largest.\nstruct PickRow {\n    // log2(e) / temperature; 0 picks the largest logit.\n    float scale;\n",
             "    u32 given;\n};\n",
-            "    // The lists that rows of `picks` name.\n    const u32* words;\n};\nstatic_assert(sizeof(Step) == 120, \"\");\n",
+            "    // The lists that rows of `picks` name.\n    const u32* words;\n};\nstatic_assert(sizeof(Step) == 128, \"\");\n",
         ] {
             assert!(text.contains(expected), "{expected:?} in\n{text}");
         }

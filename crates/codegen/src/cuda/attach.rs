@@ -83,7 +83,7 @@ pub fn attach(
 
 /// The bucket's steps that a plan holds.
 pub(super) fn within(bucket: Bucket, limits: &Dims) -> Bucket {
-    let most = if bucket.decode { limits.t.min(limits.b) } else { limits.t };
+    let most = if bucket.decode { limits.t.min(limits.seqs) } else { limits.t };
     Bucket { max: bucket.max.min(most), ..bucket }
 }
 
@@ -326,7 +326,13 @@ impl<'a> Attach<'a> {
             return Ok((0, 0));
         };
         let most = Dims { t: self.limits.t.min(bucket.max), ..self.limits };
-        let most = Dims { t: most.t.max(1), b: most.b.max(1), s: most.s.max(1), ..most };
+        let most = Dims {
+            t: most.t.max(1),
+            b: most.b.max(1),
+            s: most.s.max(1),
+            seqs: most.seqs.max(1),
+            ..most
+        };
         let largest = Scope { dims: Some(&most), ..*scope };
         let at_limits = Scope { dims: Some(&self.limits), ..*scope };
         [block]

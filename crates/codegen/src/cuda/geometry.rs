@@ -142,6 +142,7 @@ impl Scope<'_> {
             ("B", Some(d), _) => return Some(number(d.b)),
             ("S", Some(d), _) => return Some(number(d.s)),
             ("pairs", Some(d), _) => return Some(number(d.pairs)),
+            ("seqs", Some(d), _) => return Some(number(d.seqs)),
             ("p", ..) => {
                 let params = self.params.iter().map(|(k, v)| (k.clone(), Known::Num(*v)));
                 return Some(Known::Map(params.collect()));
@@ -204,7 +205,7 @@ impl Scope<'_> {
 }
 
 /// Names of the step's sizes, and of what expressions see besides these and a launch's own values.
-pub(super) const STEP: [&str; 4] = ["T", "B", "S", "pairs"];
+pub(super) const STEP: [&str; 5] = ["T", "B", "S", "pairs", "seqs"];
 pub(super) const EVERYWHERE: [&str; 3] = ["p", "tokens", "device"];
 
 fn no_key(name: &str, key: &str, keys: &[&str]) -> String {

@@ -14,7 +14,7 @@ impl Attach<'_> {
         bucket: Bucket,
         template: &Template,
     ) -> Option<[Bucket; 2]> {
-        let most = bucket.max.min(self.limits.b);
+        let most = bucket.max.min(self.limits.seqs);
         (template.parts && !bucket.decode && most > 1 && launch.has_parts())
             .then_some([Bucket { min: 1, max: most, decode: true }, Bucket { min: 1, ..bucket }])
     }

@@ -47,7 +47,7 @@ pub struct Request<'a> {
     pub weight_dtype: &'a dyn Fn(&str) -> Option<DType>,
     /// How the checkpoint stores the weight of that name and shape, unless as its elements.
     pub encoding: &'a dyn Fn(&str, &[u64]) -> Option<Encoding>,
-    /// Logits for each sequence's last token (`B`) or for every token (`T`).
+    /// Logits for tokens that yield, as the last of each sequence does (`B`), or for every token (`T`).
     pub rows: Sym,
 }
 

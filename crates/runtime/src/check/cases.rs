@@ -447,7 +447,7 @@ pub(super) static RAGGED: Batch = Batch {
         &[(1, 72), (1, 35), (1, 21)],
         &[(2, 74), (3, 38), (40, 61)],
     ],
-    limits: Dims { t: 120, b: 3, s: 300, pairs: 20_000 },
+    limits: Dims { t: 120, b: 3, s: 300, pairs: 20_000, seqs: 3 },
 };
 
 /// For a GPU's kernels, which are chosen by the most tokens that a step may have.
@@ -455,7 +455,7 @@ pub(super) static SINGLE: Batch = Batch {
     name: "1 token",
     buckets: &[Bucket::ALL],
     steps: &[&[(1, 1)], &[(1, 2)]],
-    limits: Dims { t: 1, b: 1, s: 16, pairs: 16 },
+    limits: Dims { t: 1, b: 1, s: 16, pairs: 16, seqs: 1 },
 };
 
 /// As [`SINGLE`]: five and eight sequences.
@@ -463,7 +463,7 @@ pub(super) static FEW: Batch = Batch {
     name: "5 and 8 tokens",
     buckets: &[Bucket::ALL],
     steps: &[&[(1, 1); 5], &[(1, 1); 8]],
-    limits: Dims { t: 8, b: 8, s: 128, pairs: 128 },
+    limits: Dims { t: 8, b: 8, s: 128, pairs: 128, seqs: 8 },
 };
 
 /// As [`SINGLE`]: sixteen tokens, and nine.
@@ -471,7 +471,7 @@ pub(super) static SIXTEEN: Batch = Batch {
     name: "16 and 9 tokens",
     buckets: &[Bucket::ALL],
     steps: &[&[(14, 14), (1, 1), (1, 1)], &[(1, 15), (1, 2), (7, 8)]],
-    limits: Dims { t: 16, b: 3, s: 48, pairs: 400 },
+    limits: Dims { t: 16, b: 3, s: 48, pairs: 400, seqs: 3 },
 };
 
 /// As [`SINGLE`]: many sequences, but fewer than two tiles of 16 hold.
@@ -479,7 +479,7 @@ pub(super) static MIDDLE: Batch = Batch {
     name: "29 tokens",
     buckets: &[Bucket::ALL],
     steps: &[&[(1, 1); 29], &[(1, 2); 29]],
-    limits: Dims { t: 32, b: 32, s: 512, pairs: 512 },
+    limits: Dims { t: 32, b: 32, s: 512, pairs: 512, seqs: 32 },
 };
 
 /// As [`SINGLE`]: prompts.
@@ -487,7 +487,7 @@ pub(super) static LARGE: Batch = Batch {
     name: "64 and 18 tokens",
     buckets: &[Bucket::ALL],
     steps: &[&[(60, 60), (1, 1), (3, 3)], &[(1, 61), (16, 17), (1, 4)]],
-    limits: Dims { t: 64, b: 3, s: 128, pairs: 4096 },
+    limits: Dims { t: 64, b: 3, s: 128, pairs: 4096, seqs: 3 },
 };
 
 /// Prompts, and decode steps of long and short contexts, which have kernels of their own.
@@ -503,5 +503,5 @@ pub(super) static DECODES: Batch = Batch {
         &[(1, 403), (40, 76)],
         &[(1, 404), (1, 77), (19, 40)],
     ],
-    limits: Dims { t: 400, b: 3, s: 524, pairs: 200_000 },
+    limits: Dims { t: 400, b: 3, s: 524, pairs: 200_000, seqs: 3 },
 };

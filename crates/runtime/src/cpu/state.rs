@@ -39,26 +39,25 @@ impl StepState {
         }
         self.dims = dims;
         self.step.seqs.clone_from(&inputs.step().seqs);
+        self.step.outputs.clone_from(&inputs.step().outputs);
         refill(&mut self.places, self.step.tokens());
         refill(&mut self.tokens, inputs.tokens().iter().copied());
         refill(&mut self.positions, self.places.iter().map(|p| p.row as i32));
         self.rows.clear();
         self.context_positions.clear();
         self.output_rows.clear();
-        let (size, mut end) = (inputs.block_size(), 0);
+        let size = inputs.block_size();
         for (i, seq) in self.step.seqs.iter().enumerate() {
             let blocks = inputs.blocks(i);
             self.rows.extend(
                 (0..seq.context).map(|r| blocks[r / size] * size as u32 + (r % size) as u32),
             );
             self.context_positions.extend(0..seq.context as i32);
-            end += seq.new as u32;
-            if output_rows != Some(Sym::T) {
-                self.output_rows.push(end - 1);
-            }
         }
         if output_rows == Some(Sym::T) {
-            self.output_rows.extend(0..end);
+            self.output_rows.extend(0..dims.t as u32);
+        } else {
+            self.output_rows.extend(inputs.step().output_rows());
         }
         self.step.picks.clone_from(&inputs.step().picks);
         let rows = 0..self.output_rows.len();

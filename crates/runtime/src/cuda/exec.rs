@@ -220,7 +220,7 @@ impl CudaExecutor {
     fn key(&self, sequences: u64, greedy: bool) -> Option<Key> {
         let plan = &self.core.plan;
         let schedule = schedule_of(plan, (sequences, true), greedy)?;
-        let most = plan.schedules[schedule].bucket.max.min(plan.limits.t).min(plan.limits.b);
+        let most = plan.schedules[schedule].bucket.max.min(plan.limits.t).min(plan.limits.seqs);
         let sequences = graphs::rounded(sequences, most)?;
         Some(Key { schedule, sequences })
     }
@@ -229,7 +229,7 @@ impl CudaExecutor {
     fn missing(&self, key: Key, greedy: bool) -> Option<Key> {
         let larger = |key: &Key| {
             let next = key.sequences + 1;
-            (next <= self.core.plan.limits.b).then(|| self.key(next, greedy)).flatten()
+            (next <= self.core.plan.limits.seqs).then(|| self.key(next, greedy)).flatten()
         };
         let mut all = std::iter::successors(larger(&key), larger);
         all.find(|key| !self.graphs.0.contains_key(key))
@@ -318,7 +318,7 @@ impl Executor for CudaExecutor {
         let greedy = inputs.is_greedy();
         let one_by_one = !graphs || poison || profile || self.core.watch.is_some();
         let recorded = (!one_by_one && inputs.is_decode_only())
-            .then(|| self.key(dims.all.b, greedy))
+            .then(|| self.key(dims.all.seqs, greedy))
             .flatten();
         let Some(key) = recorded else {
             self.core.calls(schedule, &dims)?;

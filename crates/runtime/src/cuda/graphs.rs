@@ -39,7 +39,7 @@ pub(super) fn rounded(sequences: u64, most: u64) -> Option<u64> {
 /// The sizes that launches of a recording have. Contexts change from step to step: what depends on
 /// them is taken at its largest.
 pub(super) fn dims(sequences: u64, limits: &Dims) -> Dims {
-    Dims { t: sequences, b: sequences, s: limits.s, pairs: limits.pairs }
+    Dims { t: sequences, b: sequences, s: limits.s, pairs: limits.pairs, seqs: sequences }
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ impl Layout {
         (contexts, parts): (bool, bool),
         picks: usize,
     ) -> Layout {
-        let (t, b) = (limits.t as usize, limits.b as usize);
+        let (t, b, seqs) = (limits.t as usize, limits.b as usize, limits.seqs as usize);
         let stride = kv_blocks.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE)).max(1);
         let context_rows = if contexts { limits.s as usize } else { 0 };
         let sizes: [usize; FIELDS] = [
@@ -69,11 +69,11 @@ impl Layout {
             4 * context_rows,
             4 * t,
             4 * t,
-            4 * (b + 1),
-            4 * b,
-            4 * (b + 1),
+            4 * (seqs + 1),
+            4 * seqs,
+            4 * (seqs + 1),
             8 * t,
-            4 * b * stride,
+            4 * seqs * stride,
             4 * PickRow::WORDS * picks,
         ];
         let headers = if parts { Part::ALL.len() } else { 1 };
@@ -164,9 +164,6 @@ impl Layout {
                 }
                 token += 1;
             }
-            if output_rows != Some(Sym::T) {
-                w.push(Field::OutputRows, token - 1);
-            }
             if contexts {
                 (0..seq.context).for_each(|p| w.push(Field::ContextPositions, p as u32));
             }
@@ -176,6 +173,9 @@ impl Layout {
         }
         w.push(Field::First, token);
         w.push(Field::ContextStart, row);
+        if output_rows != Some(Sym::T) {
+            inputs.step().output_rows().for_each(|row| w.push(Field::OutputRows, row));
+        }
         let rows = if output_rows == Some(Sym::T) { dims.all.t } else { dims.all.b };
         for row in 0..self.picks.min(rows as usize) {
             w.extend(Field::Picks, &inputs.step().picks.row(row).words());
@@ -230,7 +230,8 @@ impl Writer<'_> {
             T: dims.t as i32,
             B: dims.b as i32,
             S: dims.s as i32,
-            block_stride: self.layout.stride as i32,
+            seqs: dims.seqs as i32,
+            block_stride: self.layout.stride as i64,
             pairs: dims.pairs as i64,
             tokens: Address::new(at(Field::Tokens)),
             positions: Address::new(at(Field::Positions)),
@@ -269,8 +270,8 @@ impl Writer<'_> {
 }
 
 fn of_size(step: abi::Step, dims: &Dims) -> abi::Step {
-    let (t, b, s, pairs) = (dims.t as i32, dims.b as i32, dims.s as i32, dims.pairs as i64);
-    abi::Step { T: t, B: b, S: s, pairs, ..step }
+    let (t, b, s, seqs) = (dims.t as i32, dims.b as i32, dims.s as i32, dims.seqs as i32);
+    abi::Step { T: t, B: b, S: s, seqs, pairs: dims.pairs as i64, ..step }
 }
 
 /// What the prompt rows of a step that has generated rows, too, have for themselves: the arrays whose numbers
@@ -291,11 +292,11 @@ impl PromptArrays {
     }
 
     fn size(field: Field, dims: &Dims) -> usize {
-        let (t, b) = (dims.t as usize, dims.b as usize);
+        let (t, seqs) = (dims.t as usize, dims.seqs as usize);
         match field {
             Field::PairStart => 8 * t,
             Field::Seq => 4 * t,
-            _ => 4 * (b + 1),
+            _ => 4 * (seqs + 1),
         }
     }
 
@@ -310,9 +311,9 @@ impl PromptArrays {
         for field in PromptArrays::OWN {
             let (skipped, less) = match field {
                 Field::PairStart => (8 * before.t, before.pairs),
-                Field::Seq => (4 * before.t, before.b),
-                Field::First => (4 * before.b, before.t),
-                _ => (4 * before.b, before.s),
+                Field::Seq => (4 * before.t, before.seqs),
+                Field::First => (4 * before.seqs, before.t),
+                _ => (4 * before.seqs, before.s),
             };
             let size = PromptArrays::size(field, &self.dims);
             let start = w.layout.offsets[field as usize] + skipped as usize;
@@ -337,10 +338,10 @@ impl PromptArrays {
             seq: Address::new(own(Field::Seq)),
             slots: Address::new(beyond(Field::Slots, before.t)),
             first: Address::new(own(Field::First)),
-            context: Address::new(beyond(Field::Context, before.b)),
+            context: Address::new(beyond(Field::Context, before.seqs)),
             context_start: Address::new(own(Field::ContextStart)),
             pair_start: Address::new(own(Field::PairStart)),
-            blocks: Address::new(beyond(Field::Blocks, before.b * layout.stride as u64)),
+            blocks: Address::new(beyond(Field::Blocks, before.seqs * layout.stride as u64)),
             ..part
         }
     }
@@ -361,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_step_is_laid_out_as_kernels_read_it() {
-        let limits = Dims { t: 8, b: 2, s: 64, pairs: 512 };
+        let limits = Dims { t: 8, b: 2, s: 64, pairs: 512, seqs: 2 };
         let layout = Layout::new(&limits, 9, (true, false), 2).at(1 << 20);
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[5, 6], 18, &[3, 7]).expect("a sequence");
@@ -380,10 +381,10 @@ mod tests {
             |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let wide =
             |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        assert_eq!([word(0), word(4), word(8), word(12)], [3, 2, 19, 4]);
-        assert_eq!(wide(16), 2 * 18 + 1);
+        assert_eq!([word(0), word(4), word(8), word(12)], [3, 2, 19, 2]);
+        assert_eq!([wide(16), wide(24)], [4, 2 * 18 + 1]);
         let array = |field: Field, n: usize| -> Vec<u32> {
-            let at = (layout.address(field) - (1 << 20)) as usize;
+            let at = (wide(32 + 8 * field as usize) - (1 << 20)) as usize;
             (0..n).map(|i| word(at + 4 * i)).collect()
         };
         assert_eq!(array(Field::Tokens, 3), [5, 6, 8]);
@@ -405,8 +406,8 @@ mod tests {
         let PickRow { lists, biased, seen, counts_own, told, given, .. } = set;
         assert_eq!([lists, biased, seen, counts_own, told, given], [0, 1, 3, 1, 6, 0]);
         assert_eq!(inputs.step().picks.words(), [9, 1.0f32.to_bits(), 5, 1, 5, 1, 5, 1]);
-        assert_eq!(wide(24 + 8 * 11), 4096, "the lists");
-        let found = wide(24 + 8 * Field::Slots as usize);
+        assert_eq!(wide(32 + 8 * Field::Picks as usize), 4096, "the lists");
+        let found = wide(32 + 8 * Field::Slots as usize);
         assert_eq!(found, layout.address(Field::Slots));
     }
 
@@ -423,7 +424,7 @@ mod tests {
             }
             inputs
         };
-        let limits = Dims { t: 9, b: 5, s: 64, pairs: 512 };
+        let limits = Dims { t: 9, b: 5, s: 64, pairs: 512, seqs: 5 };
         let layout = Layout::new(&limits, 9, (true, true), 2).at(1 << 20);
         for generated in 0..=sequences.len() {
             // Generated rows are those in front.
@@ -446,7 +447,8 @@ mod tests {
                 (Part::Generated, &mixed[..generated]),
                 (Part::Prompt, &mixed[generated..]),
             ] {
-                assert_eq!(dims.of(part), inputs(own).step().dims());
+                let size = |dims: Dims| Dims { b: 0, ..dims };
+                assert_eq!(size(dims.of(part)), size(inputs(own).step().dims()));
                 let seen = Seen { bytes: &bytes[..used], at: HEADER * part.view() };
                 let mut alone = vec![9; layout.bytes()];
                 let (_, end) =
@@ -475,11 +477,11 @@ mod tests {
 
         /// The step's sizes and all that it points to.
         fn arrays(&self) -> Vec<Vec<u32>> {
-            let sizes = self.words(self.at, 6);
-            let (t, b, s, stride) =
-                (sizes[0] as usize, sizes[1] as usize, sizes[2] as usize, sizes[3] as usize);
+            let mut sizes = self.words(self.at, 8);
+            sizes[1] = 0; // output is of all rows
+            let [t, _, s, b, stride] = [0, 1, 2, 3, 4].map(|i| sizes[i] as usize);
             let array = |field: Field, n: usize| {
-                let low = self.words(self.at + 24 + 8 * field as usize, 2)[0] as usize;
+                let low = self.words(self.at + 32 + 8 * field as usize, 2)[0] as usize;
                 self.words(low - (1 << 20), n)
             };
             let fields = [
@@ -506,7 +508,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        let limits = Dims { t: 2, b: 1, s: 32, pairs: 64 };
+        let limits = Dims { t: 2, b: 1, s: 32, pairs: 64, seqs: 1 };
         let layout = Layout::new(&limits, 2, (false, false), 1);
         let mut bytes = vec![0; layout.bytes()];
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);

@@ -2,7 +2,6 @@
 
 use infernum_codegen::cuda::abi::Part;
 use infernum_ir::Dims;
-use infernum_ir::interp::StepShape;
 
 use crate::exec::StepInputs;
 
@@ -18,17 +17,16 @@ impl PartDims {
     pub(super) fn new(inputs: &StepInputs) -> PartDims {
         let all = inputs.step().dims();
         let seqs = &inputs.step().seqs[..inputs.generated()];
-        let generated =
-            if inputs.is_decode_only() { all } else { StepShape::of(seqs.to_vec()).dims() };
-        PartDims { all, generated }
+        let (t, s) = (seqs.len() as u64, seqs.iter().map(|s| s.context as u64).sum());
+        PartDims { all, generated: Dims { t, b: 0, s, pairs: s, seqs: t } }
     }
 
     /// Those of a step of generated rows alone.
     pub(super) fn decoding(all: Dims) -> PartDims {
-        PartDims { all, generated: all }
+        PartDims { all, generated: Dims { b: 0, ..all } }
     }
 
-    /// The sizes of a part.
+    /// The sizes of a part; output is of all rows.
     pub(super) fn of(&self, part: Part) -> Dims {
         let (all, own) = (self.all, self.generated);
         match part {
@@ -36,9 +34,10 @@ impl PartDims {
             Part::Generated => own,
             Part::Prompt => Dims {
                 t: all.t - own.t,
-                b: all.b - own.b,
+                b: 0,
                 s: all.s - own.s,
                 pairs: all.pairs - own.pairs,
+                seqs: all.seqs - own.seqs,
             },
         }
     }
@@ -53,6 +52,6 @@ impl PartDims {
 
     /// Whether it has rows of both kinds.
     pub(super) fn is_mixed(&self) -> bool {
-        self.generated.b > 0 && self.generated.b < self.all.b
+        self.generated.seqs > 0 && self.generated.seqs < self.all.seqs
     }
 }

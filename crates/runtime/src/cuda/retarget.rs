@@ -39,7 +39,12 @@ impl CudaExecutor {
         for (tokens, decode_only) in core.sizes() {
             let Some(schedule) = core.plan.schedule(tokens, decode_only) else { continue };
             let limits = core.plan.limits;
-            let dims = Dims { t: tokens, b: tokens.min(limits.b), ..limits };
+            let dims = Dims {
+                t: tokens,
+                b: tokens.min(limits.b),
+                seqs: tokens.min(limits.seqs),
+                ..limits
+            };
             core.compete(schedule, &dims, &mut tuned)?;
         }
         self.graphs = Graphs::default(); // recorded with what was run before
@@ -51,7 +56,8 @@ impl Core {
     /// Steps of every size that is recorded, or that a class of products ends with.
     fn sizes(&self) -> Vec<(u64, bool)> {
         let limits = self.plan.limits;
-        let decodes = (1..=limits.b).filter_map(|n| graphs::rounded(n, limits.b.min(limits.t)));
+        let decodes =
+            (1..=limits.seqs).filter_map(|n| graphs::rounded(n, limits.seqs.min(limits.t)));
         let one = |m: u64| Shape::of_rows(m).class().m.min(limits.t);
         let prompts = (1..=limits.t).map(one);
         let mut all: Vec<_> =

@@ -106,6 +106,19 @@ impl BlockPool {
         true
     }
 
+    /// Takes the last blocks of a sequence back until so many tokens' are left.
+    pub fn shrink(&mut self, blocks: &mut Vec<u32>, tokens: usize) {
+        let left = self.blocks_for(tokens).min(blocks.len());
+        for block in blocks.drain(left..).rev() {
+            self.release_one(block);
+        }
+    }
+
+    /// The name under which a block is kept.
+    pub fn name(&self, block: u32) -> Option<u64> {
+        self.kept.get(block as usize)?.map(|kept| kept.name)
+    }
+
     /// Takes a sequence's blocks back, as far as no other uses them.
     pub fn release(&mut self, blocks: &mut Vec<u32>) {
         // The last first: of a prefix, what fewer share is given away sooner.

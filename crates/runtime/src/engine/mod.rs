@@ -65,10 +65,22 @@ struct Planned {
     /// Rows in the cache before, and then.
     past: usize,
     context: usize,
+    /// [`Sequence::truncations`] then.
+    truncations: u32,
     /// Whether its row was generated. Those rows come first in a step: executors may compute them another way.
     generated: bool,
-    /// Whether the row yields the next token.
+    /// How many of its last rows yield a row of output, and the first of these.
+    rows: usize,
+    output: usize,
+    /// Whether the last row yields the next token.
     yields: bool,
+}
+
+impl Planned {
+    /// The row of output of its last row, if that yields.
+    fn last_output(&self) -> usize {
+        (self.output + self.rows).saturating_sub(1)
+    }
 }
 
 impl<E: Executor> Engine<E> {
@@ -152,6 +164,15 @@ impl<E: Executor> Engine<E> {
         let found = self.sequences.iter().find(|(_, s)| s.id == id);
         if let Some(slot) = found.map(|(slot, _)| slot) {
             self.remove(slot);
+        }
+    }
+
+    /// Takes the cache's rows after the first `rows` back from a request; those that it needs are computed again.
+    /// What steps under way yield still counts. Requests that are unknown or have no more rows stay as they are.
+    pub fn truncate(&mut self, id: RequestId, rows: usize) {
+        let found = self.sequences.iter_mut().find(|(_, s)| s.id == id && s.running);
+        if let Some((_, s)) = found {
+            s.truncate(&mut self.pool, rows);
         }
     }
 
@@ -243,12 +264,12 @@ impl<E: Executor> Engine<E> {
 
     /// Notes what is under way.
     fn depart(&mut self, flight: &Flight) {
-        for (row, planned) in flight.planned.iter().enumerate() {
+        for planned in &flight.planned {
             let sequence = &mut self.sequences[planned.slot];
             sequence.submitted = planned.context;
             sequence.served = flight.step;
             if planned.yields {
-                sequence.coming = Some((flight.step, row));
+                sequence.coming = Some((flight.step, planned.last_output()));
             }
         }
     }

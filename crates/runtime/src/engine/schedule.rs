@@ -81,7 +81,7 @@ impl<E: Executor> Engine<E> {
     pub(super) fn admit(&mut self, events: &mut Vec<Event>) {
         let most = match (self.options.batching, self.options.max_running) {
             (Batching::None, _) => 1,
-            (_, 0) => self.limits.step.b as usize,
+            (_, 0) => self.limits.step.seqs as usize,
             (_, most) => most,
         };
         if self.options.batching == Batching::Static && !self.running.is_empty() {
@@ -160,8 +160,8 @@ impl<E: Executor> Engine<E> {
         let decodes = order.iter().filter(|slot| self.sequences[**slot].decodes()).count();
         let kept_free = if self.options.policy == Policy::PrefillFirst { 0 } else { decodes };
         let mut prompts = self.limits.chunk.min((left.t as usize).saturating_sub(kept_free));
-        for &slot in &order {
-            if left.t == 0 || left.b == 0 {
+        for (at, &slot) in order.iter().enumerate() {
+            if left.t == 0 || left.seqs == 0 {
                 break;
             }
             while self.share_next(slot) {}
@@ -172,7 +172,10 @@ impl<E: Executor> Engine<E> {
                 (false, true) => self.limits.chunk,
                 (false, false) => prompts,
             };
-            let new = self.plan(slot, most, &mut left);
+            // One row of output is for each of those that come after.
+            let others = (order.len() - at - 1).min(left.seqs as usize - 1);
+            let outputs = (left.b as usize).saturating_sub(others).max(1);
+            let new = self.plan(slot, (most, outputs), &mut left);
             if !self.sequences[slot].decodes() {
                 prompts = prompts.saturating_sub(new);
             }
@@ -182,44 +185,48 @@ impl<E: Executor> Engine<E> {
             self.next.planned.sort_by_key(|planned| !planned.generated);
         }
         for at in 0..self.next.planned.len() {
-            self.push(self.next.planned[at])?;
+            self.push(at)?;
         }
         Ok(!self.next.planned.is_empty())
     }
 
-    /// Plans up to `most` of a sequence's rows: how many.
-    fn plan(&mut self, slot: usize, most: usize, left: &mut Dims) -> usize {
+    /// Plans up to `most` of a sequence's rows, with so many rows of output at most: how many.
+    fn plan(&mut self, slot: usize, (most, outputs): (usize, usize), left: &mut Dims) -> usize {
         let s = &mut self.sequences[slot];
         let (id, wanted) = (s.id, s.wanted(&self.limits).min(most));
         if wanted > 0 {
             s.sampler.reach(s.length() as u64);
         }
-        let s = &self.sequences[slot];
-        // Each row's logits are wanted: each is a sequence of its own, over the same blocks.
-        let single = s.tells_prompt();
-        let mut done = 0;
-        while done < wanted {
-            let past = s.submitted + done;
-            let new = fitting_chunk(if single { 1 } else { wanted - done }, past, left);
-            if new == 0 {
-                break;
-            }
-            let context = past + new;
-            let (yields, generated) = (context == s.length(), s.decodes());
-            self.next.planned.push(Planned { slot, id, past, context, generated, yields });
-            left.t -= new as u64;
-            left.b -= 1;
-            left.s -= context as u64;
-            left.pairs -= (new * context) as u64;
-            done += new;
+        let (past, outputs) = (s.submitted, outputs.min(left.b as usize));
+        // Of a prompt of which all is told, each row yields whose next token has not been told.
+        let silent = if s.tells_prompt() { (s.told - 1).saturating_sub(past) } else { wanted };
+        let mut new = fitting_chunk(wanted.min(silent + outputs), past, left);
+        if new > 0 && outputs == 0 && past + new == s.length() {
+            new -= 1; // the last row yields the next token
         }
-        done
+        if new == 0 {
+            return 0;
+        }
+        let context = past + new;
+        let yields = context == s.length();
+        let rows = new.saturating_sub(silent).max(usize::from(yields));
+        let (generated, truncations, output) = (s.decodes(), s.truncations, 0);
+        let planned =
+            Planned { slot, id, past, context, truncations, generated, rows, output, yields };
+        self.next.planned.push(planned);
+        left.t -= new as u64;
+        left.seqs -= 1;
+        left.b -= rows as u64;
+        left.s -= context as u64;
+        left.pairs -= (new * context) as u64;
+        new
     }
 
     /// Puts what was planned into the step's inputs.
-    fn push(&mut self, planned: Planned) -> Result<(), EngineError> {
+    fn push(&mut self, at: usize) -> Result<(), EngineError> {
         let (samples, inputs) = (self.executor.samples(), &mut self.inputs);
-        let Planned { slot, past, context, generated, .. } = planned;
+        let planned = &mut self.next.planned[at];
+        let Planned { slot, past, context, generated, rows, .. } = *planned;
         let s = &self.sequences[slot];
         if !generated {
             inputs.begin_prompts();
@@ -230,8 +237,11 @@ impl<E: Executor> Engine<E> {
         } else {
             inputs.push(&s.tokens[past..context], context, &s.blocks)?;
         }
-        if samples {
-            inputs.set_pick(&s.pick(context, fed.is_some()));
+        inputs.yield_rows(rows)?;
+        planned.output = inputs.last_outputs().start;
+        for (i, output) in inputs.last_outputs().enumerate().filter(|_| samples) {
+            let row_context = context - rows + i + 1;
+            inputs.set_row_pick(output, &s.pick(row_context, fed.is_some()));
         }
         Ok(())
     }
@@ -256,7 +266,7 @@ impl<E: Executor> Engine<E> {
 
 /// The most of `wanted` tokens, after `past` cached ones, that fit what is left of a step.
 pub(super) fn fitting_chunk(wanted: usize, past: usize, left: &Dims) -> usize {
-    if left.b == 0 {
+    if left.seqs == 0 {
         return 0;
     }
     let (t, s, pairs) = (left.t as usize, left.s as usize, left.pairs as usize);

@@ -1,6 +1,6 @@
 //! A request under way.
 
-use super::kv::Prefix;
+use super::kv::{BlockPool, Prefix};
 use super::{EngineLimits, Request, RequestId, State};
 use crate::sampling::{Sampler, Tell, TokenPick};
 
@@ -17,6 +17,8 @@ pub(super) struct Sequence {
     /// Rows in the cache, and with those of the step under way.
     pub(super) computed: usize,
     pub(super) submitted: usize,
+    /// How often rows were given back: those of steps submitted before are not there, whatever comes of these.
+    pub(super) truncations: u32,
     /// The step under way, and its row, that yields the next token.
     pub(super) coming: Option<(u64, usize)>,
     /// Blocks that are kept for others, and what the next one depends on.
@@ -45,6 +47,7 @@ impl Sequence {
             blocks: Vec::new(),
             computed: 0,
             submitted: 0,
+            truncations: 0,
             coming: None,
             kept: 0,
             prefix: Prefix::Root(request.salt),
@@ -114,6 +117,25 @@ impl Sequence {
     pub(super) fn restart(&mut self) {
         (self.computed, self.submitted, self.kept) = (0, 0, 0);
         self.prefix = Prefix::Root(self.request.salt);
+    }
+
+    /// Gives the rows after the first `rows` back, and the blocks that nothing is left in.
+    pub(super) fn truncate(&mut self, pool: &mut BlockPool, rows: usize) {
+        let size = pool.block_size();
+        // A block that is kept is others', too: it is given back as a whole, since none of its rows may be
+        // written again.
+        let rows = if rows < self.kept * size { rows - rows % size } else { rows };
+        if rows < self.submitted {
+            self.truncations += 1;
+            self.submitted = rows;
+            self.computed = self.computed.min(rows);
+        }
+        if rows < self.kept * size {
+            self.kept = rows / size;
+            let last = self.kept.checked_sub(1).and_then(|at| pool.name(self.blocks[at]));
+            self.prefix = last.map_or(Prefix::Root(self.request.salt), Prefix::After);
+        }
+        pool.shrink(&mut self.blocks, rows);
     }
 
     pub(super) fn state(&self) -> State {

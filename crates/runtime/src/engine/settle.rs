@@ -32,28 +32,22 @@ impl<E: Executor> Engine<E> {
             }
         };
         let mut broken: Vec<Planned> = Vec::new();
-        for (row, planned) in flight.planned.iter().enumerate() {
-            if broken.iter().any(|b| b.id == planned.id) {
-                continue; // its first broken row ends it
-            }
+        for planned in &flight.planned {
             let Some(s) = self.sequences.get_mut(planned.slot).filter(|s| s.id == planned.id)
             else {
                 continue; // cancelled, or ended by the step before
             };
-            s.computed = planned.context;
-            if let Some(next) = s.tells_of(planned.context) {
-                // A row of the prompt says how likely the prompt's next token was.
-                let Some(logprobs) = tell_prompt(s, output, row, next) else {
-                    broken.push(*planned);
-                    continue;
-                };
-                s.told = planned.context + 1;
-                events.push(Event::Prompt(s.id, Box::new(logprobs)));
+            if planned.truncations == s.truncations {
+                s.computed = planned.context;
+            }
+            if !tell_prompt(s, output, planned, events) {
+                broken.push(*planned);
+                continue;
             }
             if planned.yields {
                 s.coming = s.coming.filter(|(step, _)| *step != flight.step);
                 if s.request.max_tokens > 0 {
-                    let picked = pick(s, output, row, &mut self.row);
+                    let picked = pick(s, output, planned, &mut self.row);
                     let Some((token, logprobs)) = picked else {
                         broken.push(*planned);
                         continue;
@@ -124,25 +118,44 @@ impl<E: Executor> Engine<E> {
     }
 }
 
-/// How likely the prompt's `next` token was: the executor's word, if it picks, or else the host's. `None` if
-/// the row is no distribution.
-fn tell_prompt(s: &Sequence, output: &StepOutput, row: usize, next: u32) -> Option<Logprobs> {
-    if !output.tokens.is_empty() {
-        return output.told(row).cloned();
+/// Tells how likely the prompt's tokens were that come after the rows of output; false if a row has no token.
+fn tell_prompt(
+    s: &mut Sequence,
+    output: &StepOutput,
+    planned: &Planned,
+    events: &mut Vec<Event>,
+) -> bool {
+    if !s.tells_prompt() {
+        return true;
     }
-    let logits = output.row(row);
-    let tell = || Logprobs::new(logits, next, s.request.prompt_logprobs.unwrap_or(0));
-    argmax(logits).map(|_| tell())
+    let top = s.request.prompt_logprobs.unwrap_or(0);
+    for i in 0..planned.rows {
+        // The token after the row.
+        let at = planned.context - planned.rows + i + 1;
+        let Some(&next) = s.request.tokens.get(at).filter(|_| at >= s.told) else { continue };
+        let row = planned.output + i;
+        let told = if output.tokens.is_empty() {
+            let logits = output.row(row);
+            argmax(logits).map(|_| Logprobs::new(logits, next, top))
+        } else {
+            output.told(row).cloned()
+        };
+        let Some(told) = told else { return false };
+        s.told = at + 1;
+        events.push(Event::Prompt(s.id, Box::new(told)));
+    }
+    true
 }
 
-/// The token of a row and what is told of it: the executor's, if it picks, or else the host's. `None` if the
-/// row has none.
+/// The token of a planned row and what is told of it: the executor's, if it picks, or else the host's. `None`
+/// if the row has none.
 fn pick(
     s: &mut Sequence,
     output: &StepOutput,
-    row: usize,
+    planned: &Planned,
     scratch: &mut Vec<f32>,
 ) -> Option<(u32, Option<Box<Logprobs>>)> {
+    let row = planned.last_output();
     if let Some(&token) = output.tokens.get(row) {
         if token == NO_TOKEN {
             return None;

@@ -36,6 +36,8 @@ fn engine_with(
         waited: 0,
         brought: 0,
         fails_at: None,
+        mixed: 0,
+        several: 0,
     };
     let limits = EngineLimits {
         step,
@@ -52,7 +54,7 @@ fn engine(step: Dims, chunk: usize) -> Engine<Fake> {
     engine_with(step, chunk, 64, false, EngineOptions::default())
 }
 
-const STEP: Dims = Dims { t: 8, b: 4, s: 160, pairs: 300 };
+const STEP: Dims = Dims { t: 8, b: 4, s: 160, pairs: 300, seqs: 4 };
 
 impl Engine<Fake> {
     /// Fails if a block is lost or has users that do not know of it.
@@ -61,8 +63,24 @@ impl Engine<Fake> {
         self.pool.check(&users);
         for (_, s) in &self.sequences {
             assert!(s.running || s.blocks.is_empty(), "waiting with memory");
+            assert!(s.kept * BLOCK <= s.computed && s.computed <= s.submitted);
+            assert!(s.submitted <= s.blocks.len() * BLOCK, "rows without a block");
         }
         assert_eq!(self.running.len() + self.waiting.len(), self.sequences.len());
+    }
+
+    /// Fails unless the rows of the step under way that follow computed ones and a whole prompt are in front,
+    /// and nothing else is; and if a row is written to a block that is kept for others.
+    fn check_flight(&self, live: &BTreeMap<RequestId, Live>) {
+        let planned = self.flight.iter().flat_map(|flight| &flight.planned);
+        for (i, p) in planned.enumerate() {
+            let Some(l) = live.get(&p.id) else { continue };
+            let follows = p.past >= l.request.tokens.len() && p.context == p.past + 1 && p.yields;
+            assert_eq!(i < self.inputs.generated(), follows, "{p:?}");
+            let Some(s) = self.sequences.get(p.slot).filter(|s| s.id == p.id) else { continue };
+            let blocks = &s.blocks[p.past / BLOCK..p.context.div_ceil(BLOCK)];
+            assert!(blocks.iter().all(|b| self.pool.name(*b).is_none()), "{p:?}");
+        }
     }
 }
 
@@ -118,7 +136,7 @@ impl Random {
             // The same token may be named twice.
             bias: vec![(self.below(VOCAB) as u32, 1.5); self.below(20).saturating_sub(17)],
             logprobs: (self.below(6) == 0).then_some(2),
-            prompt_logprobs: (self.below(20) == 0).then_some(1),
+            prompt_logprobs: (self.below(8) == 0).then_some(1),
             priority: self.below(4) as i32,
             salt,
             sampling,
@@ -146,8 +164,9 @@ fn bound(options: &EngineOptions) -> u64 {
     (2 * LIVE * MAX_LENGTH * tokens + 400) as u64
 }
 
-/// Random arrivals and cancellations, so many steps; panics at anything that must not be.
-fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
+/// Random arrivals and cancellations, so many steps; panics at anything that must not be. How the engine
+/// stands then, the steps that had rows of both parts, and those in which a sequence yielded several rows.
+fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) {
     let (mut random, bound) = (Random::new(seed), bound(engine.options()));
     let mut live: BTreeMap<RequestId, Live> = BTreeMap::new();
     let (mut events, mut failed) = (Vec::new(), 0);
@@ -177,12 +196,22 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
             live.remove(&id);
             engine.audit();
         }
+        if random.below(30) == 0 && !live.is_empty() {
+            let id = *live.keys().nth(random.below(live.len())).expect("one of them");
+            let rows = random.below(MAX_LENGTH);
+            engine.truncate(id, rows);
+            let held = engine.sequences.iter().find(|(_, s)| s.id == id).map(|(_, s)| &s.blocks);
+            let most = engine.pool.blocks_for(rows);
+            assert!(held.is_none_or(|blocks| blocks.len() <= most), "not given back");
+            engine.audit();
+        }
         engine.step(&mut events).expect("a step");
         // No row's wish makes a step wait, nor brings logits.
         let executor = &engine.executor;
         let is_ahead = executor.feeds && engine.options.ahead && engine.flight.is_some();
         assert_eq!(executor.submitted - executor.waited, u64::from(is_ahead));
         assert!(!executor.samples || executor.brought == 0);
+        engine.check_flight(&live);
         for event in events.drain(..) {
             match event {
                 Event::Started(id, found) => {
@@ -194,7 +223,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
                     let l = live.get_mut(&id).expect("an event of one that lives");
                     let before = l.request.tokens[..l.prompt].iter().copied();
                     let expected = Logprobs::new(&logits(before), l.request.tokens[l.prompt], 1);
-                    assert_eq!(*logprobs, expected);
+                    assert_eq!(*logprobs, expected, "row {}", l.prompt);
                     l.prompt += 1;
                 }
                 Event::Token(id, token, logprobs) => {
@@ -242,7 +271,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> Stats {
     assert!(live.is_empty() && engine.is_idle(), "some never ended");
     engine.audit();
     assert_eq!(engine.blocks().0, engine.blocks().1, "memory was lost");
-    engine.stats()
+    (engine.stats(), [engine.executor.mixed, engine.executor.several])
 }
 
 /// Every combination of options that is not refused.
@@ -278,17 +307,20 @@ fn all_options() -> Vec<EngineOptions> {
 fn whatever_comes_every_request_ends_once_with_its_own_text() {
     let all = all_options();
     let steps = 1_200_000 / (2 * all.len()) as u64;
-    let mut totals = Stats::default();
+    let (mut totals, mut mixed, mut several) = (Stats::default(), 0, 0);
     for (i, options) in all.iter().enumerate() {
         for gpu in [false, true] {
             let mut random = Random::new(i as u64);
             let b = 1 + random.below(6) as u64;
             let t = b.max(1 + random.below(16) as u64);
-            let step = Dims { t, b, s: 40 * b, pairs: 40 * b + random.below(200) as u64 };
+            let outputs = b + random.below(8) as u64;
+            let pairs = 40 * b + random.below(200) as u64;
+            let step = Dims { t, b: outputs.min(t), s: 40 * b, pairs, seqs: b };
             // Room for one or two of the longest: it is full most of the time.
             let blocks = 10 + random.below(8);
             let engine = engine_with(step, 1 + random.below(16), blocks, gpu, *options);
-            let stats = stress(2 * i as u64 + u64::from(gpu), steps, engine);
+            let (stats, [both, more]) = stress(2 * i as u64 + u64::from(gpu), steps, engine);
+            (mixed, several) = (mixed + both, several + more);
             totals.steps += stats.steps;
             totals.preemptions += stats.preemptions;
             totals.prefix_hits += stats.prefix_hits;
@@ -298,6 +330,7 @@ fn whatever_comes_every_request_ends_once_with_its_own_text() {
     assert!(totals.preemptions > 5_000, "{totals:?}");
     assert!(totals.prefix_hits > 100_000, "{totals:?}");
     assert!(totals.steps > 1_000_000, "{totals:?}");
+    assert!(mixed > 100_000 && several > 10_000, "{mixed} and {several} steps");
 }
 
 proptest! {
@@ -306,12 +339,14 @@ proptest! {
     #[test]
     fn any_sizes_and_options(
         seed in any::<u64>(), which in any::<prop::sample::Index>(), gpu in any::<bool>(),
-        b in 1..6u64, t in 1..20u64, pairs in 0..300u64, chunk in 1..16usize, blocks in 10..40usize,
+        b in 1..6u64, t in 1..20u64, outputs in 0..8u64, pairs in 0..300u64, chunk in 1..16usize, blocks in 10..40usize,
         max_running in 0..8usize, steps in 1..400u64,
     ) {
         let all = all_options();
         let options = EngineOptions { max_running, ..all[which.index(all.len())] };
-        let step = Dims { t: t.max(b), b, s: 40 * b, pairs: 40 * b + pairs };
+        let t = t.max(b);
+        let outputs = (b + outputs).min(t);
+        let step = Dims { t, b: outputs, s: 40 * b, pairs: 40 * b + pairs, seqs: b };
         stress(seed, steps, engine_with(step, chunk, blocks, gpu, options));
     }
 }
@@ -475,6 +510,40 @@ fn cancelled_requests_free_their_memory_at_once() {
 }
 
 #[test]
+fn what_is_truncated_is_given_back_and_computed_again() {
+    let expected = |request: &Request| solo(request, |_, _| {}).0;
+    for gpu in [false, true] {
+        let mut engine = engine_with(STEP, 8, 64, gpu, EngineOptions::default());
+        let request = Request::new((0..9).collect(), 12);
+        let id = engine.submit(request.clone()).expect("a request");
+        let mut events = Vec::new();
+        for _ in 0..4 {
+            engine.step(&mut events).expect("a step");
+        }
+        // Within a block that is not kept, where it begins, within one that is, and nothing.
+        for (rows, blocks) in [(10, 3), (8, 2), (6, 1), (4, 1), (3, 0), (40, 0)] {
+            engine.truncate(id, rows);
+            assert_eq!(engine.stats().used_blocks, blocks, "{rows} rows");
+            engine.audit();
+        }
+        // What was kept is found again, and what is not is computed; others' rows stay as they are.
+        let other = engine.submit(Request { max_tokens: 3, ..request.clone() }).expect("a request");
+        events.extend(finish(&mut engine));
+        for (id, request) in
+            [(id, &request), (other, &Request { max_tokens: 3, ..request.clone() })]
+        {
+            let tokens = events.iter().filter_map(|e| match e {
+                Event::Token(of, token, _) if *of == id => Some(*token),
+                _ => None,
+            });
+            assert_eq!(tokens.collect::<Vec<_>>(), expected(request));
+        }
+        engine.audit();
+        assert_eq!(engine.stats().used_blocks, 0);
+    }
+}
+
+#[test]
 fn a_failed_step_fails_its_requests_and_no_others() {
     let options = EngineOptions { max_running: 2, ..EngineOptions::default() };
     let mut engine = engine_with(STEP, 8, 64, true, options);
@@ -546,7 +615,7 @@ fn options_that_contradict_each_other_are_refused() {
 
 #[test]
 fn chunks_fit() {
-    let left = |t, s, pairs| Dims { t, b: 1, s, pairs };
+    let left = |t, s, pairs| Dims { t, b: 1, s, pairs, seqs: 1 };
     assert_eq!(fitting_chunk(100, 0, &left(64, 1000, 10_000)), 64);
     assert_eq!(fitting_chunk(100, 0, &left(64, 1000, 100)), 10);
     assert_eq!(fitting_chunk(100, 90, &left(64, 100, 10_000)), 10);

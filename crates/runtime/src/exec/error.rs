@@ -141,7 +141,8 @@ impl ExecError {
     pub(crate) fn check_limits(found: &Dims, limits: &Dims) -> Result<(), ExecError> {
         let sizes = [
             ("token(s)", found.t, limits.t),
-            ("sequence(s)", found.b, limits.b),
+            ("sequence(s)", found.seqs, limits.seqs),
+            ("row(s) of output", found.b, limits.b),
             ("context row(s)", found.s, limits.s),
             ("token-context pair(s)", found.pairs, limits.pairs),
         ];

@@ -1,5 +1,7 @@
 //! What goes into a step and what comes out.
 
+use std::ops::Range;
+
 use infernum_codegen::cuda::abi::{self, FED};
 use infernum_ir::interp::{SeqShape, StepShape};
 
@@ -16,6 +18,10 @@ pub struct StepInputs {
     /// Sequences of generated rows, and whether those that come next are of prompts.
     generated: usize,
     has_prompts: bool,
+    /// The first row of output of the last sequence pushed.
+    first_output: usize,
+    /// Whether other rows yield than the last of each sequence, so that the step lists them.
+    lists_outputs: bool,
     tokens: Vec<u32>,
     blocks: Vec<u32>,
     /// Where each sequence's blocks begin in `blocks`.
@@ -25,7 +31,7 @@ pub struct StepInputs {
     logit_rows: LogitRows,
 }
 
-/// Sequences of a step whose logits are brought to the host.
+/// Rows of a step's output whose logits are brought to the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LogitRows {
     /// All.
@@ -47,7 +53,8 @@ pub struct StepOutput {
     pub told: Vec<(u32, Logprobs)>,
     /// The rows that `logits` holds.
     pub logit_rows: LogitRows,
-    /// One for each sequence (its last token), or one for each token, as the plan says.
+    /// One for each token that yields one, or one for each token, as the plan says. Where no token yields one,
+    /// nothing is known of them.
     pub rows: usize,
     /// The size of the vocabulary; 0 where the plan yields tokens.
     pub columns: usize,
@@ -87,6 +94,8 @@ impl StepInputs {
             step: StepShape::default(),
             generated: 0,
             has_prompts: false,
+            first_output: 0,
+            lists_outputs: false,
             tokens: Vec::new(),
             blocks: Vec::new(),
             tables: Vec::new(),
@@ -95,7 +104,7 @@ impl StepInputs {
         }
     }
 
-    /// As [`StepInputs::new`]; logits are brought of those sequences alone that
+    /// As [`StepInputs::new`]; logits are brought of those sequences' rows alone that
     /// [ask](StepInputs::ask_logits) for them.
     pub fn asking(block_size: usize) -> StepInputs {
         StepInputs { logit_rows: LogitRows::Of(Vec::new()), ..StepInputs::new(block_size) }
@@ -104,6 +113,8 @@ impl StepInputs {
     /// Removes all sequences.
     pub fn clear(&mut self) {
         self.step.seqs.clear();
+        self.step.outputs.clear();
+        (self.first_output, self.lists_outputs) = (0, false);
         (self.generated, self.has_prompts) = (0, false);
         self.tokens.clear();
         self.blocks.clear();
@@ -115,17 +126,49 @@ impl StepInputs {
         }
     }
 
-    /// Asks for the logits of the last sequence pushed; where an executor picks, they come edited.
+    /// The last `rows` tokens of the last sequence pushed yield a row of output each, or none does; one does where
+    /// this is not called. To be said before anything is asked of these rows.
+    pub fn yield_rows(&mut self, rows: usize) -> Result<(), ExecError> {
+        let new = self.step.seqs.last().map_or(0, |s| s.new);
+        if rows > new {
+            let message = format!("{rows} rows of output, of a sequence of {new} token(s)");
+            return Err(ExecError::Inputs(message));
+        }
+        if !self.lists_outputs {
+            if rows == 1 {
+                return Ok(());
+            }
+            self.lists_outputs = true;
+            let mut outputs = std::mem::take(&mut self.step.outputs);
+            outputs.extend(self.step.output_rows());
+            self.step.outputs = outputs;
+        }
+        self.step.outputs.pop();
+        let end = self.tokens.len() as u32;
+        self.step.outputs.extend(end - rows as u32..end);
+        Ok(())
+    }
+
+    /// Rows of output of the last sequence pushed: see [`StepInputs::yield_rows`].
+    pub fn last_outputs(&self) -> Range<usize> {
+        self.first_output..self.outputs()
+    }
+
+    fn outputs(&self) -> usize {
+        if self.lists_outputs { self.step.outputs.len() } else { self.step.seqs.len() }
+    }
+
+    /// Asks for the logits of the last sequence pushed, of all of its rows of output; where an executor picks,
+    /// they come edited.
     pub fn ask_logits(&mut self) {
-        let last = self.step.seqs.len().checked_sub(1);
-        if let (LogitRows::Of(rows), Some(last)) = (&mut self.logit_rows, last)
-            && rows.last() != Some(&(last as u32))
-        {
-            rows.push(last as u32);
+        let last = self.last_outputs();
+        if let LogitRows::Of(rows) = &mut self.logit_rows {
+            let known = rows.last().map_or(0, |row| *row as usize + 1);
+            rows.extend(last.start.max(known) as u32..last.end as u32);
         }
     }
 
-    /// Sequences whose logits are wanted.
+    /// Rows of output whose logits are wanted.
     pub fn logit_rows(&self) -> &LogitRows {
         &self.logit_rows
     }
@@ -133,13 +176,19 @@ impl StepInputs {
     /// How the token after the last sequence pushed is picked; the likeliest if this is not called.
     /// Executors that do not [sample](super::Executor::samples) pay no heed to it.
     pub fn set_pick(&mut self, pick: &TokenPick<'_>) {
-        let Some(seq) = self.step.seqs.len().checked_sub(1) else { return };
-        if !pick.is_greedy() {
-            self.step.picks.set(seq, pick.row(), pick.edits);
+        if let Some(row) = self.last_outputs().last() {
+            self.set_row_pick(row, pick);
         }
     }
 
-    /// Whether nothing but the likeliest token of each sequence is wanted.
+    /// As [`StepInputs::set_pick`], of any row of output.
+    pub fn set_row_pick(&mut self, row: usize, pick: &TokenPick<'_>) {
+        if !pick.is_greedy() {
+            self.step.picks.set(row, pick.row(), pick.edits);
+        }
+    }
+
+    /// Whether nothing but the likeliest token of each row of output is wanted.
     pub fn is_greedy(&self) -> bool {
         let no_logits = matches!(&self.logit_rows, LogitRows::Of(rows) if rows.is_empty());
         no_logits && self.step.picks.rows().is_empty()
@@ -181,13 +230,17 @@ impl StepInputs {
         self.tokens.extend_from_slice(tokens);
         self.tables.push(self.blocks.len());
         self.blocks.extend_from_slice(&blocks[..needed]);
+        self.first_output = self.outputs();
         self.step.seqs.push(SeqShape { new: tokens.len(), context });
+        if self.lists_outputs {
+            self.step.outputs.push(self.tokens.len() as u32 - 1);
+        }
         self.has_prompts |= tokens.len() > 1;
         self.generated += usize::from(!self.has_prompts);
         Ok(())
     }
 
-    /// As [`StepInputs::push`], of one token: that of row `row` of the step submitted before this one,
+    /// As [`StepInputs::push`], of one token: that of row `row` of the output of the step submitted before this one,
     /// which need not have ended. For executors that [take](super::Executor::feeds) it.
     pub fn push_fed(
         &mut self,

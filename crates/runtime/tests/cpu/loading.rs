@@ -26,7 +26,7 @@ graph g {
 schedule g 2..3
 "#,
     );
-    let limits = Dims { t: 4, b: 1, s: 4, pairs: 16 };
+    let limits = Dims { t: 4, b: 1, s: 4, pairs: 16, seqs: 1 };
     let plan = plan(&module, TargetKind::Cpu, limits).expect("a plan");
     let mut checkpoint = Checkpoint::random(&module);
     assert!(CpuExecutor::new(plan.clone(), &checkpoint, CpuOptions::default()).is_ok());

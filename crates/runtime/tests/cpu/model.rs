@@ -9,7 +9,7 @@ use infernum_runtime::{ExecError, Executor, Observed, PlanExecutor, StepInputs};
 
 use crate::common::{Checkpoint, executor, module, nmse};
 
-const LIMITS: Dims = Dims { t: 40, b: 4, s: 80, pairs: 1600 };
+const LIMITS: Dims = Dims { t: 40, b: 4, s: 80, pairs: 1600, seqs: 4 };
 const VOCAB: usize = 29;
 
 /// Three layers, one of them with a window; GQA 3; odd sizes; q, k and v as one product.

@@ -167,7 +167,7 @@ fn case(index: usize, dtype: &str) -> String {
     text.replace("DT", dtype)
 }
 
-const LIMITS: Dims = Dims { t: 30, b: 3, s: 60, pairs: 400 };
+const LIMITS: Dims = Dims { t: 30, b: 3, s: 60, pairs: 400, seqs: 3 };
 
 /// Two steps of three ragged sequences; blocks are shuffled.
 fn steps() -> Vec<(StepShape, Vec<u32>)> {

@@ -62,7 +62,7 @@ fn attached(
         results: vec![value(0)],
         ..apart(name, ty(), ty())
     };
-    let limits = Dims { t: 128, b: 4, s: 4096, pairs: 1 << 20 };
+    let limits = Dims { t: 128, b: 4, s: 4096, pairs: 1 << 20, seqs: 4 };
     let tuned = TunedVariants::default();
     let mut attach = Attach::new(&kernels.ops, &library, &device, limits, tuned);
     let run = attach.launch(&launch, Bucket::ALL, "check/%r0");
@@ -197,7 +197,7 @@ fn parts(
     let library = Library::new(Some(dir.path()));
     let device = Device::named("sm_90a").expect("known");
     let ty = || TensorType::act(DType::Bf16, shape);
-    let limits = Dims { t: 128, b: sequences, s: 4096, pairs: 1 << 20 };
+    let limits = Dims { t: 128, b: sequences, s: 4096, pairs: 1 << 20, seqs: sequences };
     let mut attach = Attach::new(&kernels.ops, &library, &device, limits, TunedVariants::default());
     let run =
         attach.launch_in_parts(&apart("twice", ty(), ty()), within(bucket, &limits), "check/%y")?;

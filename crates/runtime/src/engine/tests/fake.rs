@@ -25,6 +25,9 @@ pub(super) struct Fake {
     pub(super) brought: usize,
     /// This step fails.
     pub(super) fails_at: Option<u64>,
+    /// Steps with generated rows and prompt rows, and steps in which a sequence yielded several rows.
+    pub(super) mixed: u64,
+    pub(super) several: u64,
 }
 
 pub(super) fn hash(tokens: impl Iterator<Item = u32>) -> u32 {
@@ -53,6 +56,9 @@ impl Executor for Fake {
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
         let dims = inputs.step().dims();
         assert!(dims.t <= self.limits.t && dims.b <= self.limits.b);
+        assert!(dims.seqs <= self.limits.seqs);
+        let generated = &inputs.step().seqs[..inputs.generated()];
+        assert!(generated.iter().all(|s| s.new == 1 && s.context > 1), "no generated rows");
         assert!(dims.s <= self.limits.s && dims.pairs <= self.limits.pairs);
         let under_way = self.submitted - self.waited;
         assert!(under_way == 0 || (self.feeds && under_way == 1), "too many steps under way");
@@ -61,6 +67,8 @@ impl Executor for Fake {
             self.fails_at = None;
             return Err(ExecError::Inputs("as planned".to_owned()));
         }
+        self.mixed += u64::from(!generated.is_empty() && !inputs.is_decode_only());
+        self.several += u64::from(dims.b > dims.seqs);
         let before = self.outputs[(self.submitted % 2) as usize].tokens.clone();
         self.submitted += 1;
         let mut output = std::mem::take(&mut self.outputs[(self.submitted % 2) as usize]);
@@ -82,22 +90,27 @@ impl Executor for Fake {
                 self.rows[slot(i, p)] = token;
             }
         }
-        for (i, seq) in inputs.step().seqs.iter().enumerate() {
+        // Of each token, its sequence and its row in the context.
+        let seqs = inputs.step().seqs.iter().enumerate();
+        let places: Vec<(usize, usize)> =
+            seqs.flat_map(|(i, s)| (s.context - s.new..s.context).map(move |p| (i, p))).collect();
+        for (row, token) in inputs.step().output_rows().enumerate() {
+            let (i, last) = places[token as usize];
             let context =
-                (0..seq.context).map(|p| self.rows[slot(i, p)].expect("a row that was written"));
-            let mut row = logits(context);
+                (0..=last).map(|p| self.rows[slot(i, p)].expect("a row that was written"));
+            let mut values = logits(context);
             if self.samples {
-                let own = self.rows[slot(i, seq.context - 1)].expect("a row that was written");
-                let (token, told) = picks.pick(&picks.row(i), own, &mut row, &|v| v);
+                let own = self.rows[slot(i, last)].expect("a row that was written");
+                let (token, told) = picks.pick(&picks.row(row), own, &mut values, &|v| v);
                 output.tokens.push(token.unwrap_or(NO_TOKEN));
-                output.told.extend(told.map(|told| (i as u32, told)));
+                output.told.extend(told.map(|told| (row as u32, told)));
             }
             let is_asked_for = match inputs.logit_rows() {
                 LogitRows::All => true,
-                LogitRows::Of(rows) => rows.contains(&(i as u32)),
+                LogitRows::Of(rows) => rows.contains(&(row as u32)),
             };
             if is_asked_for || !self.samples {
-                output.logits.extend(row);
+                output.logits.extend(values);
                 self.brought += 1;
             }
         }
