@@ -384,7 +384,7 @@ mod tests {
         assert_eq!([word(0), word(4), word(8), word(12)], [3, 2, 19, 2]);
         assert_eq!([wide(16), wide(24)], [4, 2 * 18 + 1]);
         let array = |field: Field, n: usize| -> Vec<u32> {
-            let at = (wide(32 + 8 * field as usize) - (1 << 20)) as usize;
+            let at = (layout.address(field) - (1 << 20)) as usize;
             (0..n).map(|i| word(at + 4 * i)).collect()
         };
         assert_eq!(array(Field::Tokens, 3), [5, 6, 8]);
