@@ -26,4 +26,5 @@ pub use lower::PlanError;
 pub use plan::{
     Arg, Argument, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, ProgramCall,
     Recipe, Region, Run, Schedule, StateSpec, Summary, TargetKind, TileMap, VERSION, Value, Weight,
+    Yields,
 };

@@ -15,6 +15,7 @@ mod indices;
 pub mod interp;
 mod names;
 mod ops;
+pub mod picking;
 pub mod random;
 pub mod text;
 mod types;

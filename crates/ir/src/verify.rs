@@ -9,7 +9,7 @@ use crate::names::is_name;
 use crate::ops::Effect;
 use crate::text::print_with_notes;
 use crate::windows::{Window, windows};
-use crate::{DType, Dim, StateKind, Sym, TensorType, Type};
+use crate::{Dim, StateKind, Sym, TensorType, Type};
 
 /// Findings reported; the rest would bury them, and what a file can make us print is bounded.
 const MAX_FINDINGS: usize = 256;
@@ -197,14 +197,8 @@ fn check_param(i: usize, node: &Node, report: Report<'_>) {
 
 /// What a step input should have been, if it is not that.
 fn step_type(input: StepInput, found: &Type) -> Option<String> {
-    let (dtype, syms): (_, &[Sym]) = match input {
-        StepInput::Tokens => (DType::U32, &[Sym::T]),
-        StepInput::Positions => (DType::I32, &[Sym::T]),
-        StepInput::ContextPositions => (DType::I32, &[Sym::S]),
-        StepInput::OutputRows => (DType::U32, &[Sym::B, Sym::T]),
-    };
-    let allowed = syms.iter().map(|&s| Type::from(TensorType::act(dtype, [Dim::sym(s)])));
-    let allowed: Vec<Type> = allowed.collect();
+    let mut allowed: Vec<Type> = [Sym::B, Sym::T].map(|rows| input.ty(rows).into()).to_vec();
+    allowed.dedup();
     let names: Vec<String> = allowed.iter().map(Type::to_string).collect();
     (!allowed.contains(found)).then(|| names.join(" or "))
 }

@@ -22,7 +22,8 @@ pub use exec::{
     Observed, Observer, PlanExecutor, RandomWeights, SequenceSteps, StepInputs, StepOutput,
     TensorBytes, TensorProblem, Ticket, TunedProduct, WeightSource,
 };
+pub use infernum_ir::picking::Edits;
 pub use sampling::{
-    Logprobs, Number, Range, Sampler, SamplingError, SamplingOption, SamplingParams, SeenToken,
-    TokenPick, argmax,
+    Logprobs, MOST_TOLD, Number, Range, Sampler, SamplingError, SamplingOption, SamplingParams,
+    SeenToken, Tell, TokenPick, argmax,
 };

@@ -17,6 +17,7 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %pos = step positions : i32[T]
   %cpos = step context_positions : i32[S]
   %rows = step output_rows : u32[B]
+  %picks = step picks : u32[B, 16]
   %freqs = table() {expr: "100 ** (-2 * i / $D)", len: $R} : const f32[$R]
   %wx = weight "x" : const DT[31, $N]
   %wy = weight "y" : const DT[31, $N]
@@ -49,6 +50,7 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %down = weight "down" : const DT[12, $N, $K]
   %x = embedding(%ids, %wx) : DT[T, $N]
   %y = embedding(%ids, %wy) : DT[T, $N]
+  %last = gather_rows(%x, %rows) : DT[B, $N]
   %k = embedding(%ids, %wk) : DT[T, $K]
   %v = embedding(%ids, %wv) : DT[T, $V]
   %packed = embedding(%ids, %wp) : DT[T, $P]
@@ -383,6 +385,15 @@ pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = cast(%x) {dtype: bf16} : bf16[T, $N]", "%r"),
     Case("%r = argmax(%x) : u32[T]", "%r"),
     Case("%r = argmax(%qh) : u32[T, $H]", "%r"),
+    Case(
+        "%r, %i, %l, %t = pick(%last, %ids, %rows, %picks) {top: 20} : DT[B, $N], u32[B], f32[B, 21], u32[B, 21]",
+        "%r, %i, %l, %t",
+    ),
+    // Not in place.
+    Case(
+        "%r, %i, %l, %t = pick(%last, %ids, %rows, %picks) {top: 3} : DT[B, $N], u32[B], f32[B, 4], u32[B, 4]",
+        "%r, %i, %l, %t, %last",
+    ),
     Case("%r = concat(%x, %k) {axis: 1} : DT[T, $NK]", "%r"),
     Case("%r = concat(%qh, %kh) {axis: 1} : DT[T, $HG, $D]", "%r"),
     Case("%r = slice(%x) {axis: 1, start: 1, len: 3} : DT[T, 3]", "%r"),

@@ -20,6 +20,8 @@ pub(crate) struct StepState {
     positions: Vec<i32>,
     context_positions: Vec<i32>,
     output_rows: Vec<u32>,
+    /// The words of each row's pick.
+    picks: Vec<u32>,
 }
 
 impl StepState {
@@ -65,6 +67,9 @@ impl StepState {
         } else {
             self.output_rows.extend(inputs.step().output_rows());
         }
+        self.step.picks.clone_from(&inputs.step().picks);
+        let rows = 0..self.output_rows.len();
+        refill(&mut self.picks, rows.flat_map(|row| inputs.step().picks.row(row).words()));
         Ok(())
     }
 
@@ -85,6 +90,7 @@ impl StepState {
             StepInput::Positions => bytemuck::cast_slice(&self.positions),
             StepInput::ContextPositions => bytemuck::cast_slice(&self.context_positions),
             StepInput::OutputRows => bytemuck::cast_slice(&self.output_rows),
+            StepInput::Picks => bytemuck::cast_slice(&self.picks),
         }
     }
 

@@ -2,12 +2,12 @@
 //! layers, and the arrays that these name.
 
 use infernum_codegen::cuda::abi::{self, Address, Part};
+use infernum_ir::picking::PickRow;
 use infernum_ir::{Dims, StepInput, Sym};
 
 use super::parts::PartDims;
 
 use crate::exec::{ExecError, StepInputs};
-use crate::sampling::Noise;
 
 /// Where each array lies behind the headers, for steps of at most some size. The table of blocks
 /// comes last: a small step copies only the rows that it has. Behind these a step that has generated rows and
@@ -18,12 +18,25 @@ pub(super) struct Layout {
     limits: Dims,
     /// Blocks of one sequence at most.
     stride: usize,
+    /// Rows whose tokens are picked at most.
+    picks: usize,
     offsets: [usize; FIELDS],
     end: usize,
     /// Whether kernels are launched for parts of the rows, which only then have headers.
     parts: bool,
     /// Groups of layers, each with slots and tables of blocks of its own.
     groups: usize,
+}
+
+/// How much a layout has room for, besides what a step's sizes say.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Blocks of the cache.
+    pub(super) blocks: usize,
+    /// Groups of layers, each with slots and tables of blocks of its own.
+    pub(super) groups: usize,
+    /// Rows for which tokens are picked, at most.
+    pub(super) picks: usize,
 }
 
 /// Bytes of a view of the step.
@@ -52,14 +65,9 @@ enum Field {
 
 impl Layout {
     /// `contexts`: whether kernels read `context_positions`, which only then has room. `parts`: whether any is
-    /// launched for a part of the rows. `groups`: groups of layers.
-    pub(super) fn new(
-        limits: &Dims,
-        kv_blocks: usize,
-        contexts: bool,
-        parts: bool,
-        groups: usize,
-    ) -> Layout {
+    /// launched for a part of the rows.
+    pub(super) fn new(limits: &Dims, room: Room, (contexts, parts): (bool, bool)) -> Layout {
+        let Room { blocks: kv_blocks, groups, picks } = room;
         let (t, b, seqs) = (limits.t as usize, limits.b as usize, limits.seqs as usize);
         let stride = kv_blocks.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE)).max(1);
         let context_rows = if contexts { limits.s as usize } else { 0 };
@@ -75,7 +83,7 @@ impl Layout {
             4 * (seqs + 1),
             8 * t,
             4 * seqs * stride * groups,
-            size_of::<abi::TokenPick>() * b,
+            4 * PickRow::WORDS * picks,
         ];
         let headers = groups * if parts { Part::ALL.len() } else { 1 };
         let (mut offsets, mut end) = ([0; FIELDS], (headers * HEADER).next_multiple_of(64));
@@ -85,7 +93,7 @@ impl Layout {
             end += sizes[field].next_multiple_of(64);
         }
         end += if parts { PromptArrays::bytes(limits) } else { 0 };
-        Layout { base: 0, limits: *limits, stride, offsets, end, parts, groups }
+        Layout { base: 0, limits: *limits, stride, picks, offsets, end, parts, groups }
     }
 
     /// Where kernels of a group's layers that are launched for a part of the rows find what they must know of it.
@@ -126,17 +134,18 @@ impl Layout {
             StepInput::Positions => Field::Positions,
             StepInput::ContextPositions => Field::ContextPositions,
             StepInput::OutputRows => Field::OutputRows,
+            StepInput::Picks => Field::Picks,
         })
     }
 
-    /// Writes a step, after checking it; what must be copied is the returned number of bytes. `seen`
-    /// is where kernels see the inputs' [`StepInputs::seen`].
+    /// Writes a step, after checking it; what must be copied is the returned number of bytes. `lists`
+    /// is where kernels see those that picks name.
     pub(super) fn write(
         &self,
         inputs: &StepInputs,
         blocks: usize,
         output_rows: Option<Sym>,
-        seen: u64,
+        lists: u64,
         to: &mut [u8],
     ) -> Result<(PartDims, usize), ExecError> {
         let dims = PartDims::new(inputs);
@@ -146,7 +155,7 @@ impl Layout {
             return Err(ExecError::Inputs(message));
         }
         let seqs = &inputs.step().seqs;
-        let mut w = Writer { layout: self, to, at: [0; FIELDS] };
+        let mut w = Writer { layout: self, lists, to, at: [0; FIELDS] };
         w.extend(Field::Tokens, inputs.tokens());
         let contexts =
             self.offsets[Field::Seq as usize] > self.offsets[Field::ContextPositions as usize];
@@ -178,8 +187,9 @@ impl Layout {
         if output_rows != Some(Sym::T) {
             inputs.step().output_rows().for_each(|row| w.push(Field::OutputRows, row));
         }
-        if inputs.is_sampled() {
-            w.picks(inputs, seen);
+        let rows = if output_rows == Some(Sym::T) { dims.all.t } else { dims.all.b };
+        for row in 0..self.picks.min(rows as usize) {
+            w.extend(Field::Picks, &inputs.step().picks.row(row).words());
         }
         let used =
             self.offsets[Field::Blocks as usize] + 4 * self.groups * seqs.len() * self.stride;
@@ -189,6 +199,7 @@ impl Layout {
 
 struct Writer<'a> {
     layout: &'a Layout,
+    lists: u64,
     to: &'a mut [u8],
     /// Bytes written of each array.
     at: [usize; FIELDS],
@@ -213,8 +224,8 @@ impl Writer<'_> {
                 continue;
             }
             // What is picked is picked for all rows at once.
-            let (output_rows, picks) = (Address::default(), Address::default());
-            let part = abi::Step { output_rows, picks, ..all };
+            let part =
+                abi::Step { output_rows: Address::default(), words: Address::default(), ..all };
             self.put(group, Part::Generated, &of_size(part, &dims.generated));
             let prompt = of_size(part, &dims.of(Part::Prompt));
             let prompt =
@@ -272,32 +283,7 @@ impl Writer<'_> {
             context_start: Address::new(at(Field::ContextStart)),
             pair_start: Address::new(at(Field::PairStart)),
             blocks: Address::new(blocks),
-            picks: Address::new(at(Field::Picks)),
-        }
-    }
-
-    /// How the token of every row of output is picked; `seen` is where kernels see the tokens with penalties.
-    fn picks(&mut self, inputs: &StepInputs, mut seen: u64) {
-        const SIZE: usize = size_of::<abi::TokenPick>();
-        let start = self.layout.offsets[Field::Picks as usize];
-        let all = &mut self.to[start..start + SIZE * inputs.step().dims().b as usize];
-        all.fill(0);
-        for (row, pick) in inputs.picks() {
-            let p = pick.params;
-            let pick_of_kernels = abi::TokenPick {
-                scale: p.scale(),
-                top_k: p.top_k,
-                top_p: p.top_p,
-                min_p: p.min_p,
-                repetition: p.repetition_penalty,
-                frequency: p.frequency_penalty,
-                presence: p.presence_penalty,
-                key: Noise::new(p.seed, pick.position).key,
-                seen_count: pick.seen.len() as u32,
-                seen: Address::new(seen),
-            };
-            all[SIZE * row..SIZE * (row + 1)].copy_from_slice(bytemuck::bytes_of(&pick_of_kernels));
-            seen += size_of_val(pick.seen) as u64;
+            words: Address::new(self.lists),
         }
     }
 
@@ -411,18 +397,26 @@ fn lower<const N: usize>(bytes: &mut [u8], change: impl Fn([u8; N]) -> [u8; N]) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::{SamplingParams, SeenToken, TokenPick};
+    use infernum_ir::picking::Edits;
+
+    use crate::sampling::{SamplingParams, SeenToken, Tell, TokenPick};
+
+    fn room(blocks: usize, picks: usize) -> Room {
+        Room { blocks, groups: 1, picks }
+    }
 
     #[test]
     fn a_step_is_laid_out_as_kernels_read_it() {
         let limits = Dims { t: 8, b: 2, s: 64, pairs: 512, seqs: 2 };
-        let layout = Layout::new(&limits, 9, true, false, 1).at(1 << 20);
+        let layout = Layout::new(&limits, room(9, 2), (true, false)).at(1 << 20);
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[5, 6], 18, &[3, 7]).expect("a sequence");
         inputs.push(&[8], 1, &[0]).expect("a sequence");
         let params = SamplingParams { temperature: 2.0, top_k: 40, ..SamplingParams::default() };
         let seen = [SeenToken { token: 5, generated: 1 }; 3];
-        inputs.set_pick(&TokenPick { params, position: 1, seen: &seen });
+        let edits = Edits { bias: &[(9, 1.0)], seen: &seen, allowed: None };
+        let tell = Some(Tell { top: 5, given: None });
+        inputs.set_pick(&TokenPick { params, position: 1, edits, counts_own: true, tell });
         let mut bytes = vec![7; layout.bytes()];
         let (dims, used) =
             layout.write(&inputs, 9, Some(Sym::B), 4096, &mut bytes).expect("a step");
@@ -435,7 +429,7 @@ mod tests {
         assert_eq!([word(0), word(4), word(8), word(12)], [3, 2, 19, 2]);
         assert_eq!([wide(16), wide(24)], [4, 2 * 18 + 1]);
         let array = |field: Field, n: usize| -> Vec<u32> {
-            let at = (wide(32 + 8 * field as usize) - (1 << 20)) as usize;
+            let at = (layout.address(field) - (1 << 20)) as usize;
             (0..n).map(|i| word(at + 4 * i)).collect()
         };
         assert_eq!(array(Field::Tokens, 3), [5, 6, 8]);
@@ -448,16 +442,18 @@ mod tests {
         assert_eq!(array(Field::Blocks, 2), [3, 7]);
         assert_eq!(array(Field::ContextPositions, 19)[17..], [17, 0]);
         assert_eq!(array(Field::PairStart, 6), [0, 0, 18, 0, 36, 0]);
-        let picks = array(Field::Picks, 24);
-        assert_eq!(picks[..12], [0; 12], "greedy");
-        assert_eq!(f32::from_bits(picks[12]), std::f32::consts::LOG2_E / 2.0);
-        assert_eq!(picks[13], 40);
-        assert_eq!(
-            picks[14..19].iter().map(|x| f32::from_bits(*x)).collect::<Vec<_>>(),
-            [1.0, 0.0, 1.0, 0.0, 0.0]
-        );
-        assert_eq!(picks[19..21], Noise::new(0, 1).key);
-        assert_eq!(picks[21..], [3, 4096, 0]);
+        let picks = array(Field::Picks, 2 * PickRow::WORDS);
+        let (first, second) = picks.split_at(PickRow::WORDS);
+        assert_eq!(first, [0; PickRow::WORDS], "greedy");
+        let set = inputs.step().picks.row(1);
+        assert_eq!(PickRow::from_words(second), set);
+        assert_eq!((set.scale, set.top_k), (std::f32::consts::LOG2_E / 2.0, 40));
+        let PickRow { lists, biased, seen, counts_own, told, given, .. } = set;
+        assert_eq!([lists, biased, seen, counts_own, told, given], [0, 1, 3, 1, 6, 0]);
+        assert_eq!(inputs.step().picks.words(), [9, 1.0f32.to_bits(), 5, 1, 5, 1, 5, 1]);
+        assert_eq!(wide(32 + 8 * Field::Picks as usize), 4096, "the lists");
+        let found = wide(32 + 8 * Field::Slots as usize);
+        assert_eq!(found, layout.address(Field::Slots));
     }
 
     /// Each part's view is what a step of its rows alone would have, wherever the arrays lie; but for what is
@@ -474,7 +470,7 @@ mod tests {
             inputs
         };
         let limits = Dims { t: 9, b: 5, s: 64, pairs: 512, seqs: 5 };
-        let layout = Layout::new(&limits, 9, true, true, 1).at(1 << 20);
+        let layout = Layout::new(&limits, room(9, 2), (true, true)).at(1 << 20);
         for generated in 0..=sequences.len() {
             // Generated rows are those in front.
             let order: Vec<_> = (0..4).filter(|i| *i != 2).chain([2]).collect();
@@ -558,7 +554,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let limits = Dims { t: 2, b: 1, s: 32, pairs: 64, seqs: 1 };
-        let layout = Layout::new(&limits, 2, false, false, 1);
+        let layout = Layout::new(&limits, room(2, 1), (false, false));
         let mut bytes = vec![0; layout.bytes()];
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[1], 20, &[1, 2]).expect("a sequence");

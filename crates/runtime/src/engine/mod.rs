@@ -27,6 +27,7 @@ use slab::Slab;
 use self::memory::Groups;
 use self::sequence::{Rank, Sequence};
 use crate::exec::{Executor, GroupKind, StepInputs, Ticket};
+use crate::sampling::MOST_TOLD;
 
 /// Runs requests on an executor.
 pub struct Engine<E: Executor> {
@@ -46,8 +47,6 @@ pub struct Engine<E: Executor> {
     /// Kept for its memory.
     spare: Vec<Planned>,
     order: Vec<usize>,
-    /// [`ONE_IN`]; a field, since steps of tests are too small for it.
-    one_in: usize,
     row: Vec<f32>,
     next_id: u64,
     stats: Stats,
@@ -60,10 +59,6 @@ struct Flight {
     ticket: Option<Ticket>,
     /// One for each row.
     planned: Vec<Planned>,
-    /// Whether the next step depends on what the host makes of this one.
-    needs_host: bool,
-    /// Rows whose sequences have no part in a step that is filled before this one has ended.
-    sitting_out: usize,
 }
 
 /// A part that a sequence has in a step.
@@ -81,9 +76,8 @@ struct Planned {
     /// How many of its last rows yield a row of output, and the first of these.
     rows: usize,
     output: usize,
-    /// Whether the last row yields the next token, and whether the host picks it from the logits.
+    /// Whether the last row yields the next token.
     yields: bool,
-    by_host: bool,
 }
 
 impl Planned {
@@ -92,12 +86,6 @@ impl Planned {
         (self.output + self.rows).saturating_sub(1)
     }
 }
-
-/// A step waits for the one before where more than one row in so many would sit it out otherwise: it
-/// would lose that share of its tokens, and waiting loses the GPU's pause. That pause is 2 % of a step (8B on
-/// an H100, 64 sequences) where the host only counts tokens; it is far longer where the host makes
-/// log-probabilities of the same rows, which this does not weigh.
-const ONE_IN: usize = 32;
 
 impl<E: Executor> Engine<E> {
     /// An engine over an executor whose plan gives a row of logits, or a token, for each sequence.
@@ -137,7 +125,6 @@ impl<E: Executor> Engine<E> {
             flight: None,
             spare: Vec::new(),
             order: Vec::new(),
-            one_in: ONE_IN,
             row: Vec::new(),
             next_id: 0,
             stats: Stats { total_blocks: pool.total(), ..Stats::default() },
@@ -173,9 +160,13 @@ impl<E: Executor> Engine<E> {
             return Err(EngineError::Token { token, vocab });
         }
         request.sampling.check()?;
-        let logits = request.logprobs.or(request.prompt_logprobs).is_some();
+        let told = request.logprobs.max(request.prompt_logprobs);
+        if let Some(found) = told.filter(|n| *n > MOST_TOLD) {
+            return Err(EngineError::Logprobs { found });
+        }
         let bans = request.sampling.min_tokens > 0 && !request.stop.is_empty();
-        let sampled = !request.sampling.is_greedy() || bans || !request.bias.is_empty() || logits;
+        let sampled =
+            !request.sampling.is_greedy() || bans || !request.bias.is_empty() || told.is_some();
         if self.executor.yields_tokens() && sampled {
             return Err(EngineError::GreedyOnly);
         }
@@ -267,9 +258,7 @@ impl<E: Executor> Engine<E> {
         if let Some(before) = before {
             self.settle_step(before, events)?;
         }
-        let ahead = self.options.ahead && self.executor.feeds();
-        let waits = |f: &Flight| f.needs_host || f.sitting_out * self.one_in > f.planned.len();
-        if !ahead || self.flight.as_ref().is_some_and(waits) {
+        if !self.options.ahead || !self.executor.feeds() {
             self.settle(events)?;
         }
         Ok(())

@@ -130,8 +130,6 @@ impl<E: Executor> Engine<E> {
         self.next.planned = std::mem::take(&mut self.spare);
         self.next.planned.clear();
         self.next.step = self.stats.steps + 1;
-        self.next.needs_host = self.options.kv == KvMode::Off;
-        self.next.sitting_out = 0;
         let mut order = std::mem::take(&mut self.order);
         order.clear();
         order.extend_from_slice(&self.running);
@@ -172,12 +170,10 @@ impl<E: Executor> Engine<E> {
 
     /// Plans up to `most` of a sequence's rows, with so many rows of output at most: how many.
     fn plan(&mut self, slot: usize, (most, outputs): (usize, usize), left: &mut Dims) -> usize {
-        let samples = self.executor.samples();
         let s = &mut self.sequences[slot];
-        let (id, wanted) = (s.id, s.wanted(&self.limits, samples).min(most));
+        let (id, wanted) = (s.id, s.wanted(&self.limits).min(most));
         let wanted = wanted.min(self.groups.room(s)).min(self.groups.uncut(s, s.submitted));
         if wanted > 0 {
-            // Not while it sits out: its last token is still to be picked.
             s.sampler.reach(s.length() as u64);
         }
         let (past, outputs) = (s.submitted, outputs.min(left.b as usize));
@@ -193,21 +189,9 @@ impl<E: Executor> Engine<E> {
         let context = past + new;
         let yields = context == s.length();
         let rows = new.saturating_sub(silent).max(usize::from(yields));
-        let (by_host, generated) = (s.is_picked_by_host(samples), s.decodes());
-        self.next.sitting_out += usize::from(yields && s.waits_for_host(samples));
-        let (truncations, output) = (s.truncations, 0);
-        let planned = Planned {
-            slot,
-            id,
-            past,
-            context,
-            truncations,
-            generated,
-            rows,
-            output,
-            yields,
-            by_host,
-        };
+        let (generated, truncations, output) = (s.decodes(), s.truncations, 0);
+        let planned =
+            Planned { slot, id, past, context, truncations, generated, rows, output, yields };
         self.next.planned.push(planned);
         left.t -= new as u64;
         left.seqs -= 1;
@@ -221,25 +205,24 @@ impl<E: Executor> Engine<E> {
     fn push(&mut self, at: usize) -> Result<(), EngineError> {
         let (samples, spare) = (self.executor.samples(), self.room());
         let (planned, inputs) = (&mut self.next.planned[at], &mut self.inputs);
-        let Planned { slot, past, context, generated, rows, yields, by_host, .. } = *planned;
+        let Planned { slot, past, context, generated, rows, .. } = *planned;
         let s = &mut self.sequences[slot];
         self.groups.leave_snapshots(&mut self.pool, s, past, spare);
         let held = self.groups.rows(s, past);
         if !generated {
             inputs.begin_prompts();
         }
-        if let (Some((_, row)), true) = (s.coming, past == s.tokens.len()) {
+        let fed = s.coming.filter(|_| past == s.tokens.len());
+        if let Some((_, row)) = fed {
             inputs.push_fed(row, context, held)?;
         } else {
             inputs.push_rows(&s.tokens[past..context], context, held)?;
         }
         inputs.yield_rows(rows)?;
         planned.output = inputs.last_outputs().start;
-        if yields && samples && !by_host {
-            inputs.set_pick(&s.sampler.pick_at(context as u64));
-        }
-        if s.tells_prompt() || (yields && (by_host || s.request.logprobs.is_some())) {
-            inputs.ask_logits();
+        for (i, output) in inputs.last_outputs().enumerate().filter(|_| samples) {
+            let row_context = context - rows + i + 1;
+            inputs.set_row_pick(output, &s.pick(row_context, fed.is_some()));
         }
         Ok(())
     }

@@ -127,18 +127,22 @@ fn tell_prompt(
         // The token after the row.
         let at = planned.context - planned.rows + i + 1;
         let Some(&next) = s.request.tokens.get(at).filter(|_| at >= s.told) else { continue };
-        let row = output.row(planned.output + i);
-        if argmax(row).is_none() {
-            return false;
-        }
+        let row = planned.output + i;
+        let told = if output.tokens.is_empty() {
+            let logits = output.row(row);
+            argmax(logits).map(|_| Logprobs::new(logits, next, top))
+        } else {
+            output.told(row).cloned()
+        };
+        let Some(told) = told else { return false };
         s.told = at + 1;
-        events.push(Event::Prompt(s.id, Box::new(Logprobs::new(row, next, top))));
+        events.push(Event::Prompt(s.id, Box::new(told)));
     }
     true
 }
 
-/// The token of a planned row: the executor's, if it picked one as asked, or else the host's. `None` if the row
-/// has none.
+/// The token of a planned row and what is told of it: the executor's, if it picks, or else the host's. `None`
+/// if the row has none.
 fn pick(
     s: &mut Sequence,
     output: &StepOutput,
@@ -146,22 +150,15 @@ fn pick(
     scratch: &mut Vec<f32>,
 ) -> Option<(u32, Option<Box<Logprobs>>)> {
     let row = planned.last_output();
-    if let Some(&token) = output.tokens.get(row).filter(|_| !planned.by_host) {
+    if let Some(&token) = output.tokens.get(row) {
         if token == NO_TOKEN {
             return None;
         }
         s.sampler.note(token);
-        // They come with what penalties changed.
-        let logprobs = |top| Box::new(Logprobs::new(output.row(row), token, top));
-        return Some((token, s.request.logprobs.map(logprobs)));
+        return Some((token, output.told(row).cloned().map(Box::new)));
     }
     scratch.clear();
     scratch.extend_from_slice(output.row(row));
-    for (token, bias) in &s.request.bias {
-        if let Some(logit) = scratch.get_mut(*token as usize) {
-            *logit += bias;
-        }
-    }
     let token = s.sampler.sample(scratch, s.tokens.len() as u64)?;
     let logprobs = s.request.logprobs.map(|top| Box::new(Logprobs::new(scratch, token, top)));
     Some((token, logprobs))

@@ -61,7 +61,6 @@ fn engine_of(
         vocab: VOCAB,
     };
     let mut engine = Engine::new(executor, limits, options).expect("options that agree");
-    engine.one_in = 2;
     if options.prefix_cache {
         engine.groups.snapshot_every = 3 * BLOCK;
     }
@@ -109,6 +108,12 @@ impl Random {
                 repetition_penalty: 1.2,
                 ..SamplingParams::default()
             },
+            // A token that is counted too late comes again.
+            2 => SamplingParams {
+                frequency_penalty: 1.5,
+                presence_penalty: 0.75,
+                ..SamplingParams::default()
+            },
             _ => SamplingParams::default(),
         };
         let min_tokens = if self.below(4) == 0 { self.below(9) as u32 } else { 0 };
@@ -117,8 +122,9 @@ impl Random {
             max_tokens: self.below(18),
             stop: (0..self.below(3)).map(|_| self.below(VOCAB) as u32).collect(),
             tell_stop: self.below(4) == 0,
-            bias: vec![(self.below(VOCAB) as u32, 3.0); usize::from(self.below(8) == 0)],
-            logprobs: (self.below(10) == 0).then_some(2),
+            // The same token may be named twice.
+            bias: vec![(self.below(VOCAB) as u32, 1.5); self.below(20).saturating_sub(17)],
+            logprobs: (self.below(6) == 0).then_some(2),
             prompt_logprobs: (self.below(8) == 0).then_some(1),
             priority: self.below(4) as i32,
             salt,
@@ -388,26 +394,30 @@ fn a_step_is_submitted_while_the_one_before_runs() {
         engine.step(&mut events).expect("a step");
         assert_eq!(engine.executor.submitted, engine.executor.waited + 1);
     }
-    // Log-probabilities need the logits of one row, and no waiting.
-    engine.submit(Request { logprobs: Some(1), ..Request::new(vec![4], 1) }).expect("a request");
-    engine.step(&mut events).expect("a step");
-    assert_eq!(engine.executor.submitted, engine.executor.waited + 1);
-    assert_eq!(engine.executor.brought, 1);
-    // Where the host picks the tokens of all, it is waited for.
-    let mut engine = engine_with(STEP, 8, 64, true, EngineOptions::default());
-    engine.submit(Request { bias: vec![(7, 9.0)], ..Request::new(vec![4], 5) }).expect("a request");
+    // Nothing that a request may wish makes a step wait.
+    let sampling = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::default() };
+    let request = Request { sampling, bias: vec![(7, 9.0)], ..Request::new(vec![4], 5) };
+    let request = Request { logprobs: Some(1), prompt_logprobs: Some(1), ..request };
+    engine.submit(request).expect("a request");
     for _ in 0..3 {
         engine.step(&mut events).expect("a step");
-        assert_eq!(engine.executor.submitted, engine.executor.waited);
+        assert_eq!(engine.executor.submitted, engine.executor.waited + 1);
     }
+    assert_eq!(engine.executor.brought, 0, "logits that nobody asked for");
 }
 
 #[test]
-fn who_needs_the_host_sits_out_alone() {
+fn no_wish_costs_a_request_its_turn() {
     let mut engine = engine_with(STEP, 8, 64, true, EngineOptions::default());
-    let sampling = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::default() };
-    let penalised = Request { sampling, logprobs: Some(5), ..Request::new(vec![4], 10) };
-    let penalised_id = engine.submit(penalised).expect("a request");
+    let sampling = SamplingParams {
+        frequency_penalty: 0.5,
+        repetition_penalty: 1.2,
+        min_tokens: 9,
+        ..SamplingParams::default()
+    };
+    let wishes = Request { sampling, logprobs: Some(5), ..Request::new(vec![4], 20) };
+    let wishes = Request { bias: vec![(3, 1.0)], stop: vec![7], ..wishes };
+    let wishes = engine.submit(wishes).expect("a request");
     for first in 1..4 {
         engine.submit(Request::new(vec![first], 20)).expect("a request");
     }
@@ -419,11 +429,10 @@ fn who_needs_the_host_sits_out_alone() {
         assert_eq!(engine.executor.submitted, engine.executor.waited + 1, "nobody waits");
     }
     let tokens = |own: bool| {
-        let is = |e: &&Event| matches!(e, Event::Token(id, ..) if (*id == penalised_id) == own);
+        let is = |e: &&Event| matches!(e, Event::Token(id, ..) if (*id == wishes) == own);
         events.iter().filter(is).count()
     };
-    assert_eq!((tokens(true), tokens(false)), (6, 36), "every other step, and every step");
-    assert_eq!(engine.executor.brought, 7, "one row of each step that it had a part in");
+    assert_eq!((tokens(true), tokens(false)), (12, 36), "every step");
 }
 
 #[test]
@@ -562,6 +571,9 @@ fn bad_requests_are_refused() {
     assert!(matches!(refusal(vec![0; 41], 1), EngineError::TooLong { .. }));
     assert!(matches!(refusal(vec![99], 1), EngineError::Token { .. }));
     assert!(matches!(refusal(vec![0; 10], 11), EngineError::CacheTooSmall { .. }));
+    let told = Request { logprobs: Some(MOST_TOLD + 1), ..Request::new(vec![0], 1) };
+    let refused = engine.submit(told).expect_err("too many log-probabilities");
+    assert!(matches!(refused, EngineError::Logprobs { found: 21 }));
 }
 
 #[test]

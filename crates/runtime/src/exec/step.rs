@@ -7,7 +7,7 @@ use infernum_codegen::cuda::abi::{self, FED};
 use infernum_ir::interp::{SeqShape, StepShape};
 
 use super::{ExecError, GroupKind, GroupRows};
-use crate::sampling::{SamplingParams, SeenToken, TokenPick};
+use crate::sampling::{Logprobs, TokenPick};
 
 /// The inputs of one step: tokens of several sequences, flattened, and where each sequence's
 /// rows lie in the paged KV cache. Filled again for every step, without allocating once it has
@@ -30,9 +30,6 @@ pub struct StepInputs {
     tables: Vec<[usize; 2]>,
     /// Whether any token is still to come.
     fed: bool,
-    /// Of rows whose token is not simply the likeliest; in order.
-    picks: Vec<RowPick>,
-    seen: Vec<SeenToken>,
     logit_rows: LogitRows,
 }
 
@@ -47,21 +44,15 @@ pub enum LogitRows {
     Of(Vec<u32>),
 }
 
-/// A [`TokenPick`], for a row of output.
-#[derive(Clone, Debug)]
-struct RowPick {
-    row: usize,
-    params: SamplingParams,
-    position: u64,
-    seen: Range<usize>,
-}
-
 /// The result of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepOutput {
     /// `[rows, columns]`, row-major: the logits, of [`logit_rows`](StepOutput::logit_rows) alone. Empty
     /// where the plan yields tokens.
     pub logits: Vec<f32>,
+    /// The log-probabilities of rows that [asked](TokenPick::tell) for them and have a token, in order; from
+    /// executors that [sample](super::Executor::samples).
+    pub told: Vec<(u32, Logprobs)>,
     /// The rows that `logits` holds.
     pub logit_rows: LogitRows,
     /// One for each token that yields one, or one for each token, as the plan says. Where no token yields one,
@@ -69,9 +60,9 @@ pub struct StepOutput {
     pub rows: usize,
     /// The size of the vocabulary; 0 where the plan yields tokens.
     pub columns: usize,
-    /// A token of each row, from executors that pick it (those of GPUs) and from plans that yield it
-    /// (pass `greedy`): the likeliest, or what [`StepInputs::set_pick`] says where the executor
-    /// [samples](super::Executor::samples). Empty from others. [`NO_TOKEN`](infernum_ir::NO_TOKEN) for a
+    /// A token of each row, from executors that [sample](super::Executor::samples), where
+    /// [`StepInputs::set_pick`] says which, and from plans that yield the likeliest (pass `greedy`). Empty
+    /// from others. [`NO_TOKEN`](infernum_ir::NO_TOKEN) for a
     /// row that has a NaN, or no number above -inf.
     pub tokens: Vec<u32>,
 }
@@ -85,6 +76,12 @@ impl StepOutput {
         };
         let range = |at: usize| at * self.columns..(at + 1) * self.columns;
         at.and_then(|at| self.logits.get(range(at))).unwrap_or_default()
+    }
+
+    /// What is told of one row.
+    pub fn told(&self, row: usize) -> Option<&Logprobs> {
+        let found = self.told.binary_search_by_key(&row, |(row, _)| *row as usize).ok();
+        found.map(|at| &self.told[at].1)
     }
 }
 
@@ -106,8 +103,6 @@ impl StepInputs {
             blocks: Vec::new(),
             tables: Vec::new(),
             fed: false,
-            picks: Vec::new(),
-            seen: Vec::new(),
             logit_rows: LogitRows::All,
         }
     }
@@ -151,8 +146,7 @@ impl StepInputs {
         self.blocks.clear();
         self.tables.clear();
         self.fed = false;
-        self.picks.clear();
-        self.seen.clear();
+        self.step.picks.clear();
         if let LogitRows::Of(rows) = &mut self.logit_rows {
             rows.clear();
         }
@@ -190,7 +184,8 @@ impl StepInputs {
         if self.lists_outputs { self.step.outputs.len() } else { self.step.seqs.len() }
     }
 
-    /// Asks for the logits of the last sequence pushed, of all of its rows of output.
+    /// Asks for the logits of the last sequence pushed, of all of its rows of output; where an executor picks,
+    /// they come edited.
     pub fn ask_logits(&mut self) {
         let last = self.last_outputs();
         if let LogitRows::Of(rows) = &mut self.logit_rows {
@@ -207,33 +202,22 @@ impl StepInputs {
     /// How the token after the last sequence pushed is picked; the likeliest if this is not called.
     /// Executors that do not [sample](super::Executor::samples) pay no heed to it.
     pub fn set_pick(&mut self, pick: &TokenPick<'_>) {
-        let Some(row) = self.last_outputs().last() else { return };
-        if pick.params.is_greedy() && pick.seen.is_empty() {
-            return;
+        if let Some(row) = self.last_outputs().last() {
+            self.set_row_pick(row, pick);
         }
-        let start = self.seen.len();
-        self.seen.extend_from_slice(pick.seen);
-        let (params, position) = (pick.params, pick.position);
-        self.picks.push(RowPick { row, params, position, seen: start..self.seen.len() });
     }
 
-    /// Whether any token is not simply the likeliest.
-    pub fn is_sampled(&self) -> bool {
-        !self.picks.is_empty()
+    /// As [`StepInputs::set_pick`], of any row of output.
+    pub fn set_row_pick(&mut self, row: usize, pick: &TokenPick<'_>) {
+        if !pick.is_greedy() {
+            self.step.picks.set(row, pick.row(), pick.edits);
+        }
     }
 
-    /// Rows of output with what was [set](StepInputs::set_pick) for them, in order; the others' tokens are
-    /// the likeliest.
-    pub fn picks(&self) -> impl Iterator<Item = (usize, TokenPick<'_>)> {
-        self.picks.iter().map(|c| {
-            let seen = &self.seen[c.seen.clone()];
-            (c.row, TokenPick { params: c.params, position: c.position, seen })
-        })
-    }
-
-    /// Tokens with penalties, of all sequences.
-    pub(crate) fn seen(&self) -> &[SeenToken] {
-        &self.seen
+    /// Whether nothing but the likeliest token of each row of output is wanted.
+    pub fn is_greedy(&self) -> bool {
+        let no_logits = matches!(&self.logit_rows, LogitRows::Of(rows) if rows.is_empty());
+        no_logits && self.step.picks.rows().is_empty()
     }
 
     /// The rows of sequences pushed from here on are of prompts, also where there is one token.

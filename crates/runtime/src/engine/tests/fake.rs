@@ -4,8 +4,6 @@
 //! Each group of layers is a layer: a token's value is the hash of the values, in the layer before, of the tokens that
 //! it sees there, as far as the group keeps them. The first layer's values are the tokens.
 
-use std::collections::BTreeMap;
-
 use infernum_ir::{Dims, NO_TOKEN};
 
 use super::MAX_LENGTH;
@@ -176,25 +174,26 @@ impl Executor for Fake {
         let mut output = std::mem::take(&mut self.outputs[(self.submitted % 2) as usize]);
         output.logits.clear();
         output.tokens.clear();
-        let mut picks: BTreeMap<_, _> = inputs.picks().collect();
+        output.told.clear();
+        let picks = &inputs.step().picks;
         let tokens = inputs.tokens().iter().map(|t| match StepInputs::fed_row(*t) {
             Some(row) => before[row],
             None => *t,
         });
+        let tokens: Vec<u32> = tokens.collect();
         let positions = inputs.step().tokens().map(|place| place.row);
         let mut values: Vec<Value> =
-            tokens.zip(positions).map(|(token, at)| worth(token, at)).collect();
+            tokens.iter().zip(positions).map(|(token, at)| worth(*token, at)).collect();
         for group in 0..inputs.groups().len() {
             self.layer(inputs, group, &mut values);
         }
         for (row, token) in inputs.step().output_rows().enumerate() {
             let mut values = logits(values[token as usize]);
             if self.samples {
-                let token = match picks.remove(&row) {
-                    Some(pick) => pick.pick_in(&mut values),
-                    None => crate::argmax(&values),
-                };
+                let own = tokens[token as usize];
+                let (token, told) = picks.pick(&picks.row(row), own, &mut values, &|v| v);
                 output.tokens.push(token.unwrap_or(NO_TOKEN));
+                output.told.extend(told.map(|told| (row as u32, told)));
             }
             let is_asked_for = match inputs.logit_rows() {
                 LogitRows::All => true,
@@ -240,7 +239,8 @@ pub(super) fn solo(
     mut tell: impl FnMut(&[f32], u32),
 ) -> (Vec<u32>, FinishReason) {
     let mut sampler = crate::Sampler::new(request.sampling, &request.tokens)
-        .with_ends(&request.stop, request.tokens.len());
+        .with_ends(&request.stop, request.tokens.len())
+        .with_bias(&request.bias);
     let mut tokens = request.tokens.clone();
     if request.prompt_logprobs.is_some() && tokens.len() > 1 && tokens[0] == CURSED {
         return (Vec::new(), FinishReason::Failed);
@@ -252,7 +252,6 @@ pub(super) fn solo(
         if output >= request.max_tokens || (output > 0 && tokens.len() >= MAX_LENGTH) {
             return (tokens.split_off(request.tokens.len()), FinishReason::Length);
         }
-        request.bias.iter().for_each(|(t, b)| row[*t as usize] += b);
         let Some(token) = sampler.sample(&mut row, tokens.len() as u64) else {
             return (tokens.split_off(request.tokens.len()), FinishReason::Failed);
         };

@@ -41,8 +41,13 @@ impl Engine<Fake> {
     }
 
     /// Fails unless the rows of the step under way that follow computed ones and a whole prompt are in front,
-    /// and nothing else is; and if a row is written to a block that is kept for others.
+    /// and nothing else is; if a row is written to a block that is kept for others; and if a step waits for the host.
     pub(super) fn check_flight(&self, live: &BTreeMap<RequestId, Live>) {
+        // No row's wish makes a step wait, nor brings logits.
+        let executor = &self.executor;
+        let is_ahead = executor.feeds && self.options.ahead && self.flight.is_some();
+        assert_eq!(executor.submitted - executor.waited, u64::from(is_ahead));
+        assert!(!executor.samples || executor.brought == 0);
         let planned = self.flight.iter().flat_map(|flight| &flight.planned);
         for (i, p) in planned.enumerate() {
             let Some(l) = live.get(&p.id) else { continue };
