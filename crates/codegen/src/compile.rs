@@ -143,6 +143,7 @@ struct Stage {
 static SHARED: &[Stage] = &[
     Stage { name: "lower", run: lower },
     Stage { name: "verify", run: |s| check(&s.module, "lower") },
+    Stage { name: "pick", run: pick },
 ];
 
 /// What is done for each kind of step. The pipeline's passes run inside `passes`, each observed by
@@ -185,16 +186,22 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
         let report = std::mem::take(&mut session.report);
         buckets.push(CompiledBucket { bucket, module: session.module.clone(), report });
     }
-    let mut modules: Vec<(Bucket, Module)> =
-        buckets.iter().map(|b| (b.bucket, b.module.clone())).collect();
-    if let ([(_, module)], true) = (&modules[..], reproducible) {
-        // Steps of all kinds compute the same; which kernels do it may differ.
-        let kinds = options.pipeline.buckets.iter().filter_map(|b| most(*b, limits.t));
-        modules = kinds.map(|kind| (kind, module.clone())).collect();
-    }
-    let is_cuda = options.costs.1.kind == "cuda";
-    let target = if is_cuda { TargetKind::Cuda } else { TargetKind::Cpu };
-    let mut plan = plan_buckets(&modules, target, limits)?;
+    // Steps of all kinds compute the same in a reproducible plan; which kernels do it may differ.
+    let kinds = |b: &CompiledBucket| -> Vec<Bucket> {
+        let all = options.pipeline.buckets.iter().filter_map(|b| most(*b, limits.t));
+        if reproducible { all.collect() } else { vec![b.bucket] }
+    };
+    let modules: Vec<(Bucket, Module)> = buckets
+        .iter()
+        .flat_map(|b| {
+            let greedy = infernum_passes::greedy_steps(&b.module);
+            let all: Vec<Module> = [Some(b.module.clone()), greedy].into_iter().flatten().collect();
+            kinds(b)
+                .into_iter()
+                .flat_map(move |kind| all.clone().into_iter().map(move |m| (kind, m)))
+        })
+        .collect();
+    let mut plan = plan_buckets(&modules, options.target(), limits)?;
     plan.reproducible = reproducible;
     if let Some((device, templates, tuned)) = options.device {
         attach(&mut plan, &options.kernels.ops, templates, device, tuned)?;
@@ -226,6 +233,12 @@ fn usable(options: &Options<'_>) -> Result<CostTable, CompileError> {
     Ok(costs)
 }
 
+impl Options<'_> {
+    fn target(&self) -> TargetKind {
+        if self.costs.1.kind == "cuda" { TargetKind::Cuda } else { TargetKind::Cpu }
+    }
+}
+
 impl Session<'_, '_> {
     fn run(&mut self, steps: &[Stage]) -> Result<(), CompileError> {
         for step in steps {
@@ -239,6 +252,16 @@ impl Session<'_, '_> {
 fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let lowered = s.options.model.lower(s.options.lower, s.options.kernels.ops.encodings())?;
     (s.module, s.warnings) = (lowered.module, lowered.warnings);
+    Ok(())
+}
+
+/// A GPU picks the tokens of its sequences itself; a CPU's logits are at hand for the host.
+fn pick(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
+    if s.options.target() == TargetKind::Cuda && s.options.lower.rows == Sym::B {
+        let picked = infernum_passes::pick(&s.module);
+        s.module = picked.map_err(|message| CompileError::Pass { pass: "pick", message })?;
+        check(&s.module, "pick")?;
+    }
     Ok(())
 }
 

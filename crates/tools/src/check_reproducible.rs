@@ -130,7 +130,7 @@ pub fn run(args: &Args) -> Outcome {
     let mut verdicts = Vec::new();
     for way in WAYS {
         let mut limits = engine_limits(&*executor, loader.chunk().min(way.chunk), capacity);
-        let least = Capacity::one(capacity.max_length).blocks();
+        let least = Capacity::one(capacity.max_length).blocks(&executor.groups(), loader.chunk());
         limits.blocks = ((limits.blocks as f64 * way.memory) as usize).max(least);
         let Way { policy, prefix_cache, .. } = way;
         let options = EngineOptions { policy, prefix_cache, ..EngineOptions::default() };
