@@ -86,7 +86,7 @@ const SHAPES: [Shape; 6] = [
         inputs: 512,
         heads: [28, 4, 64],
         batches: &[&SINGLE],
-        variants: &["t1_tall", "chain_tall", "product8"],
+        variants: &["t1_tall", "chain_tall", "chain8"],
     },
     Shape {
         inputs: 4096,

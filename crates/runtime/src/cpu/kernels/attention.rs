@@ -14,6 +14,8 @@ struct Scores {
     heads: usize,
     kv_heads: usize,
     d: usize,
+    /// [`MATRIX`]; none where a row's numbers must not depend on others.
+    matrix: usize,
 }
 
 pub(super) fn scores(site: &Site<'_>) -> Prepared {
@@ -22,7 +24,8 @@ pub(super) fn scores(site: &Site<'_>) -> Prepared {
     if heads * d == 0 {
         return Ok(None);
     }
-    Ok(Some(Box::new(Scores { q, k, heads, kv_heads, d })))
+    let matrix = if site.reproducible { usize::MAX } else { MATRIX };
+    Ok(Some(Box::new(Scores { q, k, heads, kv_heads, d, matrix })))
 }
 
 /// Tokens of a sequence from which on gathering its keys for a matrix product pays.
@@ -43,7 +46,7 @@ impl Kernel for Scores {
                 let q = self.rows(q, self.q, self.heads, token, head);
                 let kv_head = head / (self.heads / self.kv_heads);
                 let k = self.rows(k, self.k, self.kv_heads, place.context_start, kv_head);
-                if seq.new < MATRIX {
+                if seq.new < self.matrix {
                     self.by_token(isa, &q, &k, seq.context, out);
                 } else {
                     self.by_sequence(isa, &q, &k, *seq, out);

@@ -107,10 +107,13 @@ pub(super) struct Site<'a> {
     op: Option<Op>,
     /// Its attributes without their names.
     attrs: Vec<Attr>,
+    /// Whether a row's numbers must not depend on how many rows there are.
+    pub(super) reproducible: bool,
 }
 
-/// Prepares a launch: its own kernel, the elementwise one, or the reference.
-pub(super) fn prepare(launch: &Launch) -> Result<Box<dyn Kernel>, String> {
+/// Prepares a launch of a plan, which is `reproducible` or not: its own kernel, the elementwise one, or the
+/// reference.
+pub(super) fn prepare(launch: &Launch, reproducible: bool) -> Result<Box<dyn Kernel>, String> {
     let types: Vec<Option<&Type>> =
         launch.operands.iter().map(|v| v.as_ref().map(|v| &v.ty)).collect();
     let attrs: Vec<Attr> = launch.attrs.iter().map(|(_, attr)| attr.clone()).collect();
@@ -125,7 +128,7 @@ pub(super) fn prepare(launch: &Launch) -> Result<Box<dyn Kernel>, String> {
         Err(_) if own.is_some() => None,
         Err(unknown) => return Err(unknown),
     };
-    let site = Site { launch, op, attrs };
+    let site = Site { launch, op, attrs, reproducible };
     let kernel = match own {
         Some((_, prepare)) => prepare(&site)?,
         None => pointwise::pointwise(&site)?,

@@ -8,7 +8,8 @@ use crate::cpu::state::StepState;
 
 type Prepared = Result<Option<Box<dyn Kernel>>, String>;
 
-/// Tokens of a sequence from which on gathering its keys for a matrix product pays.
+/// Tokens of a sequence from which on gathering its keys for a matrix product pays, whose sums over a context end
+/// where the last token's does: where a row's numbers must not depend on others, there is none.
 const MATRIX: usize = 4;
 
 /// Tokens whose scores are held at once.
@@ -34,6 +35,8 @@ struct Attention {
     scale: f32,
     cap: Option<f32>,
     window: usize,
+    /// [`MATRIX`], or none.
+    matrix: usize,
 }
 
 /// `attention(q, k, v, sinks?)`.
@@ -79,6 +82,7 @@ fn prepare(
         scale,
         cap,
         window,
+        matrix: if site.reproducible { usize::MAX } else { MATRIX },
     })))
 }
 
@@ -170,7 +174,7 @@ impl Kernel for Attention {
         let group_bytes = self.group() * self.dv * self.out.size();
         let pairs = step.dims.pairs as usize / step.places.len().max(1);
         let work = pairs * (self.d + self.dv) * self.group();
-        if step.step.seqs.iter().all(|s| s.new < MATRIX) {
+        if step.step.seqs.iter().all(|s| s.new < self.matrix) {
             parallel::rows(out, group_bytes, work, |i, out| {
                 self.token(&inputs, i / self.kv_heads, i % self.kv_heads, out);
             });
@@ -186,7 +190,7 @@ impl Kernel for Attention {
                 let tokens = same.count().min(out.len() / token_bytes);
                 let (now, rest) = out.split_at_mut(tokens * token_bytes);
                 for head in 0..self.kv_heads {
-                    if tokens >= MATRIX {
+                    if tokens >= self.matrix {
                         self.block(&inputs, token..token + tokens, head, now);
                     } else {
                         for (t, out) in now.chunks_exact_mut(token_bytes).enumerate() {
