@@ -1,11 +1,13 @@
-//! Picking tokens from given logits: what an executor draws is what the host would. With
-//! `INFERNUM_TEST_DEVICE=cuda` the GPU picks; on the CPU the host does.
+//! Picking tokens from given logits: what an executor picks and tells is what the host would. With
+//! `INFERNUM_TEST_DEVICE=cuda` the GPU's kernel picks; on the CPU the op's reference does.
 
 use infernum_codegen::cuda::{self, Compiler, Device};
-use infernum_codegen::{Plan, TargetKind};
+use infernum_codegen::{Plan, TargetKind, plan_buckets};
 use infernum_ir::{DType, Dims, NO_TOKEN, OpSet, text};
+use infernum_passes::{Bucket, greedy_steps};
 use infernum_runtime::{
-    PlanExecutor, SamplingParams, SeenToken, StepInputs, TensorBytes, TokenPick, WeightSource,
+    Edits, Logprobs, Observed, PlanExecutor, SamplingParams, SeenToken, StepInputs, Tell,
+    TensorBytes, TokenPick, WeightSource,
 };
 
 use crate::support::{Launches, executor, machine};
@@ -57,7 +59,10 @@ schedule g
         let n = SEQUENCES as u64;
         let limits = Dims { t: n, b: n, s: n * n, pairs: n * n * n, seqs: n };
         let target = if device.is_some() { TargetKind::Cuda } else { TargetKind::Cpu };
-        let mut plan = infernum_codegen::plan(&module, target, limits).expect("a plan");
+        let module = infernum_passes::pick(&module).expect("logits");
+        let greedy = greedy_steps(&module).expect("a head of its own");
+        let modules = [(Bucket::ALL, module), (Bucket::ALL, greedy)];
+        let mut plan = plan_buckets(&modules, target, limits).expect("a plan");
         if let Some(device) = device {
             let templates = cuda::Library::default();
             cuda::attach(
@@ -73,30 +78,52 @@ schedule g
     }
 }
 
+/// What an executor makes of one sequence's row.
+#[derive(Clone, Debug, PartialEq)]
+struct Found {
+    token: u32,
+    told: Option<Logprobs>,
+}
+
 /// Tokens after sequences that end in `row` and are picked by `choice`.
-fn pick(
-    table: &Table,
-    executor: &mut dyn PlanExecutor,
-    asked: &[(usize, TokenPick<'_>)],
-) -> Vec<u32> {
+fn pick(executor: &mut dyn PlanExecutor, asked: &[(usize, TokenPick<'_>)]) -> Vec<Found> {
     let samples = executor.samples();
-    let size = StepInputs::BLOCK_SIZE;
-    let mut inputs = if samples { StepInputs::asking(size) } else { StepInputs::new(size) };
+    let mut inputs = StepInputs::asking(StepInputs::BLOCK_SIZE);
     for (i, (row, choice)) in asked.iter().enumerate() {
         inputs.push(&[*row as u32], 1, &[i as u32]).expect("a well-formed step");
         inputs.set_pick(choice);
     }
-    let output = executor.run(&inputs).expect("a step that fits");
     if samples {
+        let output = executor.run(&inputs).expect("a step that fits");
         assert!(output.logits.is_empty(), "logits that nobody wants");
-        return output.tokens.clone();
+        let rows = output.tokens.iter().enumerate();
+        return rows.map(|(i, t)| Found { token: *t, told: output.told(i).cloned() }).collect();
     }
-    let rows = asked.iter().enumerate();
-    rows.map(|(i, (row, choice))| {
-        assert_eq!(output.row(i)[1].to_bits(), table.rows[*row][1].to_bits());
-        choice.pick(output.row(i)).unwrap_or(NO_TOKEN)
-    })
-    .collect()
+    let mut results = Vec::new();
+    let mut observe = |_: usize, values: Vec<Observed>| results = values;
+    let ticket = executor.submit_observed(&inputs, &mut observe).expect("a step that fits");
+    executor.wait(ticket).expect("a step");
+    let [_, ids, logprobs, told] = &results[..] else { panic!("{} results", results.len()) };
+    let width = told.shape[1];
+    let found = |(i, (_, choice)): (usize, &(usize, TokenPick<'_>))| {
+        let token = ids.data[i] as u32;
+        let row = |values: &Observed| values.data[i * width..][..width].to_vec();
+        let (logprobs, told) = (row(logprobs), row(told));
+        let likeliest = told.iter().zip(&logprobs).skip(1).map(|(t, l)| (*t as u32, *l as f32));
+        let top: Vec<_> = likeliest.filter(|(t, _)| *t != NO_TOKEN).collect();
+        if choice.tell.is_none() || token == NO_TOKEN {
+            let nothing = top.is_empty() && logprobs[0] == 0.0 && told[0] == 0.0;
+            assert!(nothing, "{choice:?}: {logprobs:?} {told:?}");
+        }
+        let told = choice.tell.filter(|_| token != NO_TOKEN).map(|tell| Logprobs {
+            token: tell.given.unwrap_or(token),
+            logprob: logprobs[0] as f32,
+            rank: told[0] as u32 + 1,
+            top,
+        });
+        Found { token, told }
+    };
+    asked.iter().enumerate().map(found).collect()
 }
 
 /// Rows from here on have no token.
@@ -150,52 +177,106 @@ fn params() -> Vec<SamplingParams> {
     ]
 }
 
-/// Sums of roundings differ between machines: a draw that turns on one may too, which is rare.
+/// All that one row can ask for, made of a number.
+struct Wish {
+    params: SamplingParams,
+    bias: Vec<(u32, f32)>,
+    seen: Vec<SeenToken>,
+    allowed: Option<Vec<u32>>,
+    counts_own: bool,
+    tell: Option<Tell>,
+}
+
+impl Wish {
+    fn new(params: SamplingParams, vocab: usize, row: usize) -> Wish {
+        let (all, seed) = (0..vocab as u32, params.seed as u32);
+        let token = |token: u32, generated: u32| SeenToken { token, generated };
+        // What a row has wrong could be banned away.
+        let bans = row < BROKEN;
+        let penalties = params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0;
+        let seen = match (penalties, seed % 4) {
+            (true, _) => all.clone().step_by(3).map(|t| token(t, t % 4)).collect(),
+            (false, 1) if bans => {
+                all.clone().step_by(5).map(|t| token(t, SeenToken::BANNED)).collect()
+            }
+            _ => Vec::new(),
+        };
+        let bias = all.clone().skip(1).step_by(7).map(|t| (t, (t % 5) as f32 - 2.5));
+        let bias = if seed % 3 == 1 { bias.collect() } else { Vec::new() };
+        // Fewer than are told of, in the smallest vocabulary.
+        let set = |word: u32| 0x0841_1022u32.rotate_left(word) | u32::from(word == 0);
+        let words = (vocab as u32).div_ceil(32);
+        let allowed = (bans && seed % 4 == 3).then(|| (0..words).map(set).collect());
+        let tops = [None, Some(0), Some(1), Some(5), Some(20)];
+        let given = (seed % 2 == 1).then_some((row as u32 * 977 + seed) % vocab as u32);
+        let tell = tops[(row + seed as usize) % 5].map(|top| Tell { top, given });
+        let counts_own = penalties && seed % 2 == 0;
+        Wish { params, bias, seen, allowed, counts_own, tell }
+    }
+
+    fn pick(&self) -> TokenPick<'_> {
+        let (bias, seen, allowed) = (&self.bias, &self.seen, self.allowed.as_deref());
+        TokenPick {
+            params: self.params,
+            position: 11 + self.params.seed,
+            edits: Edits { bias, seen, allowed },
+            counts_own: self.counts_own,
+            tell: self.tell,
+        }
+    }
+}
+
+/// Log-probabilities in f32 of sums in f32: a few units in the last place of numbers around theirs.
+fn close(found: f32, expected: f32) -> bool {
+    found == expected || (found - expected).abs() <= 1e-6 * expected.abs().max(8.0)
+}
+
+/// Sums of roundings differ between machines: a draw that turns on one may too, which is rare. All else is as
+/// the host has it.
 #[test]
-fn executors_pick_what_the_host_would() {
+fn executors_pick_and_tell_what_the_host_would() {
     for vocab in [40, 8192, 20_001] {
         let table = table(vocab);
         let mut executor = table.executor();
-        let seen: Vec<SeenToken> = (0..vocab as u32)
-            .step_by(3)
-            .map(|token| SeenToken { token, generated: token % 4 })
+        let wishes: Vec<(usize, Wish)> = (0..table.rows.len())
+            .flat_map(|row| (0..12).map(move |seed| (row, seed)))
+            .flat_map(|(row, seed)| params().into_iter().map(move |p| (row, seed, p)))
+            .map(|(row, seed, p)| (row, Wish::new(SamplingParams { seed, ..p }, vocab, row)))
             .collect();
-        let bans: Vec<SeenToken> = (0..vocab as u32)
-            .step_by(5)
-            .map(|token| SeenToken { token, generated: SeenToken::BANNED })
-            .collect();
-        let cases =
-            (0..8).flat_map(|seed| params().into_iter().map(move |p| SamplingParams { seed, ..p }));
-        let asked: Vec<(usize, TokenPick<'_>)> = (0..table.rows.len())
-            .flat_map(|row| cases.clone().map(move |p| (row, p)))
-            .map(|(row, params)| {
-                let penalties = params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0;
-                let seen = match (penalties, params.seed % 2) {
-                    (true, _) => &seen[..],
-                    (false, 0) => &[],
-                    // What a row has wrong could be banned away.
-                    (false, _) if row >= BROKEN => &[],
-                    (false, _) => &bans[..],
-                };
-                (row, TokenPick { params, position: 11 + params.seed, seen })
-            })
-            .collect();
-        let mut others = 0;
-        for step in asked.chunks(SEQUENCES - 1) {
-            let found = pick(&table, &mut *executor, step);
-            for ((row, choice), token) in step.iter().zip(found) {
-                let expected = choice.pick(&table.rows[*row]).unwrap_or(NO_TOKEN);
+        let (mut others, mut told) = (0, 0);
+        for step in wishes.chunks(SEQUENCES - 1) {
+            let asked: Vec<_> = step.iter().map(|(row, wish)| (*row, wish.pick())).collect();
+            for ((row, choice), found) in asked.iter().zip(pick(&mut *executor, &asked)) {
+                let (token, p) = (found.token, &choice.params);
+                let mut logits = table.rows[*row].clone();
+                // The row's own token is that which its sequence ends in.
+                let expected = choice.pick(*row as u32, &mut logits).unwrap_or(NO_TOKEN);
                 assert_eq!(token == NO_TOKEN, *row >= BROKEN, "row {row}");
-                let p = &choice.params;
+                assert_eq!(found.told.is_some(), choice.tell.is_some() && *row < BROKEN);
                 if p.temperature == 0.0 || p.top_k == 1 {
                     assert_eq!(token, expected, "vocabulary of {vocab}, row {row}: {p:?}");
                 }
-                let found = choice.seen.iter().find(|s| s.token == token);
-                assert!(found.is_none_or(|s| s.generated != SeenToken::BANNED), "{p:?}");
                 others += usize::from(token != expected);
+                if token != NO_TOKEN {
+                    let logit = logits[token as usize];
+                    assert!(logit > f32::NEG_INFINITY, "row {row}, a banned token: {p:?}");
+                }
+                if let (Some(found), Some(tell)) = (&found.told, choice.tell) {
+                    told += 1;
+                    let expected = Logprobs::new(&logits, tell.given.unwrap_or(token), tell.top);
+                    let places = (found.token, found.rank, found.top.len());
+                    assert_eq!(places, (expected.token, expected.rank, expected.top.len()));
+                    let shown = || format!("row {row}, {p:?}: {found:?}, not {expected:?}");
+                    assert!(close(found.logprob, expected.logprob), "{}", shown());
+                    for (found, expected) in found.top.iter().zip(&expected.top) {
+                        let same = found.0 == expected.0 && close(found.1, expected.1);
+                        assert!(same, "{found:?}, not {expected:?} in {}", shown());
+                    }
+                }
             }
         }
-        assert!(others * 200 <= asked.len(), "{vocab}: {others} of {} differ", asked.len());
+        assert!(others * 200 <= wishes.len(), "{vocab}: {others} of {} differ", wishes.len());
+        assert!(told * 3 > wishes.len(), "{told} of {} told", wishes.len());
     }
 }
 
@@ -224,10 +305,10 @@ fn draws_have_the_right_frequencies() {
         for step in 0..STEPS {
             let choice = |i: usize| {
                 let position = (step * SEQUENCES + i) as u64;
-                (0, TokenPick { params, position, seen: &[] })
+                (0, TokenPick { params, position, ..TokenPick::default() })
             };
             let asked: Vec<_> = (0..SEQUENCES).map(choice).collect();
-            for token in pick(&table, &mut *executor, &asked) {
+            for Found { token, .. } in pick(&mut *executor, &asked) {
                 let at = likely.iter().position(|t| *t == token as usize);
                 counts[at.unwrap_or_else(|| panic!("{params:?}: token {token}"))] += 1.0;
             }
@@ -256,9 +337,8 @@ fn kernels_compile_for_every_architecture() {
         let device = Device::named(arch).expect("a known device");
         for vocab in [40, 20_001, 128_256] {
             let plan = Table { vocab, rows: vec![Vec::new()] }.plan(Some(&device));
-            assert!(plan.pick.is_some() && plan.sample.is_some());
-            let picks =
-                plan.kernels.iter().filter(|k| ["argmax", "sample"].contains(&&*k.template));
+            assert!(plan.picks() && plan.feed.is_some());
+            let picks = plan.kernels.iter().filter(|k| ["argmax", "pick"].contains(&&*k.template));
             assert_eq!(picks.clone().count(), 2);
             for kernel in picks {
                 let Some(compiler) = &compiler else { continue };
@@ -280,12 +360,13 @@ fn a_choice_depends_neither_on_the_batch_nor_on_the_run() {
         .enumerate()
         .map(|(i, p)| {
             let params = SamplingParams { seed: i as u64, ..p };
-            (i % 6, TokenPick { params, position: 3, seen: &[] })
+            let tell = (i % 3 == 0).then_some(Tell { top: i % 9, given: None });
+            (i % 6, TokenPick { params, position: 3, tell, ..TokenPick::default() })
         })
         .collect();
-    let together = pick(&table, &mut *executor, &asked);
-    assert_eq!(together, pick(&table, &mut *executor, &asked));
+    let together = pick(&mut *executor, &asked);
+    assert_eq!(together, pick(&mut *executor, &asked));
     for (i, one) in asked.iter().enumerate() {
-        assert_eq!(pick(&table, &mut *executor, &[*one]), together[i..=i], "{one:?}");
+        assert_eq!(pick(&mut *executor, &[*one]), together[i..=i], "{one:?}");
     }
 }

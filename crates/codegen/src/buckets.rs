@@ -56,8 +56,6 @@ fn build(
         token_rows: modules.iter().filter_map(|(_, m)| token_rows(m)).min(),
         device: None,
         kernels: Vec::new(),
-        pick: None,
-        sample: None,
         feed: None,
     };
     let mut binder = Binder::default();
@@ -140,12 +138,12 @@ fn output_rows(modules: &[(Bucket, &Module)]) -> Result<Option<Sym>, PlanError> 
     let mut found = None;
     let graphs = modules.iter().flat_map(|(_, m)| &m.graphs);
     for (_, param, ty) in graphs.flat_map(Graph::params) {
-        if *param != Param::Step(StepInput::OutputRows) {
+        if !matches!(param, Param::Step(StepInput::OutputRows | StepInput::Picks)) {
             continue;
         }
         let sym = match ty {
             Type::Tensor(TensorType { shape, .. }) => match shape[..] {
-                [Dim::Sym { sym: sym @ (Sym::B | Sym::T), times: 1 }] => Some(sym),
+                [Dim::Sym { sym: sym @ (Sym::B | Sym::T), times: 1 }, ..] => Some(sym),
                 _ => None,
             },
             Type::State(_) => None,
@@ -222,7 +220,12 @@ pub(crate) fn covers(plan: &Plan) -> Result<(), PlanError> {
     edges.sort_unstable();
     for tokens in edges.into_iter().filter(|t| (1..=plan.limits.t).contains(t)) {
         let kinds: &[bool] = if tokens == 1 { &[true] } else { &[false, true] };
-        let lacks = |kind: &&bool| plan.schedule(tokens, **kind).is_none();
+        // Where greedy steps have schedules of their own, all of them do.
+        let all = (0..plan.schedules.len()).map(|i| plan.yields(i));
+        let lacks = |kind: &&bool| {
+            let missing = |form| plan.most_specific(tokens, **kind, |f| f == form).is_none();
+            all.clone().any(missing) || plan.schedules.is_empty()
+        };
         if let Some(&decode_only) = kinds.iter().find(lacks)
             && (!decode_only || tokens <= plan.limits.seqs)
         {

@@ -8,10 +8,10 @@ mod weight;
 
 use std::collections::BTreeMap;
 
-use infernum_ir::{DType, Dim, OpSet, StepInput, Sym, TensorType, Type};
+use infernum_ir::{Dim, OpSet, StepInput, Sym, TensorType, Type};
 
 use crate::buckets::{MAX_ARENA, covers};
-use crate::plan::{Arg, Plan, Program, ProgramCall, VERSION, Value};
+use crate::plan::{Arg, Plan, Program, ProgramCall, VERSION, Value, Yields};
 use crate::planner::aligned;
 
 /// What a plan has at a place, and should not.
@@ -203,13 +203,9 @@ impl Plan {
 
     /// The type of a step's input.
     fn input(&self, input: StepInput) -> Option<TensorType> {
-        let (dtype, sym) = match input {
-            StepInput::Tokens => (DType::U32, Sym::T),
-            StepInput::Positions => (DType::I32, Sym::T),
-            StepInput::ContextPositions => (DType::I32, Sym::S),
-            StepInput::OutputRows => (DType::U32, self.output_rows?),
-        };
-        Some(TensorType::act(dtype, [sym.into()]))
+        let by_rows = matches!(input, StepInput::OutputRows | StepInput::Picks);
+        let rows = if by_rows { self.output_rows? } else { Sym::T };
+        Some(input.ty(rows))
     }
 
     fn check_call(&self, place: &str, call: &ProgramCall, bound: &[Bound<'_>]) -> Checked {
@@ -249,10 +245,11 @@ impl Plan {
             results.iter().map(|c| c.ty.clone()).collect()
         };
         let first = types(self.outputs());
-        for (i, schedule) in self.schedules.iter().enumerate() {
-            let last = schedule.calls.last();
-            let program = last.and_then(|c| self.programs.get(c.program as usize));
-            if program.is_some_and(|p| types(&p.results) != first) {
+        for i in 0..self.schedules.len() {
+            // A step that is greedy may leave tokens where others leave logits, too.
+            let greedy = self.yields(i) == Some(Yields::Tokens) && self.picks();
+            let expected = if greedy { first.get(1..2).unwrap_or_default() } else { &first[..] };
+            if types(self.outputs_of(i)) != expected {
                 return fault(
                     format!("schedules[{i}]"),
                     "it leaves another result than the first one",

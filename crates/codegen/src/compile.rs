@@ -142,6 +142,7 @@ struct Stage {
 static SHARED: &[Stage] = &[
     Stage { name: "lower", run: lower },
     Stage { name: "verify", run: |s| check(&s.module, "lower") },
+    Stage { name: "pick", run: pick },
 ];
 
 /// What is done for each kind of step. The pipeline's passes run inside `passes`, each observed by
@@ -184,15 +185,23 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
         let report = std::mem::take(&mut session.report);
         buckets.push(CompiledBucket { bucket, module: session.module.clone(), report });
     }
+    let all = |b: &CompiledBucket| {
+        let greedy = infernum_passes::greedy_steps(&b.module);
+        [Some(b.module.clone()), greedy].into_iter().flatten().map(|m| (b.bucket, m)).collect()
+    };
     let modules: Vec<(Bucket, Module)> =
-        buckets.iter().map(|b| (b.bucket, b.module.clone())).collect();
-    let is_cuda = options.costs.1.kind == "cuda";
-    let target = if is_cuda { TargetKind::Cuda } else { TargetKind::Cpu };
-    let mut plan = plan_buckets(&modules, target, limits)?;
+        buckets.iter().flat_map(|b| -> Vec<(Bucket, Module)> { all(b) }).collect();
+    let mut plan = plan_buckets(&modules, options.target(), limits)?;
     if let Some((device, templates, tuned)) = options.device {
         attach(&mut plan, &options.kernels.ops, templates, device, tuned)?;
     }
     Ok(Compiled { buckets, plan, warnings: session.warnings })
+}
+
+impl Options<'_> {
+    fn target(&self) -> TargetKind {
+        if self.costs.1.kind == "cuda" { TargetKind::Cuda } else { TargetKind::Cpu }
+    }
 }
 
 impl Session<'_, '_> {
@@ -208,6 +217,16 @@ impl Session<'_, '_> {
 fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let lowered = s.options.model.lower(s.options.lower, s.options.kernels.ops.encodings())?;
     (s.module, s.warnings) = (lowered.module, lowered.warnings);
+    Ok(())
+}
+
+/// A GPU picks the tokens of its sequences itself; a CPU's logits are at hand for the host.
+fn pick(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
+    if s.options.target() == TargetKind::Cuda && s.options.lower.rows == Sym::B {
+        let picked = infernum_passes::pick(&s.module);
+        s.module = picked.map_err(|message| CompileError::Pass { pass: "pick", message })?;
+        check(&s.module, "pick")?;
+    }
     Ok(())
 }
 

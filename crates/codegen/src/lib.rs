@@ -4,6 +4,7 @@
 //! seeing a graph.
 
 mod buckets;
+mod cache;
 mod check;
 pub mod compile;
 pub mod cuda;
@@ -15,6 +16,7 @@ mod planner;
 mod recipe;
 
 pub use buckets::{plan, plan_buckets};
+pub use cache::{CacheLayout, PlanePlace};
 pub use check::{FaultKind, PlanFault};
 pub use compile::Limits;
 pub use expand::{ExpandError, expand};
@@ -24,4 +26,5 @@ pub use lower::PlanError;
 pub use plan::{
     Arg, Argument, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, ProgramCall,
     Recipe, Region, Run, Schedule, StateSpec, Summary, TargetKind, TileMap, VERSION, Value, Weight,
+    Yields,
 };

@@ -12,7 +12,7 @@ use crate::cuda::abi::Part;
 use crate::cuda::{Device, Geometry};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -53,13 +53,46 @@ pub struct Plan {
     pub device: Option<Device>,
     /// Kernels that launches name; none on the CPU, which has its own.
     pub kernels: Vec<Kernel>,
-    /// On a GPU, picks the likeliest token of each row of the first output.
-    pub pick: Option<Launch>,
-    /// On a GPU, where the output has a row for each sequence: picks a token of each as the sequence
-    /// asks.
-    pub sample: Option<Launch>,
-    /// On a GPU that samples: puts the tokens of the step before where a step waits for them.
+    /// On a GPU that yields a token for each sequence: puts the tokens of the step before where a step
+    /// waits for them.
     pub feed: Option<Launch>,
+}
+
+/// What a step leaves, by the results of its last call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Yields {
+    /// Logits, one row for each of the output's.
+    Logits,
+    /// For each of these the likeliest token, and no logits.
+    Tokens,
+    /// Logits, the tokens that were picked of them, and log-probabilities: the results of the op `pick`.
+    Picks,
+}
+
+impl Yields {
+    /// Of these results; `None` if they are none of it.
+    pub fn of(results: &[Carried]) -> Option<Yields> {
+        let is_logits = |Carried { ty, .. }: &Carried| {
+            let float = matches!(ty.dtype, DType::F32 | DType::F16 | DType::Bf16);
+            float && ty.rank() == 2 && !ty.is_ragged() && ty.last_const().is_some()
+        };
+        let is = |c: &Carried, dtype, rank| c.ty.dtype == dtype && c.ty.rank() == rank;
+        match results {
+            [x, ids, logprobs, told, ..]
+                if is_logits(x)
+                    && is(ids, DType::U32, 1)
+                    && is(logprobs, DType::F32, 2)
+                    && is(told, DType::U32, 2)
+                    && logprobs.ty.shape == told.ty.shape
+                    && [ids, told].iter().all(|c| c.ty.shape[0] == x.ty.shape[0]) =>
+            {
+                Some(Yields::Picks)
+            }
+            [ids, ..] if is(ids, DType::U32, 1) => Some(Yields::Tokens),
+            [x, ..] if is_logits(x) => Some(Yields::Logits),
+            _ => None,
+        }
+    }
 }
 
 /// How the steps of one bucket run.
@@ -340,17 +373,48 @@ impl Launch {
 
 impl Plan {
     /// The most specific schedule for a step of `tokens`, in which every sequence has one or not;
-    /// its index.
+    /// its index. It leaves all that the plan's steps can leave.
     pub fn schedule(&self, tokens: u64, decode: bool) -> Option<usize> {
-        let fits = |s: &&(usize, &Schedule)| s.1.bucket.holds(tokens, decode);
-        let found = self.schedules.iter().enumerate().filter(|s| fits(&s));
+        self.most_specific(tokens, decode, |yields| yields == self.yields(0))
+    }
+
+    /// As [`Plan::schedule`], for a step of which only the likeliest token of each row is wanted.
+    pub fn greedy_schedule(&self, tokens: u64, decode: bool) -> Option<usize> {
+        let found = self.most_specific(tokens, decode, |yields| yields == Some(Yields::Tokens));
+        found.or_else(|| self.schedule(tokens, decode))
+    }
+
+    pub(crate) fn most_specific(
+        &self,
+        tokens: u64,
+        decode: bool,
+        wanted: impl Fn(Option<Yields>) -> bool,
+    ) -> Option<usize> {
+        let all = self.schedules.iter().enumerate();
+        let found = all.filter(|(i, s)| s.bucket.holds(tokens, decode) && wanted(self.yields(*i)));
         found.min_by_key(|(_, s)| s.bucket.width()).map(|(i, _)| i)
     }
 
-    /// What the last call leaves: the model's outputs, which are those of every schedule.
+    /// What the last call leaves: the model's outputs, which are those of every schedule but the greedy
+    /// ones beside others.
     pub fn outputs(&self) -> &[Carried] {
-        let last = self.schedules.first().and_then(|s| s.calls.last());
+        self.outputs_of(0)
+    }
+
+    /// What the last call of a schedule leaves.
+    pub fn outputs_of(&self, schedule: usize) -> &[Carried] {
+        let last = self.schedules.get(schedule).and_then(|s| s.calls.last());
         last.and_then(|c| self.programs.get(c.program as usize)).map_or(&[], |p| &p.results)
+    }
+
+    /// What the steps of a schedule leave, if it is what models yield.
+    pub fn yields(&self, schedule: usize) -> Option<Yields> {
+        Yields::of(self.outputs_of(schedule))
+    }
+
+    /// Whether steps pick tokens as each row asks.
+    pub fn picks(&self) -> bool {
+        self.yields(0) == Some(Yields::Picks)
     }
 
     /// Whether steps yield tokens, u32, instead of logits.

@@ -9,7 +9,8 @@ use petgraph::visit::EdgeRef;
 use serde::{Deserialize, Serialize};
 
 use crate::attr::Attr;
-use crate::{Op, Type};
+use crate::picking::PickRow;
+use crate::{DType, Dim, Op, Sym, TensorType, Type};
 
 /// A whole model: one graph for each kind of layer, and the order in which they run.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,6 +92,9 @@ pub enum StepInput {
     ContextPositions,
     /// The tokens whose logits are wanted, `u32[B]` or `u32[T]`.
     OutputRows,
+    /// How the token after each of these is picked, `u32[B, 16]` or `u32[T, 16]`: the words of a
+    /// [`PickRow`]. Lists that these name lie beside the step.
+    Picks,
 }
 
 /// Names a tensor of the checkpoint.
@@ -131,12 +135,28 @@ struct Use {
 
 impl StepInput {
     /// Every input, with its name in IR text and in specs.
-    pub const ALL: [(StepInput, &'static str); 4] = [
+    pub const ALL: [(StepInput, &'static str); 5] = [
         (StepInput::Tokens, "tokens"),
         (StepInput::Positions, "positions"),
         (StepInput::ContextPositions, "context_positions"),
         (StepInput::OutputRows, "output_rows"),
+        (StepInput::Picks, "picks"),
     ];
+
+    /// Its type, in a step whose output has these rows.
+    pub fn ty(self, rows: Sym) -> TensorType {
+        let (dtype, sym) = match self {
+            StepInput::Tokens => (DType::U32, Sym::T),
+            StepInput::Positions => (DType::I32, Sym::T),
+            StepInput::ContextPositions => (DType::I32, Sym::S),
+            StepInput::OutputRows => (DType::U32, rows),
+            StepInput::Picks => {
+                let words = Dim::Const(PickRow::WORDS as u64);
+                return TensorType::act(DType::U32, [rows.into(), words]);
+            }
+        };
+        TensorType::act(dtype, [sym.into()])
+    }
 
     /// Its name.
     pub fn name(self) -> &'static str {

@@ -7,6 +7,7 @@ use half::bf16;
 
 use crate::graph::{Graph, Module, NodeKind, Param, StepInput, ValueId, WeightRef};
 use crate::ops::{Eval, OpCall};
+use crate::picking::Picks;
 use crate::{DType, Dims, Type};
 
 /// A value: row-major, in `f64`.
@@ -25,6 +26,8 @@ pub struct StepShape {
     pub seqs: Vec<SeqShape>,
     /// Tokens that yield a row of output, in order; the last of each sequence where this is empty.
     pub outputs: Vec<u32>,
+    /// How the tokens after the rows of output are picked.
+    pub picks: Picks,
 }
 
 /// One sequence's part in a step.
@@ -59,7 +62,7 @@ impl TokenPlace {
 impl StepShape {
     /// A step of these sequences, of which the last token of each yields.
     pub fn of(seqs: Vec<SeqShape>) -> StepShape {
-        StepShape { seqs, outputs: Vec::new() }
+        StepShape { seqs, ..StepShape::default() }
     }
 
     /// A step of one sequence.
@@ -253,6 +256,11 @@ impl<'a> Interpreter<'a> {
                 } else {
                     vector(step.output_rows().map(f64::from).collect())
                 }
+            }
+            Param::Step(StepInput::Picks) => {
+                let shape = ty.tensor()?.sizes(&step.dims());
+                let words = (0..shape[0]).flat_map(|row| step.picks.row(row).words());
+                Tensor { data: words.map(f64::from).collect(), shape }
             }
         };
         if let Type::Tensor(t) = ty {

@@ -9,13 +9,15 @@ mod canonicalise;
 pub mod check;
 pub mod data;
 pub mod fuse;
-mod greedy;
+mod pick;
 mod pipeline;
 pub mod reference;
+mod rings;
 
 use infernum_ir::Module;
 
 pub use bucket::Bucket;
+pub use pick::{greedy_steps, pick};
 pub use pipeline::{Pipeline, PipelineError};
 
 /// What a pass may look at, and what it tells.
@@ -39,4 +41,4 @@ pub struct Pass {
 }
 
 /// Every pass there is.
-pub static PASSES: &[Pass] = &[canonicalise::PASS, fuse::PASS, greedy::PASS];
+pub static PASSES: &[Pass] = &[rings::PASS, canonicalise::PASS, fuse::PASS, pick::GREEDY];

@@ -49,6 +49,7 @@ pub fn page(kernels: &Kernels, library: &Library) -> Result<String, ReferenceErr
                 "i32 [S]: the position of each context row in its sequence"
             }
             StepInput::OutputRows => "u32 [B]: the rows whose logits are wanted, below T",
+            StepInput::Picks => "u32 [B, 16]: how the token after each of these is picked",
         };
         let _ = writeln!(out, "| `{name}` | {ty} |");
     }

@@ -223,6 +223,7 @@ impl From<&EngineError> for ApiError {
                 ApiError::too_long("prompt", message)
             }
             EngineError::Sampling(SamplingError { name, .. }) => ApiError::value(name, message),
+            EngineError::Logprobs { .. } => ApiError::value("logprobs", message),
             EngineError::GreedyOnly => ApiError::unsupported("temperature", message),
             EngineError::Exec(_) => ApiError::internal(message),
         }

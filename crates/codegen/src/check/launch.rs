@@ -83,43 +83,34 @@ impl Plan {
         Ok(())
     }
 
-    /// The launches that belong to no program: they pick tokens, and feed them.
+    /// The launch that belongs to no program: it feeds tokens.
     pub(super) fn check_apart(&self) -> Checked {
-        let logits = self.outputs().first().map(|o| &o.ty);
-        let picked = logits.and_then(|ty| ty.shape.split_last());
-        let picked = picked.map(|(_, rows)| TensorType::act(DType::U32, rows));
+        let Some(launch) = &self.feed else { return Ok(()) };
+        let ids = if self.picks() { self.outputs().get(1) } else { self.outputs().first() };
+        let ids = ids.map(|c| &c.ty).filter(|_| self.picks() || self.yields_tokens());
+        let Some(ids) = ids.filter(|_| self.output_rows == Some(Sym::B)) else {
+            return fault("feed", "expected a token for each sequence");
+        };
         let tokens = TensorType::act(DType::U32, [Sym::T.into()]);
-        if self.sample.is_some() && self.output_rows != Some(Sym::B) {
-            return fault("sample", "expected a row of logits for each sequence");
+        let is = |value: Option<&Value>, ty: &TensorType| {
+            value.is_some_and(|v| v.ty.tensor().is_ok_and(|found| found == ty))
+        };
+        let one = launch.operands.len() == 1 && launch.results.len() == 1;
+        let fits = is(launch.operands.first().and_then(Option::as_ref), ids)
+            && is(launch.results.first(), &tokens)
+            && launch.names.len() == 2;
+        if !one || !fits {
+            return fault(
+                "feed",
+                "expected one operand and one result, picked tokens and the step's",
+            );
         }
-        if self.feed.is_some() && self.sample.is_none() {
-            return fault("feed", "nothing samples what it feeds");
-        }
-        let launches = [
-            ("pick", &self.pick, logits, picked.as_ref()),
-            ("sample", &self.sample, logits, picked.as_ref()),
-            ("feed", &self.feed, picked.as_ref(), Some(&tokens)),
-        ];
-        for (place, launch, x, y) in launches {
-            let Some(launch) = launch else { continue };
-            let is = |value: Option<&Value>, ty: Option<&TensorType>| {
-                value.is_some_and(|v| v.ty.tensor().ok() == ty && ty.is_some())
-            };
-            let one = launch.operands.len() == 1 && launch.results.len() == 1;
-            let fits = is(launch.operands.first().and_then(Option::as_ref), x)
-                && is(launch.results.first(), y)
-                && launch.names.len() == 2;
-            if !one || !fits {
-                return fault(place, "expected one operand and one result, of the outputs' types");
+        match &launch.run {
+            Some(Run::Kernel(run)) if run.arguments.is_none() => {
+                self.check_kernel("feed", launch, run)
             }
-            match &launch.run {
-                Some(Run::Kernel(run)) if run.arguments.is_none() => {
-                    self.check_kernel(place, launch, run)?;
-                }
-                _ => return fault(place, "expected a kernel"),
-            }
+            _ => fault("feed", "expected a kernel"),
         }
-        Ok(())
     }
 }
 

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use infernum_ir::NO_TOKEN;
+use infernum_ir::picking::{PickRow, SeenToken};
+use infernum_ir::{DType, NO_TOKEN};
 use serde::{Deserialize, Serialize};
 
 /// Tokens in a block of the KV cache: `PAGE` in kernels.
@@ -78,14 +79,6 @@ impl Shared for f32 {
     const NAME: &str = "float";
 }
 
-impl<T: Shared, const N: usize> Shared for [T; N] {
-    const NAME: &str = T::NAME;
-
-    fn field(name: &str) -> String {
-        format!("{} {name}[{N}]", T::NAME)
-    }
-}
-
 impl<T: Shared> Shared for Address<T> {
     const NAME: &str = T::NAME;
 
@@ -128,47 +121,6 @@ macro_rules! shared {
 }
 
 shared! {
-    /// A token that penalties change.
-    SeenToken {
-        /// Seen in the prompt or generated.
-        token: u32,
-        /// How often it was generated, or BANNED.
-        generated: u32,
-    }
-}
-
-impl SeenToken {
-    /// In place of how often it was generated: it may not be picked. `BANNED` in kernels.
-    pub const BANNED: u32 = u32::MAX;
-}
-
-shared! {
-    /// How a sequence's next token is picked.
-    TokenPick {
-        /// log2(e) / temperature; 0 picks the largest logit.
-        scale: f32,
-        /// Only so many of the largest compete; 0 for all.
-        top_k: u32,
-        /// Only the likeliest tokens that together have this probability compete.
-        top_p: f32,
-        /// Only tokens at least this likely, relative to the likeliest, compete.
-        min_p: f32,
-        /// Divides (where positive) or multiplies the logits of tokens that were seen.
-        repetition: f32,
-        /// Taken off a token's logit for each time that it was generated.
-        frequency: f32,
-        /// Taken off a token's logit if it was generated.
-        presence: f32,
-        /// Of seed and position: see `common/noise.cuh`.
-        key: [u32; 2],
-        /// Elements of `seen`.
-        seen_count: u32,
-        /// Tokens with penalties, each once.
-        seen: Address<SeenToken>,
-    }
-}
-
-shared! {
     /// Inputs of the step, or of a part of its rows. Written before the step's first kernel and constant throughout it, so that
     /// it may be read before pdl_wait(). Sequences are in order, and so are their tokens.
     Step {
@@ -206,8 +158,8 @@ shared! {
         pair_start: Address<i64>,
         /// [seqs, block_stride] the cache's blocks of each sequence.
         blocks: Address<i32>,
-        /// [B] for kernels that sample; null in a part.
-        picks: Address<TokenPick>,
+        /// The lists that rows of `picks` name.
+        words: Address<u32>,
     }
 }
 
@@ -218,6 +170,18 @@ fn line(out: &mut String, text: &str) {
 
 fn comment(out: &mut String, indent: &str, text: &str) {
     line(out, &format!("{indent}//{text}"));
+}
+
+/// A struct of words, as the IR has it.
+fn declare_words(out: &mut String, name: &str, doc: &str, fields: &[(&str, DType, &str)]) {
+    comment(out, "", doc);
+    line(out, &format!("struct {name} {{"));
+    for (field, dtype, about) in fields {
+        let ty = if *dtype == DType::F32 { f32::NAME } else { u32::NAME };
+        comment(out, "    ", about);
+        line(out, &format!("    {ty} {field};"));
+    }
+    line(out, "};");
 }
 
 /// All of it, as CUDA text.
@@ -235,8 +199,7 @@ pub(super) fn declarations() -> String {
     line(&mut out, &format!("#define NO_TOKEN {NO_TOKEN:#x}u"));
     comment(&mut out, "", " In place of how often a token was generated: it may not be picked.");
     line(&mut out, &format!("#define BANNED {:#x}u", SeenToken::BANNED));
-    SeenToken::declare(&mut out);
-    TokenPick::declare(&mut out);
+    declare_words(&mut out, "PickRow", PickRow::DOC, PickRow::FIELDS);
     Step::declare(&mut out);
     out
 }
@@ -251,10 +214,9 @@ mod tests {
         for expected in [
             "#define PAGE 16\n",
             "#define FED 0x80000000u\n",
-            "// A token that penalties change.\nstruct SeenToken {\n    // Seen in the prompt or generated.\n    u32 token;\n",
-            "    // Of seed and position: see `common/noise.cuh`.\n    u32 key[2];\n",
-            "    // Tokens with penalties, each once.\n    const SeenToken* seen;\n};\nstatic_assert(sizeof(TokenPick) == 48, \"\");\n",
-            "    // [B] for kernels that sample; null in a part.\n    const TokenPick* picks;\n};\nstatic_assert(sizeof(Step) == 128, \"\");\n",
+            "// How the token after a row of logits is picked; zeros take the largest.\nstruct PickRow {\n    // log2(e) / temperature; 0 picks the largest logit.\n    float scale;\n",
+            "    u32 given;\n};\n",
+            "    // The lists that rows of `picks` name.\n    const u32* words;\n};\nstatic_assert(sizeof(Step) == 128, \"\");\n",
         ] {
             assert!(text.contains(expected), "{expected:?} in\n{text}");
         }

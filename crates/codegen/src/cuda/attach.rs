@@ -12,7 +12,9 @@ use super::template::{Foreign, Kind};
 use super::text::{self, Site, TextError};
 use super::{Device, Geometry, Library, Template, TemplateError, TunedVariants, Variant};
 use crate::buckets::MAX_ARENA;
-use crate::plan::{Arg, Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, TileMap, Value};
+use crate::plan::{
+    Arg, Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, TileMap, Value, Yields,
+};
 use infernum_passes::Bucket;
 
 /// A launch has no kernel.
@@ -69,10 +71,8 @@ pub fn attach(
             call.program = index;
         }
     }
-    plan.pick = pick(plan, ARGMAX);
-    plan.sample = pick(plan, SAMPLE).filter(|_| plan.output_rows == Some(Sym::B));
-    plan.feed = plan.sample.as_ref().map(feed);
-    for launch in plan.pick.iter_mut().chain(&mut plan.sample).chain(&mut plan.feed) {
+    plan.feed = feed(plan);
+    if let Some(launch) = &mut plan.feed {
         let name = launch.name.clone();
         launch.run = Some(attach.launch(launch, Bucket::ALL, &name)?);
     }
@@ -132,28 +132,18 @@ pub fn ceiling(
 
 const CEILING: &str = "read_ceiling";
 
-/// Greedy sampling, for outputs that are logits.
-const ARGMAX: &str = "argmax";
-
-/// Any other.
-const SAMPLE: &str = "sample";
-
 /// Brings picked tokens to the next step.
 const FEED: &str = "feed_tokens";
 
-/// Picks a token of each row of the logits.
-fn pick(plan: &Plan, op: &str) -> Option<Launch> {
-    let logits = plan.outputs().first()?.ty.clone();
-    let rows = logits.shape.split_last()?.1.to_vec();
-    (logits.dtype.is_float() && logits.last_const().is_some())
-        .then(|| apart(op, logits, TensorType::act(DType::U32, rows)))
-}
-
-/// Feeds a step with the tokens that `sample` picked in the one before.
-fn feed(sample: &Launch) -> Launch {
-    let ids = sample.results.first().and_then(|v| v.ty.tensor().ok().cloned());
+/// Feeds a step with the tokens of the one before, if these are one for each sequence.
+fn feed(plan: &Plan) -> Option<Launch> {
+    let ids = match plan.yields(0)? {
+        Yields::Picks => plan.outputs().get(1)?,
+        Yields::Tokens => plan.outputs().first()?,
+        Yields::Logits => return None,
+    };
     let tokens = TensorType::act(DType::U32, [Sym::T.into()]);
-    apart(FEED, ids.unwrap_or_else(|| tokens.clone()), tokens)
+    (plan.output_rows == Some(Sym::B)).then(|| apart(FEED, ids.ty.clone(), tokens))
 }
 
 /// A launch that is no graph's.
@@ -376,7 +366,7 @@ impl<'a> Attach<'a> {
     }
 
     fn template_of(&self, launch: &Launch, shown: &str) -> Result<String, CudaError> {
-        if [Launch::COPY, ARGMAX, SAMPLE, FEED, CEILING].contains(&launch.op.as_str()) {
+        if [Launch::COPY, FEED, CEILING].contains(&launch.op.as_str()) {
             return Ok(launch.op.clone());
         }
         let template = self.ops.find(&launch.op).ok().and_then(|op| op.cuda);

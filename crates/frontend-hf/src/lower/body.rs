@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use infernum_ir::{
-    Attr, DType, Effect, Graph, Loc, Op, Param, SourceError, StateType, StepInput, Sym, TensorType,
-    Type, ValueId, WeightRef, nearest,
+    Attr, Effect, Graph, Loc, Op, Param, SourceError, StateType, StepInput, Type, ValueId,
+    WeightRef, nearest,
 };
 
 use super::attrs;
@@ -123,11 +123,9 @@ impl<'a> Builder<'a> {
         for (name, decl) in decls.iter() {
             check_name(self.cx, name)?;
             self.cx.spend(name, 512)?;
-            let ty = StateType {
-                dtype: self.cx.request.dtype,
-                heads: frame.scope.eval_int(name, decl.heads)?,
-                dim: frame.scope.eval_int(name, decl.dim)?,
-            };
+            let heads = frame.scope.eval_int(name, decl.heads)?;
+            let dim = frame.scope.eval_int(name, decl.dim)?;
+            let ty = StateType::paged(self.cx.request.dtype, heads, dim);
             let plane = self.unique(&frame.name_prefix, name);
             let value = self.graph.param(plane.clone(), Param::State(plane), ty);
             frame.values.insert(name, value);
@@ -330,14 +328,7 @@ impl<'a> Builder<'a> {
         if let Some(&value) = self.steps.get(&input) {
             return value;
         }
-        let (dtype, sym) = match input {
-            StepInput::Tokens => (DType::U32, Sym::T),
-            StepInput::Positions => (DType::I32, Sym::T),
-            StepInput::ContextPositions => (DType::I32, Sym::S),
-            StepInput::OutputRows => (DType::U32, self.cx.request.rows),
-        };
-        let name = self.unique("", input.name());
-        let ty = TensorType::act(dtype, [sym.into()]);
+        let (name, ty) = (self.unique("", input.name()), input.ty(self.cx.request.rows));
         let value = self.graph.param(name, Param::Step(input), ty);
         self.steps.insert(input, value);
         value

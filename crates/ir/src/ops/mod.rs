@@ -22,6 +22,7 @@ mod mask;
 mod matmul;
 mod mix;
 mod mul;
+mod pick;
 mod reduce;
 mod reshape;
 mod rmsnorm;
@@ -69,6 +70,7 @@ pub static OPS: &[&OpDef] = &[
     &matmul::OP,
     &mix::OP,
     &mul::OP,
+    &pick::OP,
     &reduce::OP,
     &reshape::OP,
     &rmsnorm::OP,

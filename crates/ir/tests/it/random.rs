@@ -68,16 +68,11 @@ fn is_activation(ty: &Type) -> bool {
 }
 
 fn params(graph: &mut Graph) -> Vec<ValueId> {
-    let (t, s, b) = (Dim::sym(Sym::T), Dim::sym(Sym::S), Dim::sym(Sym::B));
+    let t = Dim::sym(Sym::T);
     let c = Dim::Const;
     let mut pool = Vec::new();
-    for (name, input, dtype, sym) in [
-        ("tokens", StepInput::Tokens, DType::U32, t),
-        ("positions", StepInput::Positions, DType::I32, t),
-        ("context", StepInput::ContextPositions, DType::I32, s),
-        ("rows", StepInput::OutputRows, DType::U32, b),
-    ] {
-        pool.push(graph.param(name, Param::Step(input), TensorType::act(dtype, [sym])));
+    for (input, name) in StepInput::ALL {
+        pool.push(graph.param(name, Param::Step(input), input.ty(Sym::B)));
     }
     let table: Expr = "1 / (i + 1)".parse().unwrap();
     let op = Op::find("table").unwrap();
@@ -105,7 +100,7 @@ fn params(graph: &mut Graph) -> Vec<ValueId> {
     let ty = TensorType::encoded(encoding, &[2, 32]);
     pool.push(graph.param("coded", Param::Weight(weight), ty));
     for (plane, heads) in [("k", 2), ("v", 1)] {
-        let ty = StateType { dtype: DType::F32, heads, dim: 4 };
+        let ty = StateType::paged(DType::F32, heads, 4);
         pool.push(graph.param(plane, Param::State(plane.into()), ty));
     }
     // Only the embedding can start a chain of activations in a graph without carries.
@@ -113,6 +108,10 @@ fn params(graph: &mut Graph) -> Vec<ValueId> {
     let x = [graph.find("tokens"), graph.find("w4")];
     let x = graph.call(vec!["x".into()], embedding, &x, Vec::new(), None).unwrap()[0];
     pool.push(x);
+    let rows = [Some(x), graph.find("output_rows")];
+    let gathered =
+        graph.call(vec!["last".into()], Op::find("gather_rows").unwrap(), &rows, Vec::new(), None);
+    pool.extend(gathered.unwrap());
     for shape in [vec![t, c(1), c(4)], vec![t, c(2), c(2)], vec![t, c(4), c(1)]] {
         let name = format!("x{}", pool.len());
         let op = Op::find("reshape").unwrap();
@@ -133,7 +132,15 @@ fn try_op(
     let mut operands = Vec::new();
     for def in op.operands {
         let absent = def.optional && rng.below(2) == 0;
-        operands.push((!absent).then(|| rng.pick(pool)));
+        // Ops of several operands of their own would hardly ever find them all.
+        let step = match def.name {
+            "ids" => graph.find("tokens"),
+            "rows" => graph.find("output_rows"),
+            "picks" => graph.find("picks"),
+            _ => None,
+        };
+        let usual = step.filter(|_| rng.below(2) == 0);
+        operands.push((!absent).then(|| usual.unwrap_or_else(|| rng.pick(pool))));
     }
     if matches!(op.effect, Effect::Writes) && written.contains(&operands[0]) {
         return None;

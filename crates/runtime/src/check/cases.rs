@@ -17,6 +17,7 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %pos = step positions : i32[T]
   %cpos = step context_positions : i32[S]
   %rows = step output_rows : u32[B]
+  %picks = step picks : u32[B, 16]
   %freqs = table() {expr: "100 ** (-2 * i / $D)", len: $R} : const f32[$R]
   %wx = weight "x" : const DT[31, $N]
   %wy = weight "y" : const DT[31, $N]
@@ -49,6 +50,7 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %down = weight "down" : const DT[12, $N, $K]
   %x = embedding(%ids, %wx) : DT[T, $N]
   %y = embedding(%ids, %wy) : DT[T, $N]
+  %last = gather_rows(%x, %rows) : DT[B, $N]
   %k = embedding(%ids, %wk) : DT[T, $K]
   %v = embedding(%ids, %wv) : DT[T, $V]
   %packed = embedding(%ids, %wp) : DT[T, $P]
@@ -68,6 +70,7 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %ek = reshape(%e) {shape: [T, $G, $D]} : DT[T, $G, $D]
   %k0 = state k : state DT[$G, $D]
   %v0 = state v : state DT[$G, $E]
+  %r0 = state r : state ring(2) DT[$G, $D]
 "#;
 
 /// The cache as attention finds it, and scores that are exact.
@@ -78,6 +81,7 @@ const WRITTEN: &str = "  %k1 = kv_write(%k0, %kh) : state DT[$G, $D]
   %k2 = kv_write(%k0, %ek) : state DT[$G, $D]
   %ec = kv_read(%k2) : DT[S, $G, $D]
   %dots = scores(%eq, %ec) : f32[$H, T, S]
+  %r1 = kv_write(%r0, %kh) : state ring(2) DT[$G, $D]
 ";
 
 /// A call, and the results that are compared; those that write the cache leave it as `ks`, `vs`.
@@ -127,7 +131,7 @@ impl Case {
         }
         kept.reverse();
         // The last version of a plane is returned.
-        let planes = ["%k1", "%k2", "%v1"].into_iter().filter(|p| needed.contains(p));
+        let planes = ["%k1", "%k2", "%v1", "%r1"].into_iter().filter(|p| needed.contains(p));
         let returned: Vec<&str> = returned.into_iter().chain(planes).collect();
         let text = format!(
             "module check\ngraph g {{\n{}\n  {call}\n{after}  return {}\n}}\nschedule g 0..1\n",
@@ -381,6 +385,15 @@ pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = cast(%x) {dtype: bf16} : bf16[T, $N]", "%r"),
     Case("%r = argmax(%x) : u32[T]", "%r"),
     Case("%r = argmax(%qh) : u32[T, $H]", "%r"),
+    Case(
+        "%r, %i, %l, %t = pick(%last, %ids, %rows, %picks) {top: 20} : DT[B, $N], u32[B], f32[B, 21], u32[B, 21]",
+        "%r, %i, %l, %t",
+    ),
+    // Not in place.
+    Case(
+        "%r, %i, %l, %t = pick(%last, %ids, %rows, %picks) {top: 3} : DT[B, $N], u32[B], f32[B, 4], u32[B, 4]",
+        "%r, %i, %l, %t, %last",
+    ),
     Case("%r = concat(%x, %k) {axis: 1} : DT[T, $NK]", "%r"),
     Case("%r = concat(%qh, %kh) {axis: 1} : DT[T, $HG, $D]", "%r"),
     Case("%r = slice(%x) {axis: 1, start: 1, len: 3} : DT[T, 3]", "%r"),
@@ -394,6 +407,12 @@ pub(super) const PRIMITIVES: &[Case] = &[
         "",
     ),
     Case("%r = kv_read(%k1) : DT[S, $G, $D]", "%r"),
+    Case(
+        "%near = kv_read(%r1) : DT[S, $G, $D]\n  %q2 = scores(%qh, %near) : f32[$H, T, S]
+  %hidden = mask(%q2) {window: 2} : f32[$H, T, S]\n  %p = softmax(%hidden, _) : f32[$H, T, S]
+  %r = mix(%p, %near) : DT[T, $H, $D]",
+        "%r",
+    ),
     Case("%r = layernorm(%x, %norm, %bias) {eps: 0.01} : DT[T, $N]", "%r"),
     Case("%r = layernorm(%x, _, _) {eps: 0.01} : DT[T, $N]", "%r"),
     Case("%r = linear(%k, %w, %nb) {dtype: none} : DT[T, $N]", "%r"),

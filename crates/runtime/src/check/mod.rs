@@ -11,11 +11,13 @@ use std::collections::HashMap;
 use std::fmt;
 
 use infernum_codegen::Bucket;
-use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqShape, States, StepShape, Tensor};
+use infernum_ir::interp::{Carried, Interpreter, Rounding, States, StepShape, Tensor};
+use infernum_ir::picking::Edits;
 use infernum_ir::{DType, Dims, Encoding, Module, Param, TensorType, Type, WeightRef, random};
 
 pub use self::compare::{Comparison, Element, allowed};
 use crate::exec::{Observed, PlanExecutor, StepInputs, TensorBytes, WeightSource, elements};
+use crate::sampling::{SamplingParams, SeenToken, Tell, TokenPick};
 
 /// How one kernel did on one case.
 #[derive(Clone, Debug)]
@@ -127,21 +129,21 @@ impl Trial {
     fn new(module: &Module, seed: u64, batch: &Batch, block: usize) -> Result<Trial, String> {
         let weights = Weights::random(module, seed)?;
         let (mut states, mut steps) = (States::default(), Vec::new());
+        let picks = picks();
         for (n, sizes) in batch.steps.iter().enumerate() {
-            let seqs = sizes.iter().map(|&(new, context)| SeqShape { new, context }).collect();
-            let step = StepShape::of(seqs);
-            let tokens = step.dims().t as usize;
+            let tokens: usize = sizes.iter().map(|(new, _)| new).sum();
             let tokens: Vec<u32> =
                 (0..tokens).map(|i| ((i * 11 + 7 * n + 3) % 31) as u32).collect();
-            let exact = weights.interpret(module, &step, &tokens, &mut states)?;
             let mut inputs = StepInputs::new(block);
             let mut at = 0;
-            for (i, seq) in step.seqs.iter().enumerate() {
-                let blocks = batch.table(i, seq.context, block);
-                let new = &tokens[at..at + seq.new];
-                inputs.push(new, seq.context, &blocks).map_err(|e| e.to_string())?;
-                at += seq.new;
+            for (i, &(new, context)) in sizes.iter().enumerate() {
+                let blocks = batch.table(i, context, block);
+                let new = &tokens[at..at + new];
+                inputs.push(new, context, &blocks).map_err(|e| e.to_string())?;
+                inputs.set_pick(&picks[(n + i) % picks.len()]);
+                at += new.len();
             }
+            let exact = weights.interpret(module, inputs.step(), &tokens, &mut states)?;
             steps.push((inputs, exact));
         }
         Ok(Trial { weights, steps })
@@ -161,6 +163,40 @@ impl Trial {
         }
         Ok(all)
     }
+}
+
+/// How tokens are picked where a module does so: in every way that leaves nothing to chance, since a
+/// draw may turn on a rounding.
+fn picks() -> [TokenPick<'static>; 5] {
+    const SEEN: [SeenToken; 3] = [
+        SeenToken { token: 0, generated: 3 },
+        SeenToken { token: 3, generated: 0 },
+        SeenToken { token: 5, generated: SeenToken::BANNED },
+    ];
+    let params = SamplingParams {
+        repetition_penalty: 1.5,
+        frequency_penalty: 0.25,
+        presence_penalty: -0.5,
+        ..SamplingParams::GREEDY
+    };
+    let of = |edits: Edits<'static>, tell: Option<Tell>| TokenPick {
+        params,
+        position: 1,
+        edits,
+        counts_own: tell.is_some(),
+        tell,
+    };
+    let tell = |top, given| Some(Tell { top, given });
+    let edits = Edits { bias: &[(2, 0.75), (3, -0.5)], seen: &SEEN, allowed: None };
+    // Few are allowed: not as many as are told of.
+    let allowed = Some(&[0x0000_055f; 2][..]);
+    [
+        TokenPick::default(),
+        of(edits, None),
+        of(Edits::default(), tell(20, None)),
+        of(Edits { allowed, ..edits }, tell(7, None)),
+        TokenPick { tell: tell(0, Some(1)), ..TokenPick::default() },
+    ]
 }
 
 /// Adds the results of one step.

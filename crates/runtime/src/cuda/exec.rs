@@ -6,25 +6,25 @@ use std::time::{Duration, Instant};
 
 use infernum_codegen::cuda::abi::Part;
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{KernelLaunch, Launch, Plan, ProgramCall, Run};
-use infernum_ir::{DType, Dims, StepInput, Sym, TensorType};
+use infernum_codegen::{CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run, Yields};
+use infernum_ir::{DType, Dims, StepInput, Sym};
 
 use super::blas::Blas;
 use super::code::{Code, reads_contexts, runs_parts, uses_library};
 use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream, capture};
 use super::frame::Frame;
 use super::graphs::{self, Graphs, Key};
-use super::inputs::Layout;
+use super::inputs::{Layout, Room};
 use super::parts::PartDims;
 use super::tiles::Tiles;
 use super::timer::Timer;
-use super::turn::Turn;
+use super::turn::{Left, Turn};
 use super::upload::Weights;
 use super::watch::{DeviceState, Watch};
 use crate::exec::weights::load;
 use crate::exec::{
-    ExecError, Executor, GpuError, LoadError, LogitRows, Observed, Observer, PlanExecutor,
-    StepInputs, StepOutput, Ticket, TunedProduct, WeightSource, elements,
+    ExecError, Executor, GpuError, GroupKind, LoadError, LogitRows, Observed, Observer,
+    PlanExecutor, StepInputs, StepOutput, Ticket, TunedProduct, WeightSource, elements,
 };
 
 /// How to set an executor up.
@@ -55,7 +55,6 @@ pub struct CudaExecutor {
     pub(super) graphs: Graphs,
     pub(super) core: Core,
     output: StepOutput,
-    /// Whether steps bring their logits to the host, and not only the greedy tokens.
     ticket: u64,
     waited: Duration,
 }
@@ -74,18 +73,18 @@ pub(super) struct Core {
     pub(super) blas: Option<Blas>,
     weights: Weights,
     arena: DeviceMemory,
-    states: Vec<DeviceMemory>,
+    /// How planes of the cache share its arrays, and these.
+    cache: CacheLayout,
+    arrays: Vec<DeviceMemory>,
     /// Bytes before and after activations and each plane of the cache.
     margin: u64,
-    /// What stands around each launch, and the rows of the cache that the step's tokens have, which
-    /// only it asks for.
+    /// What stands around each launch, and the rows of the cache that the step's tokens have, in each group
+    /// of layers, which only it asks for.
     watch: Option<Box<dyn Watch>>,
-    slots: Vec<usize>,
+    slots: Vec<Vec<usize>>,
     /// The step's inputs on the GPU.
     inputs: DeviceMemory,
     layout: Layout,
-    /// Tokens picked.
-    ids: DeviceMemory,
     /// Where the last step's tokens are.
     picked: u64,
     /// Of odd and of even steps.
@@ -125,21 +124,24 @@ impl CudaExecutor {
         drop(loaded);
         let margin = watch.as_ref().map_or(0, |w| w.margin());
         let rows = (options.kv_blocks * StepInputs::BLOCK_SIZE) as u64;
-        let state = |s: &infernum_codegen::StateSpec| {
-            let elements = s.ty.heads.saturating_mul(s.ty.dim).saturating_mul(rows);
-            let bytes = s.ty.dtype.bytes(elements).unwrap_or(u64::MAX).saturating_add(2 * margin);
+        let cache = CacheLayout::of(&plan);
+        let array = |bytes: &u64| {
+            let bytes = bytes.saturating_mul(rows).saturating_add(2 * margin);
             DeviceMemory::zeroed(gpu, "the KV cache", bytes)
         };
-        let states = plan.states.iter().map(state).collect::<Result<Vec<_>, _>>()?;
+        let arrays = cache.arrays.iter().map(array).collect::<Result<Vec<_>, _>>()?;
         let arena = DeviceMemory::zeroed(gpu, "activations", plan.arena_bytes + 2 * margin)?;
-        let layout =
-            Layout::new(&plan.limits, options.kv_blocks, reads_contexts(&plan), runs_parts(&plan));
+        let rows = plan.outputs().first().and_then(|o| o.ty.shape.first());
+        let most_rows = rows.map_or(0, |d| d.eval(&plan.limits)) as usize;
+        let told = plan.outputs().get(2).filter(|_| plan.picks());
+        let told = told.and_then(|o| o.ty.last_const()).unwrap_or(0) as usize;
+        let picks = if plan.picks() { most_rows } else { 0 };
+        let read = (reads_contexts(&plan), runs_parts(&plan));
+        let room = Room { blocks: options.kv_blocks, groups: cache.groups.len(), picks };
+        let layout = Layout::new(&plan.limits, room, read);
         let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
         let layout = layout.at(inputs.address());
-        let rows = plan.outputs().first().and_then(|o| o.ty.shape.first());
-        let most_rows = rows.map_or(0, |d| d.eval(&plan.limits));
-        let ids = DeviceMemory::zeroed(gpu, "tokens", 4 * most_rows)?;
-        let turn = || Turn::new(gpu, layout.bytes(), most_rows as usize);
+        let turn = || Turn::new(gpu, layout.bytes(), most_rows, told);
         let turns = [turn()?, turn()?];
         let core = Core {
             blas: uses_library(&plan).then(|| Blas::new(gpu)).transpose()?,
@@ -150,14 +152,14 @@ impl CudaExecutor {
             tiles: Tiles::default(),
             weights,
             arena,
-            states,
+            cache,
+            arrays,
             margin,
             watch,
             slots: Vec::new(),
             inputs,
             layout,
-            picked: ids.address(),
-            ids,
+            picked: 0,
             turns,
             options,
             times: BTreeMap::new(),
@@ -165,7 +167,7 @@ impl CudaExecutor {
             plan,
         };
         if let Some(watch) = &core.watch {
-            watch.begin(&core.state()).map_err(LoadError::Plan)?;
+            watch.begin(&core.state(0)).map_err(LoadError::Plan)?;
         }
         Ok(CudaExecutor {
             graphs: Graphs::default(),
@@ -197,12 +199,13 @@ impl CudaExecutor {
         core.gpu.bind()?;
         let turn = &mut core.turns[(self.ticket + 1) as usize % 2];
         turn.finish()?;
+        inputs.check_groups(&core.cache)?;
         let (blocks, rows) = (core.options.kv_blocks, core.plan.output_rows);
-        let seen = turn.penalised.stage(inputs, &core.gpu, &core.stream)?;
+        let lists = turn.lists.stage(inputs, &core.gpu, &core.stream)?;
         let (dims, used) =
-            core.layout.write(inputs, blocks, rows, seen, turn.staged.bytes_mut())?;
+            core.layout.write(inputs, blocks, rows, lists, turn.staged.bytes_mut())?;
         let (tokens, decode_only) = (dims.all.t, inputs.is_decode_only());
-        let schedule = core.plan.schedule(tokens, decode_only);
+        let schedule = schedule_of(&core.plan, (tokens, decode_only), inputs.is_greedy());
         let schedule = schedule.ok_or(ExecError::Bucket { tokens, decode_only })?;
         core.stream.to_device(core.inputs.address(), &turn.staged.bytes()[..used])?;
         if inputs.is_fed() {
@@ -213,25 +216,26 @@ impl CudaExecutor {
             core.stream.fill(core.arena_start(), POISON, bytes)?;
         }
         if core.watch.is_some() {
-            core.slots = inputs.slots().collect();
+            let groups = 0..inputs.groups().len();
+            core.slots = groups.map(|group| inputs.slots(group).collect()).collect();
         }
         Ok((schedule, dims))
     }
 
     /// The recording for a decode step; `None` if such steps are launched one by one.
-    fn key(&self, sequences: u64, sampled: bool) -> Option<Key> {
+    fn key(&self, sequences: u64, greedy: bool) -> Option<Key> {
         let plan = &self.core.plan;
-        let schedule = plan.schedule(sequences, true)?;
+        let schedule = schedule_of(plan, (sequences, true), greedy)?;
         let most = plan.schedules[schedule].bucket.max.min(plan.limits.t).min(plan.limits.seqs);
         let sequences = graphs::rounded(sequences, most)?;
-        Some(Key { schedule, sequences, sampled })
+        Some(Key { schedule, sequences })
     }
 
     /// The smallest recording for more sequences that is not there yet.
-    fn missing(&self, key: Key) -> Option<Key> {
+    fn missing(&self, key: Key, greedy: bool) -> Option<Key> {
         let larger = |key: &Key| {
             let next = key.sequences + 1;
-            (next <= self.core.plan.limits.seqs).then(|| self.key(next, key.sampled)).flatten()
+            (next <= self.core.plan.limits.seqs).then(|| self.key(next, greedy)).flatten()
         };
         let mut all = std::iter::successors(larger(&key), larger);
         all.find(|key| !self.graphs.0.contains_key(key))
@@ -247,16 +251,13 @@ impl CudaExecutor {
         // Libraries choose algorithms when first asked, which cannot be recorded.
         core.prepare(key.schedule, &full)?;
         let (gpu, stream) = (Arc::clone(&core.gpu), core.stream.raw);
-        let graph = capture(&gpu, stream, || -> Result<(), ExecError> {
-            core.calls(key.schedule, &PartDims::decoding(full))?;
-            core.pick(key.schedule, &full, key.sampled)
-        })?;
+        let decoding = PartDims::decoding(full);
+        let graph = capture(&gpu, stream, || core.calls(key.schedule, &decoding))?;
         self.graphs.0.insert(key, graph);
         Ok(())
     }
 
-    /// Has the step's tokens brought to the host, and the logits that are wanted; those of sequences with
-    /// penalties come with the penalties applied.
+    /// Has the step's tokens brought to the host, and the logits and log-probabilities that are wanted.
     fn finish(
         &mut self,
         schedule: usize,
@@ -264,18 +265,15 @@ impl CudaExecutor {
         inputs: &StepInputs,
     ) -> Result<Ticket, ExecError> {
         let core = &mut self.core;
-        let Output { rows, columns, dtype, address } = core.output(schedule, dims);
-        let yields_tokens = core.plan.yields_tokens();
-        core.picked = if yields_tokens { address } else { core.ids.address() };
-        let columns = if yields_tokens { 0 } else { columns };
+        let left = core.left(schedule, dims);
+        core.picked = left.tokens.unwrap_or(0);
         self.ticket += 1;
         let turn = &mut core.turns[self.ticket as usize % 2];
         turn.ticket = self.ticket;
-        let shape = (rows, columns, dtype);
         // Sequences are asked for: where rows are tokens, all of them come.
         let by_token = core.plan.output_rows == Some(Sym::T);
         let wanted = if by_token { &LogitRows::All } else { inputs.logit_rows() };
-        turn.bring(&core.gpu, &core.stream, shape, wanted, (core.picked, address))?;
+        turn.bring(&core.gpu, &core.stream, left, wanted, inputs)?;
         Ok(Ticket(self.ticket))
     }
 }
@@ -296,7 +294,6 @@ impl PlanExecutor for CudaExecutor {
             self.core.call(schedule, index, &dims)?;
             observer(index, self.core.observe(schedule, index, &dims.all)?);
         }
-        self.core.pick(schedule, &dims.all, inputs.is_sampled())?;
         self.finish(schedule, &dims.all, inputs)
     }
 
@@ -324,14 +321,13 @@ impl Executor for CudaExecutor {
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
         let (schedule, dims) = self.begin(inputs)?;
         let CudaOptions { graphs, poison, profile, .. } = self.core.options;
-        let sampled = inputs.is_sampled();
+        let greedy = inputs.is_greedy();
         let one_by_one = !graphs || poison || profile || self.core.watch.is_some();
         let recorded = (!one_by_one && inputs.is_decode_only())
-            .then(|| self.key(dims.all.seqs, sampled))
+            .then(|| self.key(dims.all.seqs, greedy))
             .flatten();
         let Some(key) = recorded else {
             self.core.calls(schedule, &dims)?;
-            self.core.pick(schedule, &dims.all, sampled)?;
             return self.finish(schedule, &dims.all, inputs);
         };
         self.record(key)?;
@@ -339,7 +335,7 @@ impl Executor for CudaExecutor {
         let ticket = self.finish(schedule, &dims.all, inputs)?;
         // While the GPU is busy: the next recording that a growing batch will want. That it fails
         // matters when it is wanted.
-        if let Some(next) = self.missing(key) {
+        if let Some(next) = self.missing(key, greedy) {
             let _ = self.record(next);
         }
         Ok(ticket)
@@ -350,11 +346,15 @@ impl Executor for CudaExecutor {
     }
 
     fn samples(&self) -> bool {
-        self.core.plan.sample.is_some()
+        self.core.plan.picks()
     }
 
     fn feeds(&self) -> bool {
         self.core.plan.feed.is_some()
+    }
+
+    fn groups(&self) -> Vec<GroupKind> {
+        GroupKind::of_layout(&self.core.cache)
     }
 
     fn computed(&self) -> Duration {
@@ -377,6 +377,15 @@ impl Executor for CudaExecutor {
 
 /// A NaN in every float type, and no token.
 const POISON: u8 = 0xff;
+
+/// The schedule of a step of so many tokens; `greedy` if nothing but likeliest tokens is wanted.
+fn schedule_of(plan: &Plan, (tokens, decode_only): (u64, bool), greedy: bool) -> Option<usize> {
+    if greedy {
+        plan.greedy_schedule(tokens, decode_only)
+    } else {
+        plan.schedule(tokens, decode_only)
+    }
+}
 
 impl Core {
     fn calls(&mut self, schedule: usize, dims: &PartDims) -> Result<(), ExecError> {
@@ -402,7 +411,9 @@ impl Core {
             let mut run = || self.launch(launch, &frame, dims, first);
             let launched = match &self.watch {
                 None => run(),
-                Some(watch) => watch.around(&self.state(), launch, &frame, &dims.all, &mut run),
+                Some(watch) => {
+                    watch.around(&self.state(frame.group()), launch, &frame, &dims.all, &mut run)
+                }
             };
             launched.map_err(fail)?;
             if let Some(timer) = timer {
@@ -453,7 +464,7 @@ impl Core {
         } else {
             let mut own = frame.arguments(launch, &dims.before(part))?;
             own.extend(scratch);
-            own.push(self.layout.view(part));
+            own.push(self.layout.view(frame.group(), part));
             own
         };
         if grid.contains(&0) {
@@ -472,14 +483,14 @@ impl Core {
         launched.map_err(|e| format!("{e} (grid {grid:?}, {block} threads, {shared} bytes)"))
     }
 
-    /// The memory that launches work on.
-    fn state(&self) -> DeviceState<'_> {
+    /// The memory that launches of a group's layers work on.
+    fn state(&self, group: usize) -> DeviceState<'_> {
         DeviceState {
             stream: &self.stream,
             arena: &self.arena,
-            states: &self.states,
+            states: &self.arrays,
             inputs: &self.inputs,
-            slots: &self.slots,
+            slots: self.slots.get(group).map_or(&[], Vec::as_slice),
         }
     }
 
@@ -491,7 +502,8 @@ impl Core {
             arena: self.arena_start(),
             margin: self.margin,
             weights: &self.weights,
-            states: &self.states,
+            cache: &self.cache,
+            arrays: &self.arrays,
             layout: &self.layout,
         }
     }
@@ -501,43 +513,19 @@ impl Core {
         self.arena.address() + self.margin
     }
 
-    /// Picks a token of each row, the likeliest or (`sampled`) as the sequences ask.
-    fn pick(&mut self, schedule: usize, dims: &Dims, sampled: bool) -> Result<(), ExecError> {
-        let Output { rows, columns, address: logits, .. } = self.output(schedule, dims);
-        if rows == 0 || columns == 0 || self.plan.yields_tokens() {
-            return Ok(());
-        }
-        let by = if sampled { self.plan.sample.as_ref() } else { None };
-        let Some(launch) = by.or(self.plan.pick.as_ref()).cloned() else { return Ok(()) };
-        self.launch_standalone(&launch, dims, [logits, self.ids.address()], self.options.overlap)
-    }
-
     /// Puts the tokens of the step before where this step's inputs wait for them.
     fn feed(&mut self, dims: &Dims) -> Result<(), ExecError> {
-        let Some(launch) = self.plan.feed.clone() else { return Ok(()) };
-        let tokens = self.layout.input(StepInput::Tokens);
-        self.launch_standalone(&launch, dims, [self.picked, tokens], false)
-    }
-
-    /// Runs a kernel that is no call's: of one operand and one result.
-    fn launch_standalone(
-        &mut self,
-        launch: &Launch,
-        dims: &Dims,
-        places: [u64; 2],
-        overlaps: bool,
-    ) -> Result<(), ExecError> {
+        let Some(launch) = &self.plan.feed else { return Ok(()) };
         let Some(Run::Kernel(k)) = &launch.run else { return Ok(()) };
         let fail = |message| ExecError::Launch { launch: launch.name.clone(), message };
         let timer = self.options.profile.then(|| Timer::start(&self.gpu, &self.stream));
         let (grid, shared) = k.geometry.eval(launch, dims, &self.device).map_err(fail)?;
-        let mut arguments = places.to_vec();
+        let mut arguments = vec![self.picked, self.layout.input(StepInput::Tokens)];
         arguments.extend(self.scratch[k.kernel as usize].as_ref().map(DeviceMemory::address));
         arguments.push(self.inputs.address());
         let function = &self.functions[k.kernel as usize];
-        let overlaps = overlaps && self.device.sm >= 90;
         let extent = Extent { grid, block: k.geometry.block, shared };
-        self.stream.launch(function, extent, &mut arguments, &mut [], overlaps)?;
+        self.stream.launch(function, extent, &mut arguments, &mut [], false)?;
         if let Some(timer) = timer {
             let time = timer?.stop(&self.gpu, &self.stream)?;
             *self.times.entry(launch.op.clone()).or_default() += time;
@@ -545,24 +533,30 @@ impl Core {
         Ok(())
     }
 
-    /// What the last call leaves first, if that is logits or tokens: nothing else goes to the host.
-    fn output(&self, schedule: usize, dims: &Dims) -> Output {
+    /// What the last call leaves for the host: logits, tokens, log-probabilities.
+    fn left(&self, schedule: usize, dims: &Dims) -> Left {
         let last = self.plan.schedules[schedule].calls.last();
         let program = last.and_then(|c| self.plan.programs.get(c.program as usize));
-        let carried = program.and_then(|p| Some((p, p.results.first()?)));
-        let shown = |ty: &TensorType| match ty.dtype {
-            DType::F32 | DType::F16 | DType::Bf16 => ty.rank() == 2 && !ty.is_ragged(),
-            DType::U32 => ty.rank() == 1,
-            _ => false,
+        let Some((program, yields)) = program.zip(self.plan.yields(schedule)) else {
+            return Left::NOTHING;
         };
-        let Some((program, carried)) = carried.filter(|(_, c)| shown(&c.ty)) else {
-            return Output::NONE;
+        let results = &program.results;
+        let at = |i: usize| {
+            let buffer = results.get(i).map(|c| program.buffers[c.buffer as usize]);
+            self.arena_start() + buffer.map_or(0, |region| region.offset)
         };
-        let dtype = carried.ty.dtype;
-        let columns = carried.ty.last_const().unwrap_or(1);
-        let rows = carried.ty.elements(dims).checked_div(columns).unwrap_or(0);
-        let at = self.arena_start() + program.buffers[carried.buffer as usize].offset;
-        Output { rows: rows as usize, columns: columns as usize, dtype, address: at }
+        let width = |i: usize| results.get(i).and_then(|c| c.ty.last_const()).unwrap_or(1) as usize;
+        let rows = results.first().and_then(|c| c.ty.shape.first());
+        let rows = rows.map_or(0, |d| d.eval(dims)) as usize;
+        let dtype = results.first().map_or(DType::F32, |c| c.ty.dtype);
+        let logits = Left { rows, columns: width(0), dtype, logits: at(0), ..Left::NOTHING };
+        match yields {
+            Yields::Tokens => Left { rows, tokens: Some(at(0)), ..Left::NOTHING },
+            Yields::Logits => logits,
+            Yields::Picks => {
+                Left { tokens: Some(at(1)), told: Some((width(2), [at(2), at(3)])), ..logits }
+            }
+        }
     }
 
     fn observe(
@@ -586,16 +580,4 @@ impl Core {
         }
         Ok(all)
     }
-}
-
-/// Where a step's logits or tokens are.
-struct Output {
-    rows: usize,
-    columns: usize,
-    dtype: DType,
-    address: u64,
-}
-
-impl Output {
-    const NONE: Output = Output { rows: 0, columns: 0, dtype: DType::F32, address: 0 };
 }

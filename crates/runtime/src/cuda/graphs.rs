@@ -10,13 +10,11 @@ use super::driver::Graph;
 /// launching them one by one costs nothing.
 const MOST: u64 = 512;
 
-/// What a recording is of: a schedule, how many sequences it holds, and whether any of them asks for
-/// more than the likeliest token.
+/// What a recording is of: a schedule, and how many sequences it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) schedule: usize,
     pub(super) sequences: u64,
-    pub(super) sampled: bool,
 }
 
 /// Recordings made so far.

@@ -3,45 +3,73 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use infernum_ir::DType;
+use infernum_ir::picking::PickRow;
+use infernum_ir::{DType, NO_TOKEN};
 
 use super::driver::{Event, Gpu, Pinned, Stream};
-use super::penalised::Penalised;
-use crate::exec::{GpuError, LogitRows, StepOutput, elements};
+use super::lists::Lists;
+use crate::exec::{GpuError, LogitRows, StepInputs, StepOutput, elements};
+use crate::sampling::Logprobs;
 
 /// One of them.
 #[derive(Debug)]
 pub(super) struct Turn {
     /// Its inputs, read by the GPU while the host fills the other's.
     pub(super) staged: Pinned,
-    /// Tokens with penalties.
-    pub(super) penalised: Penalised,
+    /// What the picks name.
+    pub(super) lists: Lists,
     tokens: Pinned,
     logits: Pinned,
     logit_rows: LogitRows,
+    /// Log-probabilities, and the tokens that they are of.
+    told: [Pinned; 2],
+    /// The rows that they are told of.
+    tells: Vec<(usize, PickRow)>,
     done: Event,
     pub(super) ticket: u64,
-    rows: usize,
-    /// 0 where the logits stay on the GPU.
-    columns: usize,
+    left: Left,
+}
+
+/// What a step leaves on the GPU, and where.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Left {
+    pub(super) rows: usize,
+    /// A token of each row, if they have one.
+    pub(super) tokens: Option<u64>,
+    /// Of each row; 0 where there are no logits.
+    pub(super) columns: usize,
     /// The element type of the logits.
-    dtype: DType,
+    pub(super) dtype: DType,
+    pub(super) logits: u64,
+    /// Of each row, where it can be told of: log-probabilities and tokens.
+    pub(super) told: Option<(usize, [u64; 2])>,
+}
+
+impl Left {
+    pub(super) const NOTHING: Left =
+        Left { rows: 0, tokens: None, columns: 0, dtype: DType::F32, logits: 0, told: None };
 }
 
 impl Turn {
-    /// For inputs of so many bytes and so many rows of output.
-    pub(super) fn new(gpu: &Arc<Gpu>, inputs: usize, rows: usize) -> Result<Turn, GpuError> {
+    /// For inputs of so many bytes and so many rows of output, of each of which so many numbers are told.
+    pub(super) fn new(
+        gpu: &Arc<Gpu>,
+        inputs: usize,
+        rows: usize,
+        told: usize,
+    ) -> Result<Turn, GpuError> {
+        let told = || Pinned::new(gpu, 4 * rows * told);
         Ok(Turn {
             staged: Pinned::new(gpu, inputs)?,
             tokens: Pinned::new(gpu, 4 * rows)?,
-            penalised: Penalised::new(gpu)?,
+            lists: Lists::new(gpu)?,
             logits: Pinned::new(gpu, 0)?,
             logit_rows: LogitRows::All,
+            told: [told()?, told()?],
+            tells: Vec::new(),
             done: Event::new(gpu)?,
             ticket: 0,
-            rows: 0,
-            columns: 0,
-            dtype: DType::F32,
+            left: Left::NOTHING,
         })
     }
 
@@ -50,20 +78,31 @@ impl Turn {
         self.done.synchronize()
     }
 
-    /// Has the tokens of a step brought back, and `columns` logits of type `dtype` of each of
-    /// `logit_rows`; 0 for none.
+    /// Has what is wanted of what a step left brought back: tokens, the logits of `logit_rows`, and what is
+    /// told of rows.
     pub(super) fn bring(
         &mut self,
         gpu: &Arc<Gpu>,
         stream: &Stream,
-        (rows, columns, dtype): (usize, usize, DType),
+        left: Left,
         logit_rows: &LogitRows,
-        (tokens, logits): (u64, u64),
+        inputs: &StepInputs,
     ) -> Result<(), GpuError> {
-        (self.rows, self.columns, self.dtype) = (rows, columns, dtype);
+        self.left = left;
         self.logit_rows.clone_from(logit_rows);
-        if rows > 0 {
+        let Left { rows, columns, dtype, logits, .. } = left;
+        if let Some(tokens) = left.tokens.filter(|_| rows > 0) {
             stream.to_host(&mut self.tokens.bytes_mut()[..4 * rows], tokens)?;
+        }
+        self.tells.clear();
+        if let Some((width, places)) = left.told {
+            let wishes = inputs.step().picks.set_rows();
+            self.tells.extend(wishes.filter(|(row, pick)| pick.told > 0 && *row < rows));
+            for (told, from) in self.told.iter_mut().zip(places) {
+                if !self.tells.is_empty() {
+                    stream.to_host(&mut told.bytes_mut()[..4 * width * rows], from)?;
+                }
+            }
         }
         let (row, brought) = (elements::size(dtype) * columns, self.brought());
         if self.logits.bytes().len() < row * brought {
@@ -82,24 +121,47 @@ impl Turn {
 
     /// How many rows of logits come back.
     fn brought(&self) -> usize {
-        parts(&self.logit_rows, self.rows).map(|part| part.len()).sum()
+        parts(&self.logit_rows, self.left.rows).map(|part| part.len()).sum()
     }
 
     /// What came back. The turn must be finished.
     pub(super) fn read(&self, output: &mut StepOutput) {
-        (output.rows, output.columns) = (self.rows, self.columns);
+        let Left { rows, columns, dtype, .. } = self.left;
+        (output.rows, output.columns) = (rows, columns);
         output.tokens.clear();
-        output.tokens.extend_from_slice(words(&self.tokens, self.rows));
+        if self.left.tokens.is_some() {
+            output.tokens.extend_from_slice(words(&self.tokens, rows));
+        }
+        output.told.clear();
+        let told = self.tells.iter().filter(|(row, _)| output.tokens[*row] != NO_TOKEN);
+        output.told.extend(told.map(|(row, pick)| (*row as u32, self.told(*row, pick))));
         output.logits.clear();
         output.logit_rows.clone_from(&self.logit_rows);
-        let count = self.brought() * self.columns;
-        let logits = &self.logits.bytes()[..elements::size(self.dtype) * count];
-        if self.dtype == DType::F32 {
+        let count = self.brought() * columns;
+        let logits = &self.logits.bytes()[..elements::size(dtype) * count];
+        if dtype == DType::F32 {
             output.logits.extend_from_slice(bytemuck::cast_slice(logits));
         } else {
             let mut values = Vec::with_capacity(count);
-            elements::decode(self.dtype, logits, &mut values);
+            elements::decode(dtype, logits, &mut values);
             output.logits.extend(values.into_iter().map(|v| v as f32));
+        }
+    }
+
+    /// What is told of a row that has a token.
+    fn told(&self, row: usize, pick: &PickRow) -> Logprobs {
+        let width = self.left.told.map_or(0, |(width, _)| width);
+        let [logprobs, tokens] = &self.told;
+        let logprobs: &[f32] =
+            bytemuck::cast_slice(&logprobs.bytes()[4 * width * row..][..4 * width]);
+        let tokens = &words(tokens, width * (row + 1))[width * row..];
+        let top = (pick.told as usize).min(width);
+        let likeliest = tokens[1..top].iter().copied().zip(logprobs[1..top].iter().copied());
+        Logprobs {
+            token: pick.given.checked_sub(1).unwrap_or(words(&self.tokens, row + 1)[row]),
+            logprob: logprobs[0],
+            rank: tokens[0] + 1,
+            top: likeliest.filter(|(token, _)| *token != NO_TOKEN).collect(),
         }
     }
 }

@@ -7,7 +7,9 @@
 
 mod drive;
 mod kv;
+mod memory;
 mod options;
+mod prefixes;
 mod request;
 mod schedule;
 mod sequence;
@@ -22,8 +24,10 @@ pub use options::{Batching, EngineLimits, EngineOptions, KvMode, OptionsError, P
 pub use request::{EngineError, Event, FinishReason, Request, RequestId, State};
 use slab::Slab;
 
+use self::memory::Groups;
 use self::sequence::{Rank, Sequence};
-use crate::exec::{Executor, StepInputs, Ticket};
+use crate::exec::{Executor, GroupKind, StepInputs, Ticket};
+use crate::sampling::MOST_TOLD;
 
 /// Runs requests on an executor.
 pub struct Engine<E: Executor> {
@@ -31,6 +35,7 @@ pub struct Engine<E: Executor> {
     limits: EngineLimits,
     options: EngineOptions,
     pool: BlockPool,
+    groups: Groups,
     sequences: Slab<Sequence>,
     /// Those with memory, and those without.
     running: Vec<usize>,
@@ -42,8 +47,6 @@ pub struct Engine<E: Executor> {
     /// Kept for its memory.
     spare: Vec<Planned>,
     order: Vec<usize>,
-    /// [`ONE_IN`]; a field, since steps of tests are too small for it.
-    one_in: usize,
     row: Vec<f32>,
     next_id: u64,
     stats: Stats,
@@ -56,10 +59,6 @@ struct Flight {
     ticket: Option<Ticket>,
     /// One for each row.
     planned: Vec<Planned>,
-    /// Whether the next step depends on what the host makes of this one.
-    needs_host: bool,
-    /// Rows whose sequences have no part in a step that is filled before this one has ended.
-    sitting_out: usize,
 }
 
 /// A part that a sequence has in a step.
@@ -77,9 +76,8 @@ struct Planned {
     /// How many of its last rows yield a row of output, and the first of these.
     rows: usize,
     output: usize,
-    /// Whether the last row yields the next token, and whether the host picks it from the logits.
+    /// Whether the last row yields the next token.
     yields: bool,
-    by_host: bool,
 }
 
 impl Planned {
@@ -88,12 +86,6 @@ impl Planned {
         (self.output + self.rows).saturating_sub(1)
     }
 }
-
-/// A step waits for the one before where more than one row in so many would sit it out otherwise: it
-/// would lose that share of its tokens, and waiting loses the GPU's pause. That pause is 2 % of a step (8B on
-/// an H100, 64 sequences) where the host only counts tokens; it is far longer where the host makes
-/// log-probabilities of the same rows, which this does not weigh.
-const ONE_IN: usize = 32;
 
 impl<E: Executor> Engine<E> {
     /// An engine over an executor whose plan gives a row of logits, or a token, for each sequence.
@@ -107,10 +99,25 @@ impl<E: Executor> Engine<E> {
             KvMode::Contiguous => limits.max_length.div_ceil(limits.block_size),
             KvMode::Paged | KvMode::Off => 1,
         };
-        let pool = BlockPool::of_runs(limits.blocks, limits.block_size, run);
+        let mut kinds = executor.groups();
+        let inputs = StepInputs::asking(limits.block_size).with_groups(&kinds);
+        if options.kv == KvMode::Contiguous {
+            // What was taken up front is not given back.
+            kinds.iter_mut().filter(|k| matches!(k, GroupKind::Ring { .. })).for_each(|kind| {
+                *kind = GroupKind::Paged;
+            });
+        }
+        let widths: Vec<usize> = kinds.iter().map(|k| k.width()).collect();
+        let pool = BlockPool::for_groups(limits.blocks, limits.block_size, run, &widths);
+        let chunk = limits.chunk.min(limits.step.t as usize);
+        let mut groups = Groups::new(kinds, limits.block_size, chunk);
+        if !options.prefix_cache {
+            groups.snapshot_every = 0;
+        }
         Ok(Engine {
             executor,
-            inputs: StepInputs::asking(limits.block_size),
+            inputs,
+            groups,
             sequences: Slab::new(),
             running: Vec::new(),
             waiting: BTreeMap::new(),
@@ -118,7 +125,6 @@ impl<E: Executor> Engine<E> {
             flight: None,
             spare: Vec::new(),
             order: Vec::new(),
-            one_in: ONE_IN,
             row: Vec::new(),
             next_id: 0,
             stats: Stats { total_blocks: pool.total(), ..Stats::default() },
@@ -133,7 +139,7 @@ impl<E: Executor> Engine<E> {
         self.check(&request)?;
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        let sequence = Sequence::new(id, request, self.stats.steps);
+        let sequence = Sequence::new(id, request, self.groups.none(), self.stats.steps);
         let rank = self.rank(&sequence);
         let slot = self.sequences.insert(sequence);
         self.waiting.insert(rank, slot);
@@ -154,15 +160,19 @@ impl<E: Executor> Engine<E> {
             return Err(EngineError::Token { token, vocab });
         }
         request.sampling.check()?;
-        let logits = request.logprobs.or(request.prompt_logprobs).is_some();
+        let told = request.logprobs.max(request.prompt_logprobs);
+        if let Some(found) = told.filter(|n| *n > MOST_TOLD) {
+            return Err(EngineError::Logprobs { found });
+        }
         let bans = request.sampling.min_tokens > 0 && !request.stop.is_empty();
-        let sampled = !request.sampling.is_greedy() || bans || !request.bias.is_empty() || logits;
+        let sampled =
+            !request.sampling.is_greedy() || bans || !request.bias.is_empty() || told.is_some();
         if self.executor.yields_tokens() && sampled {
             return Err(EngineError::GreedyOnly);
         }
         let tokens = tokens.saturating_add(request.max_tokens).min(limit);
         let (blocks, block_size) = (self.pool.total(), self.pool.block_size());
-        if self.pool.blocks_for(tokens) > blocks {
+        if self.groups.most(&self.pool, tokens) > blocks {
             return Err(EngineError::CacheTooSmall { tokens, blocks, block_size });
         }
         Ok(())
@@ -181,7 +191,7 @@ impl<E: Executor> Engine<E> {
     pub fn truncate(&mut self, id: RequestId, rows: usize) {
         let found = self.sequences.iter_mut().find(|(_, s)| s.id == id && s.running);
         if let Some((_, s)) = found {
-            s.truncate(&mut self.pool, rows);
+            self.groups.truncate(&mut self.pool, s, rows);
         }
     }
 
@@ -248,9 +258,7 @@ impl<E: Executor> Engine<E> {
         if let Some(before) = before {
             self.settle_step(before, events)?;
         }
-        let ahead = self.options.ahead && self.executor.feeds();
-        let waits = |f: &Flight| f.needs_host || f.sitting_out * self.one_in > f.planned.len();
-        if !ahead || self.flight.as_ref().is_some_and(waits) {
+        if !self.options.ahead || !self.executor.feeds() {
             self.settle(events)?;
         }
         Ok(())
@@ -279,6 +287,7 @@ impl<E: Executor> Engine<E> {
             let sequence = &mut self.sequences[planned.slot];
             sequence.submitted = planned.context;
             sequence.served = flight.step;
+            self.groups.depart(&mut self.pool, sequence);
             if planned.yields {
                 sequence.coming = Some((flight.step, planned.last_output()));
             }
@@ -294,7 +303,7 @@ impl<E: Executor> Engine<E> {
     fn remove(&mut self, slot: usize) {
         let rank = self.rank(&self.sequences[slot]);
         let mut sequence = self.sequences.remove(slot);
-        self.pool.release(&mut sequence.blocks);
+        sequence.release(&mut self.pool);
         if sequence.running {
             self.running.retain(|s| *s != slot);
         } else {

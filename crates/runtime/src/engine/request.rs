@@ -1,7 +1,7 @@
 //! What is asked of the engine, and what it tells.
 
 use crate::exec::ExecError;
-use crate::sampling::{Logprobs, SamplingError, SamplingParams};
+use crate::sampling::{Logprobs, MOST_TOLD, SamplingError, SamplingParams};
 
 /// What to generate.
 #[derive(Clone, Debug, Default)]
@@ -18,7 +18,8 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Added to the logits of these tokens before anything else.
     pub bias: Vec<(u32, f32)>,
-    /// Tell the log-probability of each generated token, and of so many of the likeliest.
+    /// Tell the log-probability of each generated token, and of so many of the likeliest, at most
+    /// [`MOST_TOLD`].
     pub logprobs: Option<usize>,
     /// Tell them for the prompt's tokens too, of so many of the likeliest.
     pub prompt_logprobs: Option<usize>,
@@ -106,6 +107,10 @@ pub enum EngineError {
     Token { token: u32, vocab: usize },
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    #[error(
+        "log-probabilities: expected at most {MOST_TOLD} of the likeliest tokens, found {found}"
+    )]
+    Logprobs { found: usize },
     #[error(
         "the plan yields the likeliest token instead of logits: expected temperature 0, no \
          penalties, no bias and no log-probabilities; compile with a pipeline without the pass \

@@ -26,18 +26,12 @@ impl<E: Executor> Engine<E> {
 
     /// Gives all that run the blocks for their next rows; false, giving none, if there are too few.
     pub(super) fn reserve(&mut self) -> bool {
-        let pool = &self.pool;
-        let missing = self.running.iter().map(|slot| {
-            let s = &self.sequences[*slot];
-            pool.blocks_for(s.length()).saturating_sub(s.blocks.len())
-        });
-        if missing.sum::<usize>() > pool.free() {
+        let missing = |slot: &usize| self.groups.missing(&self.pool, &self.sequences[*slot]);
+        if self.running.iter().map(missing).sum::<usize>() > self.pool.free() {
             return false;
         }
         for slot in &self.running {
-            let s = &mut self.sequences[*slot];
-            let length = s.length();
-            let grown = self.pool.grow(&mut s.blocks, length);
+            let grown = self.groups.grow(&mut self.pool, &mut self.sequences[*slot]);
             debug_assert!(grown, "the sum fitted");
         }
         true
@@ -52,9 +46,7 @@ impl<E: Executor> Engine<E> {
         order.sort_unstable_by_key(|slot| self.rank(&self.sequences[*slot]));
         let mut at = 0;
         while at < order.len() {
-            let s = &mut self.sequences[order[at]];
-            let length = s.length();
-            if self.pool.grow(&mut s.blocks, length) {
+            if self.groups.grow(&mut self.pool, &mut self.sequences[order[at]]) {
                 at += 1;
             } else if let Some(last) = order.pop() {
                 self.preempt(last);
@@ -65,8 +57,7 @@ impl<E: Executor> Engine<E> {
 
     fn preempt(&mut self, slot: usize) {
         let s = &mut self.sequences[slot];
-        self.pool.release(&mut s.blocks);
-        s.restart();
+        s.release(&mut self.pool);
         s.running = false;
         s.preemptions += 1;
         s.urgent |= s.preemptions >= PREEMPTIONS;
@@ -105,44 +96,31 @@ impl<E: Executor> Engine<E> {
     }
 
     /// Gives a sequence the blocks of all its tokens, shared ones first: how many tokens those hold.
-    /// `None`, changing nothing, unless each that runs could have one more block, too.
+    /// `None`, changing nothing, unless each that runs could have one more block of each group, too.
     fn take_memory(&mut self, slot: usize) -> Option<usize> {
-        while self.share_next(slot) {}
+        self.share(slot);
         let grows = self.options.kv != KvMode::Contiguous;
-        let room = if grows { self.running.len() } else { 0 };
+        let room = if grows { self.room() } else { 0 };
         let s = &mut self.sequences[slot];
-        let missing = self.pool.blocks_for(s.tokens.len()) - s.blocks.len();
-        if missing + room > self.pool.free() {
-            self.pool.release(&mut s.blocks);
-            s.restart();
+        let found = s.computed;
+        if self.groups.missing(&self.pool, s) + room > self.pool.free() {
+            s.release(&mut self.pool);
             return None;
         }
-        let found = s.computed;
-        self.pool.grow(&mut s.blocks, s.tokens.len()).then_some(found)
+        self.groups.grow(&mut self.pool, s).then_some(found)
     }
 
-    /// Takes a sequence's next block from the cache, if it is there; it computes one row at least.
-    fn share_next(&mut self, slot: usize) -> bool {
-        let (s, size) = (&mut self.sequences[slot], self.pool.block_size());
-        let (at, end) = (s.kept * size, (s.kept + 1) * size);
-        let ready = s.submitted == at && end < s.tokens.len() && !s.tells_prompt();
-        if !self.options.prefix_cache || !ready {
-            return false;
+    /// A block for each group of each that runs.
+    fn room(&self) -> usize {
+        self.running.len() * self.groups.kinds().len()
+    }
+
+    /// Takes what the cache has of a sequence's next rows.
+    fn share(&mut self, slot: usize) {
+        let s = &mut self.sequences[slot];
+        if self.options.prefix_cache && !s.tells_prompt() {
+            self.groups.share(&mut self.pool, s);
         }
-        let Some((block, name)) = self.pool.share(s.prefix, &s.tokens[at..end]) else {
-            return false;
-        };
-        if s.kept < s.blocks.len() {
-            // It has its own already: another computed the same meanwhile.
-            let own = std::mem::replace(&mut s.blocks[s.kept], block);
-            self.pool.release(&mut vec![own]);
-        } else {
-            s.blocks.push(block);
-        }
-        s.prefix = super::kv::Prefix::After(name);
-        s.kept += 1;
-        (s.computed, s.submitted) = (end, end);
-        true
     }
 
     /// Fills the inputs with what each has to compute, by turns, as far as the step goes; false if
@@ -152,8 +130,6 @@ impl<E: Executor> Engine<E> {
         self.next.planned = std::mem::take(&mut self.spare);
         self.next.planned.clear();
         self.next.step = self.stats.steps + 1;
-        self.next.needs_host = self.options.kv == KvMode::Off;
-        self.next.sitting_out = 0;
         let mut order = std::mem::take(&mut self.order);
         order.clear();
         order.extend_from_slice(&self.running);
@@ -166,7 +142,7 @@ impl<E: Executor> Engine<E> {
             if left.t == 0 || left.seqs == 0 {
                 break;
             }
-            while self.share_next(slot) {}
+            self.share(slot);
             let s = &self.sequences[slot];
             let most = match (s.decodes(), self.is_late(slot)) {
                 (true, _) => 1,
@@ -194,11 +170,10 @@ impl<E: Executor> Engine<E> {
 
     /// Plans up to `most` of a sequence's rows, with so many rows of output at most: how many.
     fn plan(&mut self, slot: usize, (most, outputs): (usize, usize), left: &mut Dims) -> usize {
-        let samples = self.executor.samples();
         let s = &mut self.sequences[slot];
-        let (id, wanted) = (s.id, s.wanted(&self.limits, samples).min(most));
+        let (id, wanted) = (s.id, s.wanted(&self.limits).min(most));
+        let wanted = wanted.min(self.groups.room(s)).min(self.groups.uncut(s, s.submitted));
         if wanted > 0 {
-            // Not while it sits out: its last token is still to be picked.
             s.sampler.reach(s.length() as u64);
         }
         let (past, outputs) = (s.submitted, outputs.min(left.b as usize));
@@ -214,21 +189,9 @@ impl<E: Executor> Engine<E> {
         let context = past + new;
         let yields = context == s.length();
         let rows = new.saturating_sub(silent).max(usize::from(yields));
-        let (by_host, generated) = (s.is_picked_by_host(samples), s.decodes());
-        self.next.sitting_out += usize::from(yields && s.waits_for_host(samples));
-        let (truncations, output) = (s.truncations, 0);
-        let planned = Planned {
-            slot,
-            id,
-            past,
-            context,
-            truncations,
-            generated,
-            rows,
-            output,
-            yields,
-            by_host,
-        };
+        let (generated, truncations, output) = (s.decodes(), s.truncations, 0);
+        let planned =
+            Planned { slot, id, past, context, truncations, generated, rows, output, yields };
         self.next.planned.push(planned);
         left.t -= new as u64;
         left.seqs -= 1;
@@ -240,25 +203,26 @@ impl<E: Executor> Engine<E> {
 
     /// Puts what was planned into the step's inputs.
     fn push(&mut self, at: usize) -> Result<(), EngineError> {
-        let (samples, inputs) = (self.executor.samples(), &mut self.inputs);
-        let planned = &mut self.next.planned[at];
-        let Planned { slot, past, context, generated, rows, yields, by_host, .. } = *planned;
-        let s = &self.sequences[slot];
+        let (samples, spare) = (self.executor.samples(), self.room());
+        let (planned, inputs) = (&mut self.next.planned[at], &mut self.inputs);
+        let Planned { slot, past, context, generated, rows, .. } = *planned;
+        let s = &mut self.sequences[slot];
+        self.groups.leave_snapshots(&mut self.pool, s, past, spare);
+        let held = self.groups.rows(s, past);
         if !generated {
             inputs.begin_prompts();
         }
-        if let (Some((_, row)), true) = (s.coming, past == s.tokens.len()) {
-            inputs.push_fed(row, context, &s.blocks)?;
+        let fed = s.coming.filter(|_| past == s.tokens.len());
+        if let Some((_, row)) = fed {
+            inputs.push_fed(row, context, held)?;
         } else {
-            inputs.push(&s.tokens[past..context], context, &s.blocks)?;
+            inputs.push_rows(&s.tokens[past..context], context, held)?;
         }
         inputs.yield_rows(rows)?;
         planned.output = inputs.last_outputs().start;
-        if yields && samples && !by_host {
-            inputs.set_pick(&s.sampler.pick_at(context as u64));
-        }
-        if s.tells_prompt() || (yields && (by_host || s.request.logprobs.is_some())) {
-            inputs.ask_logits();
+        for (i, output) in inputs.last_outputs().enumerate().filter(|_| samples) {
+            let row_context = context - rows + i + 1;
+            inputs.set_row_pick(output, &s.pick(row_context, fed.is_some()));
         }
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! A request under way.
 
-use super::kv::{BlockPool, Prefix};
+use super::kv::Prefix;
+use super::memory::Held;
 use super::{EngineLimits, Request, RequestId, State};
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, Tell, TokenPick};
 
 /// Who goes before whom: the smaller first. Urgent ones, then by priority, then by arrival.
 pub(super) type Rank = (bool, i32, RequestId);
@@ -13,7 +14,8 @@ pub(super) struct Sequence {
     pub(super) sampler: Sampler,
     /// Prompt and output.
     pub(super) tokens: Vec<u32>,
-    pub(super) blocks: Vec<u32>,
+    /// What it has of the cache, by group of layers.
+    pub(super) held: Vec<Held>,
     /// Rows in the cache, and with those of the step under way.
     pub(super) computed: usize,
     pub(super) submitted: usize,
@@ -21,7 +23,7 @@ pub(super) struct Sequence {
     pub(super) truncations: u32,
     /// The step under way, and its row, that yields the next token.
     pub(super) coming: Option<(u64, usize)>,
-    /// Blocks that are kept for others, and what the next one depends on.
+    /// Full blocks of tokens whose rows are kept for others, and what the next one depends on.
     pub(super) kept: usize,
     pub(super) prefix: Prefix,
     /// Tokens of the prompt whose log-probabilities were told; there is none of the first.
@@ -37,13 +39,14 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(id: RequestId, request: Request, now: u64) -> Sequence {
+    pub(super) fn new(id: RequestId, request: Request, held: Vec<Held>, now: u64) -> Sequence {
         Sequence {
             id,
             sampler: Sampler::new(request.sampling, &request.tokens)
-                .with_ends(&request.stop, request.tokens.len()),
+                .with_ends(&request.stop, request.tokens.len())
+                .with_bias(&request.bias),
             tokens: request.tokens.clone(),
-            blocks: Vec::new(),
+            held,
             computed: 0,
             submitted: 0,
             truncations: 0,
@@ -75,10 +78,10 @@ impl Sequence {
         self.generated() + coming >= self.request.max_tokens || self.length() >= max_length
     }
 
-    /// Rows that can be computed next. The executor `samples` or not.
-    pub(super) fn wanted(&self, limits: &EngineLimits, samples: bool) -> usize {
+    /// Rows that can be computed next.
+    pub(super) fn wanted(&self, limits: &EngineLimits) -> usize {
         let known = self.tokens.len() - self.submitted.min(self.tokens.len());
-        let is_fed = self.coming.is_some() && known == 0 && !self.waits_for_host(samples);
+        let is_fed = self.coming.is_some() && known == 0;
         if is_fed && !self.is_full(limits.max_length) { 1 } else { known }
     }
 
@@ -87,44 +90,35 @@ impl Sequence {
         self.submitted >= self.request.tokens.len() && self.submitted + 1 == self.length()
     }
 
-    /// Whether the prompt's log-probabilities are still to be told: every row's logits are wanted.
+    /// Whether the prompt's log-probabilities are still to be told: every row yields one.
     pub(super) fn tells_prompt(&self) -> bool {
         self.request.prompt_logprobs.is_some() && self.told < self.request.tokens.len()
     }
 
-    /// Whether the host picks its tokens from the logits, though the executor may pick some.
-    pub(super) fn is_picked_by_host(&self, samples: bool) -> bool {
-        !self.request.bias.is_empty() || (!samples && !self.sampler.is_greedy())
+    /// The token of the prompt that the row after which there are `context` rows is to tell of.
+    pub(super) fn tells_of(&self, context: usize) -> Option<u32> {
+        let next = self.request.tokens.get(context);
+        next.copied().filter(|_| self.tells_prompt() && context >= self.told)
     }
 
-    /// Whether the host must know a token before the next can be picked: penalties count it.
-    pub(super) fn waits_for_host(&self, samples: bool) -> bool {
-        self.is_picked_by_host(samples) || self.request.sampling.has_penalties()
+    /// How the token is picked after the row after which there are `context` rows, and what is told of
+    /// it; the row's own token is `fed` or known.
+    pub(super) fn pick(&self, context: usize, fed: bool) -> TokenPick<'_> {
+        if let Some((given, top)) = self.tells_of(context).zip(self.request.prompt_logprobs) {
+            let tell = Some(Tell { top, given: Some(given) });
+            return TokenPick { tell, ..TokenPick::default() };
+        }
+        if context < self.length() || self.request.max_tokens == 0 {
+            return TokenPick::default();
+        }
+        let tell = self.request.logprobs.map(|top| Tell { top, given: None });
+        TokenPick { tell, ..self.sampler.pick_at(context as u64, fed) }
     }
 
     /// Forgets what is in the cache; its blocks are with others already.
     pub(super) fn restart(&mut self) {
         (self.computed, self.submitted, self.kept) = (0, 0, 0);
         self.prefix = Prefix::Root(self.request.salt);
-    }
-
-    /// Gives the rows after the first `rows` back, and the blocks that nothing is left in.
-    pub(super) fn truncate(&mut self, pool: &mut BlockPool, rows: usize) {
-        let size = pool.block_size();
-        // A block that is kept is others', too: it is given back as a whole, since none of its rows may be
-        // written again.
-        let rows = if rows < self.kept * size { rows - rows % size } else { rows };
-        if rows < self.submitted {
-            self.truncations += 1;
-            self.submitted = rows;
-            self.computed = self.computed.min(rows);
-        }
-        if rows < self.kept * size {
-            self.kept = rows / size;
-            let last = self.kept.checked_sub(1).and_then(|at| pool.name(self.blocks[at]));
-            self.prefix = last.map_or(Prefix::Root(self.request.salt), Prefix::After);
-        }
-        pool.shrink(&mut self.blocks, rows);
     }
 
     pub(super) fn state(&self) -> State {

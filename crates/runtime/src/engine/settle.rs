@@ -2,7 +2,6 @@
 
 use infernum_ir::NO_TOKEN;
 
-use super::kv::Prefix;
 use super::sequence::Sequence;
 use super::{Engine, EngineError, Event, FinishReason, Flight, KvMode, Planned};
 use crate::exec::{Executor, StepOutput};
@@ -76,20 +75,15 @@ impl<E: Executor> Engine<E> {
         let Some(s) = self.sequences.get_mut(planned.slot).filter(|s| s.id == planned.id) else {
             return;
         };
-        let size = self.pool.block_size();
-        while self.options.prefix_cache && (s.kept + 1) * size <= s.computed {
-            let (at, tokens) = (s.kept, &s.tokens[s.kept * size..(s.kept + 1) * size]);
-            let (block, name) = self.pool.keep(s.blocks[at], s.prefix, tokens);
-            s.blocks[at] = block;
-            s.prefix = Prefix::After(name);
-            s.kept += 1;
+        if self.options.prefix_cache {
+            self.groups.keep(&mut self.pool, s);
         }
+        self.groups.give_back(&mut self.pool, s);
         if !planned.yields {
             return;
         }
         if self.options.kv == KvMode::Off {
-            self.pool.release(&mut s.blocks);
-            s.restart();
+            s.release(&mut self.pool);
         }
         let last = s.tokens.last().filter(|_| s.generated() > 0);
         let reason = if last.is_some_and(|t| s.request.stop.contains(t)) {
@@ -133,18 +127,22 @@ fn tell_prompt(
         // The token after the row.
         let at = planned.context - planned.rows + i + 1;
         let Some(&next) = s.request.tokens.get(at).filter(|_| at >= s.told) else { continue };
-        let row = output.row(planned.output + i);
-        if argmax(row).is_none() {
-            return false;
-        }
+        let row = planned.output + i;
+        let told = if output.tokens.is_empty() {
+            let logits = output.row(row);
+            argmax(logits).map(|_| Logprobs::new(logits, next, top))
+        } else {
+            output.told(row).cloned()
+        };
+        let Some(told) = told else { return false };
         s.told = at + 1;
-        events.push(Event::Prompt(s.id, Box::new(Logprobs::new(row, next, top))));
+        events.push(Event::Prompt(s.id, Box::new(told)));
     }
     true
 }
 
-/// The token of a planned row: the executor's, if it picked one as asked, or else the host's. `None` if the row
-/// has none.
+/// The token of a planned row and what is told of it: the executor's, if it picks, or else the host's. `None`
+/// if the row has none.
 fn pick(
     s: &mut Sequence,
     output: &StepOutput,
@@ -152,22 +150,15 @@ fn pick(
     scratch: &mut Vec<f32>,
 ) -> Option<(u32, Option<Box<Logprobs>>)> {
     let row = planned.last_output();
-    if let Some(&token) = output.tokens.get(row).filter(|_| !planned.by_host) {
+    if let Some(&token) = output.tokens.get(row) {
         if token == NO_TOKEN {
             return None;
         }
         s.sampler.note(token);
-        // They come with what penalties changed.
-        let logprobs = |top| Box::new(Logprobs::new(output.row(row), token, top));
-        return Some((token, s.request.logprobs.map(logprobs)));
+        return Some((token, output.told(row).cloned().map(Box::new)));
     }
     scratch.clear();
     scratch.extend_from_slice(output.row(row));
-    for (token, bias) in &s.request.bias {
-        if let Some(logit) = scratch.get_mut(*token as usize) {
-            *logit += bias;
-        }
-    }
     let token = s.sampler.sample(scratch, s.tokens.len() as u64)?;
     let logprobs = s.request.logprobs.map(|top| Box::new(Logprobs::new(scratch, token, top)));
     Some((token, logprobs))

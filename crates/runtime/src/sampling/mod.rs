@@ -1,37 +1,78 @@
-//! Picks the next token from logits. It knows nothing of steps and targets.
+//! Which picks a request wants, and the host's own. It knows nothing of steps and targets; what a pick is
+//! stands in [`infernum_ir::picking`].
 
-mod logprobs;
-mod noise;
 mod params;
 
-pub use infernum_codegen::cuda::abi::SeenToken;
 use infernum_ir::NO_TOKEN;
-pub use logprobs::Logprobs;
-pub(crate) use noise::Noise;
+use infernum_ir::picking::{Candidate, Edits, Noise, PickRow, draw, edit};
+pub use infernum_ir::picking::{Logprobs, MOST_TOLD, SeenToken, argmax};
 pub use params::{Number, Range, SamplingError, SamplingOption, SamplingParams};
 
 /// How one token is to be picked: all that it depends on but the logits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct TokenPick<'a> {
     /// The request's parameters.
     pub params: SamplingParams,
     /// The token's index in the sequence.
     pub position: u64,
-    /// Tokens with penalties, each once, in order.
-    pub seen: &'a [SeenToken],
+    /// What changes the logits of single tokens.
+    pub edits: Edits<'a>,
+    /// The token before it was generated, and is not among those seen: it was not known yet.
+    pub counts_own: bool,
+    /// What is told of the row.
+    pub tell: Option<Tell>,
+}
+
+/// Log-probabilities that are wanted of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tell {
+    /// How many of the likeliest tokens, at most [`MOST_TOLD`] where an executor picks.
+    pub top: usize,
+    /// The token whose log-probability is told; `None` for the one that is picked.
+    pub given: Option<u32>,
 }
 
 impl TokenPick<'_> {
-    /// The token of a row of logits; see [`Sampler::sample`].
-    pub fn pick(&self, logits: &[f32]) -> Option<u32> {
-        self.pick_in(&mut logits.to_vec())
+    /// What kernels read of it; its lists have no place yet.
+    pub fn row(&self) -> PickRow {
+        let p = self.params;
+        let [key0, key1] = Noise::new(p.seed, self.position).key;
+        let one = |n: usize| u32::try_from(n).unwrap_or(u32::MAX).saturating_add(1);
+        let given = self.tell.and_then(|tell| tell.given);
+        PickRow {
+            scale: p.scale(),
+            top_k: p.top_k,
+            top_p: p.top_p,
+            min_p: p.min_p,
+            repetition: p.repetition_penalty,
+            frequency: p.frequency_penalty,
+            presence: p.presence_penalty,
+            key0,
+            key1,
+            counts_own: u32::from(self.counts_own),
+            told: self.tell.map_or(0, |tell| one(tell.top)),
+            given: given.map_or(0, |token| token.saturating_add(1)),
+            ..PickRow::default()
+        }
     }
 
-    /// As [`TokenPick::pick`]; `logits` is left with the penalties applied.
-    pub(crate) fn pick_in(&self, logits: &mut [f32]) -> Option<u32> {
-        let (params, seen) = (self.params, self.seen.to_vec());
-        let mut sampler = Sampler { seen, ..Sampler::new(params, &[]) };
-        sampler.sample(logits, self.position)
+    /// Whether the largest logit wins, as it is, and nothing is told.
+    pub fn is_greedy(&self) -> bool {
+        let Edits { bias, seen, allowed } = self.edits;
+        let edited = !bias.is_empty() || !seen.is_empty() || allowed.is_some() || self.counts_own;
+        self.params.takes_largest() && !edited && self.tell.is_none()
+    }
+
+    /// The token after a row's `own`, by its logits, which are left edited. `None` where they are no
+    /// distribution: any is NaN, or none is above -inf. Nothing is told.
+    pub fn pick(&self, own: u32, logits: &mut [f32]) -> Option<u32> {
+        self.pick_with(own, logits, &mut Vec::new())
+    }
+
+    fn pick_with(&self, own: u32, logits: &mut [f32], scratch: &mut Vec<Candidate>) -> Option<u32> {
+        let row = self.row();
+        edit(logits, &row, self.edits, own, &|v| v);
+        draw(logits, &row, scratch)
     }
 }
 
@@ -41,16 +82,12 @@ pub struct Sampler {
     params: SamplingParams,
     // Kept only where a penalty or a ban asks for it; sorted by token.
     seen: Vec<SeenToken>,
+    // Sorted by token, each once.
+    bias: Vec<(u32, f32)>,
     // Tokens that are banned before a position, and whether the prompt has them, too.
     banned: Vec<(u32, bool)>,
     free_from: u64,
     candidates: Vec<Candidate>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Candidate {
-    logit: f32,
-    token: u32,
 }
 
 impl Sampler {
@@ -62,7 +99,21 @@ impl Sampler {
             seen.sort_unstable_by_key(|s| s.token);
             seen.dedup();
         }
-        Sampler { params, seen, banned: Vec::new(), free_from: 0, candidates: Vec::new() }
+        let (bias, banned, candidates) = (Vec::new(), Vec::new(), Vec::new());
+        Sampler { params, seen, bias, banned, free_from: 0, candidates }
+    }
+
+    /// Adds to the logits of tokens, before anything else.
+    #[must_use]
+    pub fn with_bias(mut self, bias: &[(u32, f32)]) -> Sampler {
+        self.bias = bias.to_vec();
+        self.bias.sort_by_key(|(token, _)| *token);
+        self.bias.dedup_by(|(token, more), (kept, sum)| {
+            let same = token == kept;
+            *sum += if same { *more } else { 0.0 };
+            same
+        });
+        self
     }
 
     /// Keeps `ends` out of the first `min_tokens` tokens after a prompt of `prompt` tokens.
@@ -96,15 +147,13 @@ impl Sampler {
         }
     }
 
-    /// Whether the largest logit wins, as it is.
-    pub fn is_greedy(&self) -> bool {
-        self.params.is_greedy() && self.seen.is_empty()
-    }
-
     /// How the token for `position`, which was [reached](Sampler::reach), is picked, for an executor
-    /// that does it. It must be told of by [`Sampler::note`].
-    pub fn pick_at(&self, position: u64) -> TokenPick<'_> {
-        TokenPick { params: self.params, position, seen: &self.seen }
+    /// that does it. It must be told of by [`Sampler::note`]; where it is picked before the one before it
+    /// was told of, that one `is_coming`.
+    pub fn pick_at(&self, position: u64, is_coming: bool) -> TokenPick<'_> {
+        let edits = Edits { bias: &self.bias, seen: &self.seen, allowed: None };
+        let counts_own = is_coming && self.params.has_penalties();
+        TokenPick { params: self.params, position, edits, counts_own, tell: None }
     }
 
     /// Remembers a token that was picked.
@@ -121,89 +170,15 @@ impl Sampler {
     /// Picks the token for `position` (its index in the sequence) and remembers it.
     ///
     /// The choice depends on the parameters, the logits, what was seen, and `position` alone: not
-    /// on what else is in the batch. `logits` is left with the penalties applied. `None` where they
-    /// are no distribution: any is NaN, or none is above -inf.
+    /// on what else is in the batch. `logits` is left edited. `None` where they are no distribution: any
+    /// is NaN, or none is above -inf.
     pub fn sample(&mut self, logits: &mut [f32], position: u64) -> Option<u32> {
         self.reach(position);
-        self.penalise(logits);
-        let likeliest = argmax(logits)?;
-        let token = if self.params.takes_largest() {
-            likeliest
-        } else {
-            self.draw(logits, Noise::new(self.params.seed, position)).unwrap_or(likeliest)
-        };
-        self.note(token);
-        Some(token)
+        let mut scratch = std::mem::take(&mut self.candidates);
+        let token = self.pick_at(position, false).pick_with(NO_TOKEN, logits, &mut scratch);
+        self.candidates = scratch;
+        token.inspect(|token| self.note(*token))
     }
-
-    fn penalise(&self, logits: &mut [f32]) {
-        let p = &self.params;
-        for seen in &self.seen {
-            let Some(logit) = logits.get_mut(seen.token as usize) else { continue };
-            if seen.generated == SeenToken::BANNED {
-                *logit = f32::NEG_INFINITY;
-                continue;
-            }
-            let factor = p.repetition_penalty;
-            *logit = if *logit > 0.0 { *logit / factor } else { *logit * factor };
-            if seen.generated > 0 {
-                *logit -= p.frequency_penalty * seen.generated as f32 + p.presence_penalty;
-            }
-        }
-    }
-
-    /// Temperature, then top-k, top-p and min-p on what is left, then a draw.
-    fn draw(&mut self, logits: &[f32], noise: Noise) -> Option<u32> {
-        let params = self.params;
-        let all = &mut self.candidates;
-        all.clear();
-        let finite = logits.iter().zip(0..).filter(|(l, _)| **l > f32::NEG_INFINITY);
-        // Adding 0 makes -0 equal 0, as it is for `argmax`.
-        all.extend(finite.map(|(l, token)| Candidate { logit: l.min(f32::MAX) + 0.0, token }));
-        // Likeliest first; ties by token, so that the order is total and repeatable.
-        let order =
-            |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
-        let k = params.top_k as usize;
-        if k > 0 && k < all.len() {
-            all.select_nth_unstable_by(k - 1, order);
-            all.truncate(k);
-        }
-        let max = all.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max);
-        let scale = f64::from(params.scale());
-        let log2_weight = |c: &Candidate| (f64::from(c.logit) - f64::from(max)) * scale;
-        let weight = |c: &Candidate| log2_weight(c).exp2();
-        if params.top_p < 1.0 {
-            all.sort_unstable_by(order);
-            let enough = all.iter().map(weight).sum::<f64>() * f64::from(params.top_p);
-            let mut mass = 0.0;
-            let kept = all.iter().take_while(|c| {
-                let short = mass < enough;
-                mass += weight(c);
-                short
-            });
-            let kept = kept.count().max(1);
-            all.truncate(kept);
-        }
-        if params.min_p > 0.0 {
-            all.retain(|c| weight(c) >= f64::from(params.min_p));
-        }
-        let best =
-            all.iter().fold(None, |best, c| Some(noise.challenge(best, log2_weight(c), c.token)));
-        best.map(|(_, token)| token)
-    }
-}
-
-/// Index of the largest value, the first of equals. `None` if any is NaN, or none is above -inf: such
-/// rows come of weights or sums that overflowed, and any token would be made up.
-pub fn argmax(logits: &[f32]) -> Option<u32> {
-    let (mut best, mut has_nan) = ((f32::NEG_INFINITY, NO_TOKEN), false);
-    for (i, &l) in logits.iter().enumerate() {
-        if l > best.0 {
-            best = (l, i as u32);
-        }
-        has_nan |= l.is_nan();
-    }
-    (best.1 != NO_TOKEN && !has_nan).then_some(best.1)
 }
 
 #[cfg(test)]
@@ -327,11 +302,10 @@ mod tests {
         // Bans are lifted without a trace: the penalties are those of a request without them.
         let penalised = SamplingParams { repetition_penalty: 3.0, ..greedy };
         let mut sampler = Sampler::new(penalised, &[1, 2]).with_ends(&ends, 3);
-        assert!(!sampler.is_greedy());
         sampler.reach(4);
-        assert_eq!(sampler.pick_at(4).seen.len(), 4);
+        assert_eq!(sampler.pick_at(4, false).edits.seen.len(), 4);
         sampler.reach(5);
         let token = |token| SeenToken { token, generated: 0 };
-        assert_eq!(sampler.pick_at(5).seen, [token(1), token(2)]);
+        assert_eq!(sampler.pick_at(5, false).edits.seen, [token(1), token(2)]);
     }
 }

@@ -96,6 +96,13 @@ const CASES: &[(&str, &str)] = &[
     ("%o = step output_rows : u32[B]\n  %r = gather_rows(%q, %o) : DT[B, 6, 7]", "%r"),
     ("%r = argmax(%x) : u32[T]", "%r"),
     ("%z = scale(%q) {by: 0} : DT[T, 6, 7]\n  %r = argmax(%z) : u32[T, 6]", "%r"),
+    (
+        "%o = step output_rows : u32[B]
+  %picks = step picks : u32[B, 16]
+  %last = gather_rows(%x, %o) : DT[B, 42]
+  %r, %i, %l, %t = pick(%last, %ids, %o, %picks) {top: 3} : DT[B, 42], u32[B], f32[B, 4], u32[B, 4]",
+        "%r, %i, %l, %t",
+    ),
     ("%r = gelu(%x) : DT[T, 42]", "%r"),
     ("%r = gelu_tanh(%x) : DT[T, 42]", "%r"),
     ("%r = silu(%x) : DT[T, 42]", "%r"),
@@ -237,5 +244,5 @@ fn only_these_ops_fall_back() {
                 .filter_map(|f| f.rsplit(' ').next().map(str::to_owned)),
         );
     }
-    assert_eq!(slow.into_iter().collect::<Vec<_>>(), ["gather_rows"]);
+    assert_eq!(slow.into_iter().collect::<Vec<_>>(), ["gather_rows", "pick"]);
 }

@@ -8,15 +8,15 @@
 
 /// The noise of one choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Noise {
+pub struct Noise {
     /// What differs between seeds and positions.
-    pub(crate) key: [u32; 2],
+    pub key: [u32; 2],
 }
 
 impl Noise {
     /// Two rounds of SplitMix64's finaliser (Steele et al. 2014), whose outputs for distinct inputs are
     /// independent for our purpose.
-    pub(crate) fn new(seed: u64, position: u64) -> Noise {
+    pub fn new(seed: u64, position: u64) -> Noise {
         let mix = |mut z: u64| {
             z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -29,7 +29,7 @@ impl Noise {
 
     /// 32 random bits for a token: a mixer of 32 bits (of Wellons's family), keyed at two places. Tokens of
     /// one choice never share their bits.
-    pub(crate) fn bits(self, token: u32) -> u32 {
+    pub fn bits(self, token: u32) -> u32 {
         let mut x = token.wrapping_mul(0x9e37_79b9).wrapping_add(self.key[0]);
         x = (x ^ (x >> 16)).wrapping_mul(0x21f0_aaad);
         x ^= x >> 15;
@@ -40,7 +40,7 @@ impl Noise {
 
     /// The better of `best` and a token of this log2 probability (up to a constant); of equal ones
     /// the earlier.
-    pub(crate) fn challenge(self, best: Option<(f64, u32)>, weight: f64, token: u32) -> (f64, u32) {
+    pub(super) fn challenge(self, best: Option<(f64, u32)>, weight: f64, token: u32) -> (f64, u32) {
         let bits = self.bits(token);
         if let Some(best) = best {
             // Most tokens lose at their best, which needs no logarithm.

@@ -1,5 +1,7 @@
 //! Log-probabilities of tokens.
 
+use super::sane;
+
 /// How likely a token was, and which were the likeliest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
@@ -15,14 +17,14 @@ pub struct Logprobs {
 
 impl Logprobs {
     /// Of `token`, and of the `top` likeliest, under the softmax of a row of logits; NaN counts as
-    /// never. A token outside the row, too.
+    /// never, and what is infinite as the largest number. A token outside the row is one that never comes.
     pub fn new(logits: &[f32], token: u32, top: usize) -> Logprobs {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let max = sane(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         // Single precision is enough for each of so many, and takes 0.6 of the time; for their sum it is not.
-        let weight = |l: &f32| if l.is_nan() { 0.0 } else { f64::from((l - max).exp()) };
+        let weight = |l: &f32| if l.is_nan() { 0.0 } else { f64::from((sane(*l) - max).exp()) };
         let log_sum = logits.iter().map(weight).sum::<f64>().ln() + f64::from(max);
         let logprob = |l: f32| {
-            let value = (f64::from(l) - log_sum) as f32;
+            let value = (f64::from(sane(l)) - log_sum) as f32;
             if value.is_nan() { f32::NEG_INFINITY } else { value }
         };
         let mut best: Vec<(u32, f32)> = Vec::with_capacity(top + 1);
@@ -60,5 +62,7 @@ mod tests {
         assert_eq!(Logprobs::new(&logits, 1, 0).logprob, f32::NEG_INFINITY);
         assert_eq!(Logprobs::new(&logits, 99, 0).logprob, f32::NEG_INFINITY);
         assert_eq!(Logprobs::new(&logits, 0, 9).top.len(), 4);
+        let infinite = Logprobs::new(&[f32::INFINITY, 0.0], 0, 2);
+        assert_eq!(infinite.top, [(0, 0.0), (1, f32::MIN)]);
     }
 }
