@@ -498,6 +498,14 @@ pub(super) static LARGE: Batch = Batch {
     limits: Dims { t: 64, b: 3, s: 128, pairs: 4096, seqs: 3 },
 };
 
+/// As [`SINGLE`]: more tokens than one tile of 64.
+pub(super) static HUNDRED: Batch = Batch {
+    name: "94 and 95 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(90, 90), (1, 1), (3, 3)], &[(1, 91), (64, 65), (30, 33)]],
+    limits: Dims { t: 128, b: 3, s: 256, pairs: 16_384, seqs: 3 },
+};
+
 /// Prompts, and decode steps of long and short contexts, which have kernels of their own.
 pub(super) static DECODES: Batch = Batch {
     name: "prompts and decodes",

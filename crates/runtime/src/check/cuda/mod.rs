@@ -19,7 +19,7 @@ use rayon::prelude::*;
 
 use self::guards::Guards;
 use super::cases::{
-    CASES, Case, DECODES, FEW, HEADS, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE, SIXTEEN,
+    CASES, Case, DECODES, FEW, HEADS, HUNDRED, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE, SIXTEEN,
     Sizes, Tried, is_written, made,
 };
 use super::{Batch, Comparison, KernelVerdict, Trial, allowed, encodings};
@@ -42,7 +42,7 @@ struct Shape {
     variants: &'static [&'static str],
 }
 
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 8] = [
     Shape {
         inputs: 2048,
         heads: [16, 4, 64],
@@ -80,6 +80,19 @@ const SHAPES: [Shape; 6] = [
         heads: [80, 10, 128],
         batches: &[&MIDDLE, &LARGE],
         variants: &["t32", "t32_split4", "t64", "t64_split4", "head128"],
+    },
+    // More than fits a cache: as many rows as columns, and fewer.
+    Shape {
+        inputs: 2048,
+        heads: [96, 2, 128],
+        batches: &[&HUNDRED],
+        variants: &["product128", "product128_2", "chain128", "chain128_2", "chain256_2"],
+    },
+    Shape {
+        inputs: 8192,
+        heads: [20, 2, 128],
+        batches: &[&HUNDRED],
+        variants: &["product128_split", "chain128"],
     },
     // More rows than columns.
     Shape {
