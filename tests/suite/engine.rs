@@ -6,8 +6,8 @@ use infernum_codegen::Limits;
 use infernum_ir::{DType, Sym};
 use infernum_passes::data::Kernels;
 use infernum_runtime::{
-    Batching, Engine, EngineLimits, EngineOptions, Event, KvMode, PlanExecutor, Policy, Request,
-    SamplingParams, Stats, StepInputs,
+    Batching, Engine, EngineLimits, EngineOptions, Event, GroupKind, KvMode, PlanExecutor, Policy,
+    Request, SamplingParams, Stats, StepInputs, most_blocks,
 };
 
 use crate::support::{Fixture, Launches};
@@ -22,7 +22,14 @@ fn engine(f: &Fixture, sequences: usize, options: EngineOptions) -> Engine<Box<d
     let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
     let limits = Limits { chunk: CHUNK, sequences: 8, max_length: f.max_length };
     let plan = f.plan_of(DType::F32, "default", &kernels, limits, Sym::B);
-    let blocks = sequences * (f.max_length as usize).div_ceil(StepInputs::BLOCK_SIZE);
+    let (groups, longest) = (GroupKind::of_plan(&plan), f.max_length as usize);
+    // A contiguous cache holds all rows of rings, too.
+    let whole = groups.len() * longest.div_ceil(StepInputs::BLOCK_SIZE);
+    let each = match options.kv {
+        KvMode::Contiguous => whole,
+        _ => most_blocks(&groups, longest, StepInputs::BLOCK_SIZE, CHUNK as usize),
+    };
+    let blocks = sequences * each;
     let limits = EngineLimits {
         step: plan.limits,
         max_length: f.max_length as usize,
@@ -123,7 +130,8 @@ fn no_way_of_scheduling_changes_an_output() {
         let alone = EngineOptions { batching: Batching::None, ..plain };
         let (expected, _) = outputs(&mut engine(&f, 1, alone), &requests);
         for (way, sequences, options) in ways {
-            let (found, stats) = outputs(&mut engine(&f, sequences, options), &requests);
+            let mut engine = engine(&f, sequences, options);
+            let (found, stats) = outputs(&mut engine, &requests);
             for ((found, expected), request) in found.iter().zip(&expected).zip(&requests) {
                 assert_eq!(found.tokens, expected.tokens, "{name}, {way}");
                 let told = if request.logprobs.is_some() { found.tokens.len() } else { 0 };
@@ -133,7 +141,11 @@ fn no_way_of_scheduling_changes_an_output() {
                 assert!(error < 1e-4, "{name}, {way}: log-probabilities differ by {error}");
             }
             assert_eq!(stats.prefix_hits > 0, options.prefix_cache, "{name}, {way}: {stats:?}");
-            assert_eq!(stats.preemptions > 0, way == "little memory", "{name}, {way}: {stats:?}");
+            // What rings hold does not grow: room for the longest may be room for all.
+            let grows = way == "little memory" && engine.executor().groups() == [GroupKind::Paged];
+            let may_grow = way == "little memory";
+            assert!(stats.preemptions > 0 || !grows, "{name}, {way}: {stats:?}");
+            assert!(stats.preemptions == 0 || may_grow, "{name}, {way}: {stats:?}");
         }
     }
 }

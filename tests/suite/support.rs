@@ -14,7 +14,8 @@ use infernum_passes::data::Kernels;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions};
 use infernum_runtime::{
-    CheckpointWeights, LoadError, PlanExecutor, SequenceSteps, StepInputs, WeightSource,
+    CheckpointWeights, GroupKind, LoadError, PlanExecutor, SequenceSteps, StepInputs, WeightSource,
+    most_blocks, tables,
 };
 
 /// A model folder with what transformers makes of it.
@@ -161,12 +162,14 @@ impl Fixture {
     }
 
     pub(crate) fn run_launched(&self, plan: Plan, chunk: usize, launches: Launches) -> Vec<f64> {
-        let blocks = self.tokens.len().div_ceil(StepInputs::BLOCK_SIZE);
+        let (groups, tokens) = (GroupKind::of_plan(&plan), self.tokens.len());
+        let (size, chunk) = (StepInputs::BLOCK_SIZE, chunk.min(tokens));
+        let blocks = most_blocks(&groups, tokens, size, chunk);
         let mut executor = self.executor(plan, blocks, launches);
         // Not in order, as in a cache that has been in use.
-        let table: Vec<u32> = (0..blocks as u32).rev().collect();
+        let tables = tables(&groups, tokens, size, chunk, (0..blocks as u32).rev());
         let mut logits = Vec::new();
-        let sequence = SequenceSteps::new(StepInputs::BLOCK_SIZE, table);
+        let sequence = SequenceSteps::new(size, tables).with_groups(&groups);
         prefill(&mut *executor, sequence, &self.tokens, chunk, |output| {
             logits.extend(output.logits.iter().map(|v| f64::from(*v)));
         })

@@ -4,6 +4,7 @@
 //! seeing a graph.
 
 mod buckets;
+mod cache;
 mod check;
 pub mod compile;
 pub mod cuda;
@@ -15,6 +16,7 @@ mod planner;
 mod recipe;
 
 pub use buckets::{plan, plan_buckets};
+pub use cache::{CacheLayout, PlanePlace};
 pub use check::{FaultKind, PlanFault};
 pub use compile::Limits;
 pub use expand::{ExpandError, expand};

@@ -1,6 +1,6 @@
 //! How much is to run together.
 
-use infernum_runtime::StepInputs;
+use infernum_runtime::{GroupKind, StepInputs, longest_sequence, most_blocks};
 
 use crate::error::Error;
 
@@ -43,10 +43,18 @@ impl Capacity {
         }
     }
 
-    /// Blocks of the KV cache that it takes.
-    pub fn blocks(self) -> usize {
-        let each = self.max_length.div_ceil(StepInputs::BLOCK_SIZE as u64);
-        let all = each.saturating_mul(self.sequences);
-        self.kv_blocks.unwrap_or(usize::try_from(all).unwrap_or(usize::MAX))
+    /// Blocks of the KV cache that it takes, whose layers form these groups, in steps of at most `chunk` rows of a
+    /// sequence.
+    pub fn blocks(self, groups: &[GroupKind], chunk: usize) -> usize {
+        let tokens = usize::try_from(self.max_length).unwrap_or(usize::MAX);
+        let each = most_blocks(groups, tokens, StepInputs::BLOCK_SIZE, chunk);
+        let sequences = usize::try_from(self.sequences).unwrap_or(usize::MAX);
+        self.kv_blocks.unwrap_or_else(|| each.saturating_mul(sequences))
+    }
+
+    /// Tokens of the longest sequence that a cache of so many blocks holds.
+    pub fn longest(self, groups: &[GroupKind], chunk: usize, blocks: usize) -> usize {
+        let most = usize::try_from(self.max_length).unwrap_or(usize::MAX);
+        longest_sequence(groups, blocks, StepInputs::BLOCK_SIZE, chunk, most)
     }
 }

@@ -20,7 +20,7 @@ pub use defaults::{DefaultsError, GenerationDefaults};
 pub use error::{Error, PlanFileError};
 pub use frontend::Frontend;
 pub use generator::{Completion, Generator, Piece, Stream};
-pub use load::{Loader, engine_limits};
+pub use load::{Loader, block_bytes, engine_limits};
 pub use machine::{CPU, Machine};
 #[cfg(feature = "cli")]
 pub use options::named;

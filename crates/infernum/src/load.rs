@@ -2,14 +2,14 @@
 
 use infernum_codegen::compile::{self, Options};
 use infernum_codegen::cuda::{Compiler, Cubin, Library, TunedVariants};
-use infernum_codegen::{Limits, Plan};
+use infernum_codegen::{CacheLayout, Limits, Plan};
 use infernum_frontend_hf::{Checkpoint, LowerOptions, Model};
 use infernum_ir::Sym;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions, Gpu};
 use infernum_runtime::{
-    CheckpointWeights, Engine, EngineLimits, EngineOptions, LoadError, PlanExecutor, RandomWeights,
-    StepInputs, WeightSource,
+    CheckpointWeights, Engine, EngineLimits, EngineOptions, GroupKind, LoadError, PlanExecutor,
+    RandomWeights, StepInputs, WeightSource,
 };
 
 use crate::capacity::Capacity;
@@ -169,13 +169,15 @@ impl<'a> Loader<'a> {
         let profile = self.run.profile;
         Ok(match self.machine {
             Machine::Cpu => {
-                let (kv_blocks, threads) = (capacity.blocks(), self.run.threads);
+                let groups = GroupKind::of_plan(&plan);
+                let kv_blocks = capacity.blocks(&groups, self.chunk());
+                let threads = self.run.threads;
                 let options = CpuOptions { kv_blocks, threads, profile, ..CpuOptions::default() };
                 Box::new(CpuExecutor::new(plan, weights, options)?)
             }
             Machine::Gpu(gpu) => {
                 let part = self.run.gpu_memory_utilization;
-                let kv_blocks = fitting_blocks(&plan, capacity, gpu, part)?;
+                let kv_blocks = fitting_blocks(&plan, capacity, self.chunk(), gpu, part)?;
                 let cubins = self.cubins(&plan)?;
                 let (graphs, overlap) = (!self.run.no_graphs, !self.run.no_overlap);
                 let options =
@@ -232,15 +234,22 @@ fn free_memory() -> Option<u64> {
 }
 
 /// Blocks of KV cache for `capacity`, or as many as fit, but enough for one sequence.
-fn fitting_blocks(plan: &Plan, capacity: Capacity, gpu: &Gpu, part: f64) -> Result<usize, Error> {
+fn fitting_blocks(
+    plan: &Plan,
+    capacity: Capacity,
+    chunk: usize,
+    gpu: &Gpu,
+    part: f64,
+) -> Result<usize, Error> {
     /// For libraries, kernels' own memory, inputs and graphs.
     const REST: u64 = 512 << 20;
     let (free, total) = gpu.memory()?;
     let used = total - free;
     let other = used + plan.stored_bytes() + plan.arena_bytes + REST;
     let left = ((total as f64 * part.clamp(0.0, 1.0)) as u64).saturating_sub(other);
-    let block = (plan.kv_bytes_per_token() * StepInputs::BLOCK_SIZE as u64).max(1);
-    let (fits, least) = ((left / block) as usize, Capacity::one(capacity.max_length).blocks());
+    let (block, groups) = (block_bytes(plan), GroupKind::of_plan(plan));
+    let least = Capacity::one(capacity.max_length).blocks(&groups, chunk);
+    let fits = (left / block) as usize;
     if fits < least {
         let mib = |bytes: u64| bytes >> 20;
         return Err(Error::NoRoom {
@@ -254,7 +263,13 @@ fn fitting_blocks(plan: &Plan, capacity: Capacity, gpu: &Gpu, part: f64) -> Resu
             activations: mib(plan.arena_bytes),
         });
     }
-    Ok(fits.min(capacity.blocks()))
+    Ok(fits.min(capacity.blocks(&groups, chunk)))
+}
+
+/// Bytes of a block of the cache, in all arrays; 1 at least.
+pub fn block_bytes(plan: &Plan) -> u64 {
+    let row = CacheLayout::of(plan).row_bytes();
+    row.saturating_mul(StepInputs::BLOCK_SIZE as u64).max(1)
 }
 
 /// What an engine over an executor may hold.

@@ -10,7 +10,7 @@ use infernum_ir::Sym;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{Bucket, Measured};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions};
-use infernum_runtime::{Executor, PlanExecutor, StepInputs};
+use infernum_runtime::{Executor, GroupKind, PlanExecutor, StepInputs, most_blocks, tables};
 
 use crate::capacity::Capacity;
 use crate::error::Error;
@@ -101,7 +101,8 @@ impl<'a> Tuner<'a> {
         let tuned = loader.tuned()?;
         let plan = loader.plan_with(Sym::B, capacity, &tuned)?;
         let cubins = loader.cubins(&plan)?;
-        let options = CudaOptions { kv_blocks: capacity.blocks(), ..CudaOptions::default() };
+        let kv_blocks = capacity.blocks(&GroupKind::of_plan(&plan), loader.chunk());
+        let options = CudaOptions { kv_blocks, ..CudaOptions::default() };
         let weights = loader.weights(&plan);
         let executor = CudaExecutor::new(plan, &cubins, &*weights, gpu, options)?;
         let kernels = loader.compile.kernels()?;
@@ -221,11 +222,13 @@ impl<'a> Tuner<'a> {
     /// Milliseconds of a step: the median.
     fn measure(&mut self, batch: usize) -> Result<f64, Error> {
         let context = self.capacity.max_length as usize;
-        let per_sequence = context.div_ceil(StepInputs::BLOCK_SIZE) as u32;
-        let mut inputs = StepInputs::asking(StepInputs::BLOCK_SIZE);
+        let (groups, chunk) = (self.executor.groups(), self.loader.chunk());
+        let per_sequence = most_blocks(&groups, context, StepInputs::BLOCK_SIZE, chunk) as u32;
+        let mut inputs = StepInputs::asking(StepInputs::BLOCK_SIZE).with_groups(&groups);
         for b in 0..batch as u32 {
-            let blocks: Vec<u32> = (b * per_sequence..(b + 1) * per_sequence).collect();
-            inputs.push(&[b], context, &blocks)?;
+            let blocks = b * per_sequence..(b + 1) * per_sequence;
+            let tables = tables(&groups, context, StepInputs::BLOCK_SIZE, chunk, blocks);
+            inputs.push(&[b], context, &tables)?;
         }
         let mut times = Vec::new();
         for step in 0..STEPS + 4 {

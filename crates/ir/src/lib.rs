@@ -20,6 +20,7 @@ pub mod random;
 pub mod text;
 mod types;
 mod verify;
+mod windows;
 
 pub use attr::{Attr, AttrDef, AttrKind, Default as AttrDefault};
 pub use diag::{SourceError, SourceWarning};
@@ -37,5 +38,6 @@ pub use ops::{
     Effect, Eval, Memory, NO_TOKEN, OPS, Op, OpCall, OpDef, OperandDef, Pointwise, Reads,
     Tolerance, Work,
 };
-pub use types::{StateType, TensorType, Type};
+pub use types::{StateKind, StateType, TensorType, Type};
 pub use verify::{Finding, VerifyError, verify};
+pub use windows::{Window, state_kind, windows};

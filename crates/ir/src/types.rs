@@ -35,12 +35,51 @@ pub struct TensorType {
 /// The row type of a KV-cache plane.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StateType {
+    /// How long rows are kept.
+    #[serde(default)]
+    pub kind: StateKind,
     /// Element type of the cache.
     pub dtype: DType,
     /// Heads per row.
     pub heads: u64,
     /// Values per head.
     pub dim: u64,
+}
+
+/// How long the rows of a plane are kept.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+pub enum StateKind {
+    /// As long as their sequence.
+    #[default]
+    Paged,
+    /// As long as a token to come may see them: the last so many rows, its own included.
+    Ring(u64),
+}
+
+impl StateKind {
+    /// The first row that is kept for a step whose first token stands at `position`.
+    pub fn first_row(self, position: usize) -> usize {
+        match self {
+            StateKind::Paged => 0,
+            StateKind::Ring(window) => {
+                (position + 1).saturating_sub(usize::try_from(window).unwrap_or(usize::MAX))
+            }
+        }
+    }
+}
+
+impl StateType {
+    /// Rows that are kept as long as their sequence.
+    pub fn paged(dtype: DType, heads: u64, dim: u64) -> StateType {
+        StateType { kind: StateKind::Paged, dtype, heads, dim }
+    }
+
+    /// Bytes of a row, saturating.
+    pub fn row_bytes(&self) -> u64 {
+        self.dtype.bytes(self.heads.saturating_mul(self.dim)).unwrap_or(u64::MAX)
+    }
 }
 
 impl TensorType {
@@ -178,7 +217,11 @@ impl fmt::Display for TensorType {
 
 impl fmt::Display for StateType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "state {}[{}, {}]", self.dtype, self.heads, self.dim)
+        f.write_str("state ")?;
+        if let StateKind::Ring(window) = self.kind {
+            write!(f, "ring({window}) ")?;
+        }
+        write!(f, "{}[{}, {}]", self.dtype, self.heads, self.dim)
     }
 }
 

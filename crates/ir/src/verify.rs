@@ -8,7 +8,8 @@ use crate::indices::{RowPick, row_picks};
 use crate::names::is_name;
 use crate::ops::Effect;
 use crate::text::print_with_notes;
-use crate::{Dim, Sym, TensorType, Type};
+use crate::windows::{Window, windows};
+use crate::{Dim, StateKind, Sym, TensorType, Type};
 
 /// Findings reported; the rest would bury them, and what a file can make us print is bounded.
 const MAX_FINDINGS: usize = 256;
@@ -57,6 +58,7 @@ pub fn verify(module: &Module) -> Result<(), VerifyError> {
         if check_references(graph, &mut at) {
             check_types(graph, &mut at);
             check_states(graph, &mut at);
+            check_rings(graph, &mut at);
         } else {
             sound = false;
         }
@@ -172,7 +174,7 @@ fn check_types(graph: &Graph, report: Report<'_>) {
 fn is_empty(ty: &Type) -> bool {
     match ty {
         Type::Tensor(t) => t.shape.contains(&Dim::Const(0)),
-        Type::State(s) => s.heads == 0 || s.dim == 0,
+        Type::State(s) => s.heads == 0 || s.dim == 0 || s.kind == StateKind::Ring(0),
     }
 }
 
@@ -269,6 +271,35 @@ fn check_states(graph: &Graph, report: Report<'_>) {
         if count > 0 && returned {
             report(Some(v.node), format!("`%{name}` is returned but is not the last version"));
         }
+    }
+}
+
+/// Nothing looks further back than the rows that a ring keeps.
+fn check_rings(graph: &Graph, report: Report<'_>) {
+    let kept = |v: ValueId| match graph.ty(v) {
+        Type::State(state) => state.kind,
+        Type::Tensor(_) => StateKind::Paged,
+    };
+    if graph.params().all(|(v, ..)| kept(v) == StateKind::Paged) {
+        return;
+    }
+    let mut planes = graph.params().filter(|(_, p, _)| matches!(p, Param::State(_)));
+    if let Some((first, ..)) = planes.next()
+        && let Some((other, ..)) = planes.find(|(v, ..)| kept(*v) != kept(first))
+    {
+        // They are written and read together, through one table of blocks.
+        let message = "keeps its rows longer or shorter than the graph's other planes";
+        report(Some(other.node), message.to_owned());
+    }
+    for (plane, window) in windows(graph) {
+        let StateKind::Ring(rows) = kept(plane) else { continue };
+        let found = match window {
+            Window::Rows(seen) if seen <= rows => continue,
+            Window::Rows(seen) => format!("{seen} rows back"),
+            Window::All => "every row".to_owned(),
+        };
+        let name = graph.value_name(plane);
+        report(Some(plane.node), format!("`%{name}` keeps {rows} rows, and tokens see {found}"));
     }
 }
 

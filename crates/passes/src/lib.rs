@@ -12,6 +12,7 @@ pub mod fuse;
 mod pick;
 mod pipeline;
 pub mod reference;
+mod rings;
 
 use infernum_ir::Module;
 
@@ -40,4 +41,4 @@ pub struct Pass {
 }
 
 /// Every pass there is.
-pub static PASSES: &[Pass] = &[canonicalise::PASS, fuse::PASS, pick::GREEDY];
+pub static PASSES: &[Pass] = &[rings::PASS, canonicalise::PASS, fuse::PASS, pick::GREEDY];

@@ -16,10 +16,11 @@ pub use engine::{
     Batching, BlockPool, Engine, EngineError, EngineLimits, EngineOptions, Event, FinishReason,
     KvMode, OptionsError, Policy, Request, RequestId, State, Stats,
 };
+pub use exec::groups::{longest_sequence, most_blocks, tables};
 pub use exec::{
-    Bytes, CheckpointWeights, ExecError, Executor, LoadError, LogitRows, Observed, Observer,
-    PlanExecutor, RandomWeights, SequenceSteps, StepInputs, StepOutput, TensorBytes, TensorProblem,
-    Ticket, TunedProduct, WeightSource,
+    Bytes, CheckpointWeights, ExecError, Executor, GroupKind, GroupRows, LoadError, LogitRows,
+    Observed, Observer, PlanExecutor, RandomWeights, SequenceSteps, StepInputs, StepOutput,
+    TensorBytes, TensorProblem, Ticket, TunedProduct, WeightSource,
 };
 pub use infernum_ir::picking::Edits;
 pub use sampling::{

@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
-use infernum::{Capacity, Frontend, Loader, Machine, ModelOptions, Progress, tune};
+use infernum::{Capacity, Frontend, Loader, Machine, ModelOptions, Progress, block_bytes, tune};
 use infernum_ir::Sym;
-use infernum_runtime::{Engine, KvMode, PlanExecutor, StepInputs};
+use infernum_runtime::{Engine, GroupKind, KvMode, PlanExecutor, StepInputs, most_blocks};
 
 use super::Args;
 use super::app::App;
@@ -191,7 +191,9 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let capacity = Capacity::new(sequences as u64, options.length(&model)?);
     tune::autotune(&loader)?;
     let plan = loader.plan(Sym::B, capacity)?;
-    let capacity = args.engine.with_cache(capacity, plan.kv_bytes_per_token(), &machine);
+    let (groups, chunk) = (GroupKind::of_plan(&plan), loader.chunk());
+    let cache = (&groups[..], chunk, block_bytes(&plan));
+    let capacity = args.engine.with_cache(capacity, cache, &machine);
     let vocab = plan.vocabulary() as usize;
     let mut executor = loader.load(plan, capacity)?;
     if !args.no_tune_products {
@@ -205,8 +207,11 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let unread = usize::try_from(args.limits.max_unread_bytes).unwrap_or(usize::MAX);
     let (worker, inbox, outbox) = connect(sequences, args.limits.queue, unread);
     // A sequence can be no longer than the cache.
-    let max_length = (capacity.max_length as usize).min(blocks * StepInputs::BLOCK_SIZE);
-    if options.kv == KvMode::Contiguous && blocks < Capacity::one(capacity.max_length).blocks() {
+    let max_length = capacity.longest(&groups, chunk, blocks);
+    // Nothing is given back of what was taken up front.
+    let whole = vec![GroupKind::Paged; groups.len()];
+    let least = Capacity::one(capacity.max_length).blocks(&whole, chunk);
+    if options.kv == KvMode::Contiguous && blocks < least {
         let message = "a contiguous KV cache needs room for the longest sequence at least: choose \
                        a shorter --max-length or a larger cache";
         return Err(message.into());
@@ -248,17 +253,24 @@ impl super::EngineArgs {
         self.max_sequences.unwrap_or(default)
     }
 
-    /// The capacity with the cache that was asked for. A GPU gives what it has; the host is shared,
+    /// The capacity with the cache that was asked for, of these groups of layers, in steps of at most so many rows of
+    /// a sequence, and with blocks of so many bytes. A GPU gives what it has; the host is shared,
     /// and gives [`CPU_CACHE`], but always enough for one sequence.
-    fn with_cache(&self, capacity: Capacity, token_bytes: u64, machine: &Machine) -> Capacity {
+    fn with_cache(
+        &self,
+        capacity: Capacity,
+        (groups, chunk, block_bytes): (&[GroupKind], usize, u64),
+        machine: &Machine,
+    ) -> Capacity {
         let block = StepInputs::BLOCK_SIZE;
-        let asked = self.kv_blocks.or_else(|| self.kv_tokens.map(|n| n.div_ceil(block)));
-        let least = Capacity::one(capacity.max_length).blocks();
+        let asked =
+            self.kv_blocks.or_else(|| self.kv_tokens.map(|n| most_blocks(groups, n, block, chunk)));
+        let least = Capacity::one(capacity.max_length).blocks(groups, chunk);
         let default = match machine {
             Machine::Gpu(_) => None,
             Machine::Cpu => {
-                let most = CPU_CACHE / token_bytes.saturating_mul(block as u64).max(1);
-                Some(capacity.blocks().min((most as usize).max(least)))
+                let most = CPU_CACHE / block_bytes.max(1);
+                Some(capacity.blocks(groups, chunk).min((most as usize).max(least)))
             }
         };
         Capacity { kv_blocks: asked.or(default), ..capacity }

@@ -78,7 +78,7 @@ fn compute(
     }
     let mut logits = Rows { name: "logits".to_owned(), width: vocab as usize, data: Vec::new() };
     let layers = Mutex::new(Vec::<Rows>::new());
-    let mut sequence = SequenceSteps::for_tokens(args.tokens.len());
+    let mut sequence = SequenceSteps::for_tokens(&executor.groups(), args.tokens.len(), chunk);
     for chunk in chunks(executor, args, chunk) {
         let done = sequence.context();
         let inputs = sequence.next(&args.tokens[done..done + chunk])?;

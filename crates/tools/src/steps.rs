@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use infernum::prefill;
 use infernum_codegen::Plan;
-use infernum_runtime::{ExecError, PlanExecutor, SequenceSteps, StepInputs};
+use infernum_runtime::{ExecError, PlanExecutor, SequenceSteps, StepInputs, most_blocks, tables};
 use serde::Serialize;
 
 /// How fast a prompt and an answer were.
@@ -53,17 +53,22 @@ impl Lengths {
 /// A prompt and an answer of every sequence: prompts one after another, answers together.
 pub(crate) fn once(executor: &mut dyn PlanExecutor, lengths: &Lengths) -> Result<Run, ExecError> {
     let Lengths { prompt, generate, batch, chunk, .. } = *lengths;
-    let per_sequence = (prompt + generate).div_ceil(StepInputs::BLOCK_SIZE) as u32;
-    let blocks: Vec<Vec<u32>> =
-        (0..batch as u32).map(|b| (b * per_sequence..(b + 1) * per_sequence).collect()).collect();
+    let (groups, size) = (executor.groups(), StepInputs::BLOCK_SIZE);
+    let per_sequence = most_blocks(&groups, prompt + generate, size, chunk) as u32;
+    let blocks = (0..batch as u32).map(|b| {
+        let own = b * per_sequence..(b + 1) * per_sequence;
+        tables(&groups, prompt + generate, size, chunk, own)
+    });
+    let blocks: Vec<Vec<u32>> = blocks.collect();
     let tokens: Vec<u32> = (0..prompt + generate).map(|i| lengths.token(i)).collect();
     let start = Instant::now();
     for blocks in &blocks {
-        let sequence = SequenceSteps::new(StepInputs::BLOCK_SIZE, blocks.clone()).without_logits();
+        let sequence =
+            SequenceSteps::new(size, blocks.clone()).with_groups(&groups).without_logits();
         prefill(executor, sequence, &tokens[..prompt], chunk, |output| _ = black_box(output))?;
     }
     let prompts = Speed::since(start, prompt * batch);
-    let mut inputs = StepInputs::asking(StepInputs::BLOCK_SIZE);
+    let mut inputs = StepInputs::asking(size).with_groups(&groups);
     let start = Instant::now();
     for i in prompt..prompt + generate {
         inputs.clear();
@@ -93,7 +98,7 @@ pub(crate) fn after_prompt(
     executor: &mut dyn PlanExecutor,
     lengths: &Lengths,
 ) -> Result<Vec<f32>, ExecError> {
-    let sequence = SequenceSteps::for_tokens(lengths.prompt);
+    let sequence = SequenceSteps::for_tokens(&executor.groups(), lengths.prompt, lengths.chunk);
     let tokens: Vec<u32> = (0..lengths.prompt).map(|i| lengths.token(i)).collect();
     let mut last = Vec::new();
     prefill(executor, sequence, &tokens, lengths.chunk, |output| last.clone_from(&output.logits))?;

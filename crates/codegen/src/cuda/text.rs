@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::error::Error as _;
 
 use infernum_ir::expr::ScalarFn;
-use infernum_ir::{Attr, DType, Dim, OpSet, SourceError, Sym, TensorType, Type, nearest};
+use infernum_ir::{
+    Attr, DType, Dim, OpSet, SourceError, StateKind, Sym, TensorType, Type, nearest,
+};
 use minijinja::value::{Rest, Value as Jinja};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, context};
 
@@ -207,8 +209,13 @@ fn described(name: &str, ty: &Type) -> Jinja {
     let tensor = match ty {
         Type::Tensor(tensor) => tensor,
         Type::State(s) => {
+            let ring = match s.kind {
+                StateKind::Ring(window) => Some(window),
+                StateKind::Paged => None,
+            };
             return context! {
                 name, type => c_type(s.dtype), dtype => s.dtype.name(), heads => s.heads, dim => s.dim,
+                window => ring,
             };
         }
     };

@@ -123,11 +123,9 @@ impl<'a> Builder<'a> {
         for (name, decl) in decls.iter() {
             check_name(self.cx, name)?;
             self.cx.spend(name, 512)?;
-            let ty = StateType {
-                dtype: self.cx.request.dtype,
-                heads: frame.scope.eval_int(name, decl.heads)?,
-                dim: frame.scope.eval_int(name, decl.dim)?,
-            };
+            let heads = frame.scope.eval_int(name, decl.heads)?;
+            let dim = frame.scope.eval_int(name, decl.dim)?;
+            let ty = StateType::paged(self.cx.request.dtype, heads, dim);
             let plane = self.unique(&frame.name_prefix, name);
             let value = self.graph.param(plane.clone(), Param::State(plane), ty);
             frame.values.insert(name, value);

@@ -8,7 +8,7 @@ use crate::{Dim, Sym, TensorType};
 pub(super) static OP: OpDef = OpDef {
     name: "kv_read",
     doc: "The rows of a cache plane that the step's sequences hold, sequence after sequence: \
-          [S, H, D].",
+          [S, H, D]. Rows of a ring that no token of the step may see are zero: they are kept no more.",
     operands: &[OperandDef::required("state")],
     attrs: &[],
     infer: |call| {
@@ -33,5 +33,13 @@ pub(super) static OP: OpDef = OpDef {
 
 // The interpreter keeps a plane as the very rows that `kv_read` yields.
 fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
-    Ok(vec![eval.value(0)?.clone()])
+    let mut rows = eval.value(0)?.clone();
+    let kind = eval.call.state(0)?.kind;
+    let (mut start, width) = (0, rows.shape[1..].iter().product::<usize>());
+    for seq in &eval.step.seqs {
+        let gone = kind.first_row(seq.context - seq.new).min(seq.context);
+        rows.data[start * width..(start + gone) * width].fill(0.0);
+        start += seq.context;
+    }
+    Ok(vec![rows])
 }

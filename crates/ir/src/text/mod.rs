@@ -18,6 +18,7 @@
 //! schedule decoder 0..4
 //! ```
 //!
+//! A state whose rows are kept only as long as tokens see them is `state ring(4096) bf16[2, 16]`.
 //! One statement a line; `_` stands for an operand left out; `//` starts a comment line. A weight that is
 //! encoded has its encoding's name in place of an element type.
 

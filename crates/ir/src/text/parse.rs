@@ -9,7 +9,7 @@ use crate::graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
 };
 use crate::names::{MAX_NAME, is_name_char, nearest};
-use crate::{DType, Dim, Encoding, Op, OpSet, StateType, Sym, TensorType, Type};
+use crate::{DType, Dim, Encoding, Op, OpSet, StateKind, StateType, Sym, TensorType, Type};
 
 /// Layers a schedule may name: more is a mistake, not a model.
 const MAX_LAYERS: u64 = 10_000;
@@ -484,11 +484,28 @@ impl<'a> Parser<'a> {
         Ok(Dim::Const(self.number("a dimension: a number, T, B or S")?))
     }
 
+    /// How long a state's rows are kept: `ring(window)`, or nothing.
+    fn state_kind(&mut self) -> Res<StateKind> {
+        if !self.eat_word("ring") {
+            return Ok(StateKind::Paged);
+        }
+        let open = self.eat("(");
+        let window = self.number("the rows that a ring keeps, as `ring(4096)`")?;
+        if !open || !self.eat(")") {
+            return self
+                .fail("expected the rows that a ring keeps in parentheses, as `ring(4096)`");
+        }
+        Ok(StateKind::Ring(window))
+    }
+
     fn ty(&mut self) -> Res<Type> {
         if self.eat_word("state") {
+            let kind = self.state_kind()?;
             let dtype = self.dtype()?;
             return match self.shape()?[..] {
-                [Dim::Const(heads), Dim::Const(dim)] => Ok(StateType { dtype, heads, dim }.into()),
+                [Dim::Const(heads), Dim::Const(dim)] => {
+                    Ok(StateType { kind, dtype, heads, dim }.into())
+                }
                 _ => self.fail("a state's rows are [heads, dim]"),
             };
         }

@@ -6,3 +6,4 @@ mod ops;
 mod random;
 mod text;
 mod verify;
+mod windows;

@@ -100,7 +100,7 @@ fn params(graph: &mut Graph) -> Vec<ValueId> {
     let ty = TensorType::encoded(encoding, &[2, 32]);
     pool.push(graph.param("coded", Param::Weight(weight), ty));
     for (plane, heads) in [("k", 2), ("v", 1)] {
-        let ty = StateType { dtype: DType::F32, heads, dim: 4 };
+        let ty = StateType::paged(DType::F32, heads, 4);
         pool.push(graph.param(plane, Param::State(plane.into()), ty));
     }
     // Only the embedding can start a chain of activations in a graph without carries.

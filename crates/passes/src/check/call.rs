@@ -228,7 +228,7 @@ impl Parts {
     }
 
     fn plane(&mut self, name: &str, heads: u64, dim: u64) -> ValueId {
-        let ty = StateType { dtype: self.dtype, heads, dim };
+        let ty = StateType::paged(self.dtype, heads, dim);
         self.graph.param(format!("s{}", self.graph.len()), Param::State(name.to_owned()), ty)
     }
 

@@ -232,7 +232,7 @@ fn type_of(ty: &VarType, dtype: DType, sizes: &Sizes) -> Option<Type> {
     let dtype = ty.dtype.unwrap_or(dtype);
     if ty.state {
         let [heads, dim] = shape[..] else { return None };
-        return Some(StateType { dtype, heads: heads.as_const()?, dim: dim.as_const()? }.into());
+        return Some(StateType::paged(dtype, heads.as_const()?, dim.as_const()?).into());
     }
     if ty.encoded {
         let shape = shape.iter().map(|d| d.as_const()).collect::<Option<Vec<u64>>>()?;

@@ -70,6 +70,7 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %ek = reshape(%e) {shape: [T, $G, $D]} : DT[T, $G, $D]
   %k0 = state k : state DT[$G, $D]
   %v0 = state v : state DT[$G, $E]
+  %r0 = state r : state ring(2) DT[$G, $D]
 "#;
 
 /// The cache as attention finds it, and scores that are exact.
@@ -80,6 +81,7 @@ const WRITTEN: &str = "  %k1 = kv_write(%k0, %kh) : state DT[$G, $D]
   %k2 = kv_write(%k0, %ek) : state DT[$G, $D]
   %ec = kv_read(%k2) : DT[S, $G, $D]
   %dots = scores(%eq, %ec) : f32[$H, T, S]
+  %r1 = kv_write(%r0, %kh) : state ring(2) DT[$G, $D]
 ";
 
 /// A call, and the results that are compared; those that write the cache leave it as `ks`, `vs`.
@@ -129,7 +131,7 @@ impl Case {
         }
         kept.reverse();
         // The last version of a plane is returned.
-        let planes = ["%k1", "%k2", "%v1"].into_iter().filter(|p| needed.contains(p));
+        let planes = ["%k1", "%k2", "%v1", "%r1"].into_iter().filter(|p| needed.contains(p));
         let returned: Vec<&str> = returned.into_iter().chain(planes).collect();
         let text = format!(
             "module check\ngraph g {{\n{}\n  {call}\n{after}  return {}\n}}\nschedule g 0..1\n",
@@ -405,6 +407,12 @@ pub(super) const PRIMITIVES: &[Case] = &[
         "",
     ),
     Case("%r = kv_read(%k1) : DT[S, $G, $D]", "%r"),
+    Case(
+        "%near = kv_read(%r1) : DT[S, $G, $D]\n  %q2 = scores(%qh, %near) : f32[$H, T, S]
+  %hidden = mask(%q2) {window: 2} : f32[$H, T, S]\n  %p = softmax(%hidden, _) : f32[$H, T, S]
+  %r = mix(%p, %near) : DT[T, $H, $D]",
+        "%r",
+    ),
     Case("%r = layernorm(%x, %norm, %bias) {eps: 0.01} : DT[T, $N]", "%r"),
     Case("%r = layernorm(%x, _, _) {eps: 0.01} : DT[T, $N]", "%r"),
     Case("%r = linear(%k, %w, %nb) {dtype: none} : DT[T, $N]", "%r"),

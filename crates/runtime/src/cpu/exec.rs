@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use infernum_codegen::{Arg, Launch, Plan, Program, ProgramCall, TargetKind, Value};
+use infernum_codegen::{Arg, CacheLayout, Launch, Plan, Program, ProgramCall, TargetKind, Value};
 use infernum_ir::{DType, Dims, TensorType, Type};
 use rayon::ThreadPool;
 
@@ -15,8 +15,8 @@ use super::simd::Isa;
 use super::state::StepState;
 use crate::exec::weights::{Loaded, load};
 use crate::exec::{
-    ExecError, Executor, LoadError, Observed, Observer, PlanExecutor, StepInputs, StepOutput,
-    Ticket, WeightSource, elements, plan_check,
+    ExecError, Executor, GroupKind, LoadError, Observed, Observer, PlanExecutor, StepInputs,
+    StepOutput, Ticket, WeightSource, elements, plan_check,
 };
 
 /// How to set an executor up.
@@ -69,7 +69,9 @@ struct Core {
     kernels: Vec<Vec<Box<dyn Kernel>>>,
     weights: Vec<Loaded>,
     arena: HostMemory,
-    states: Vec<HostMemory>,
+    /// How planes of the cache share its memory, and the memory.
+    layout: CacheLayout,
+    arrays: Vec<HostMemory>,
     step: StepState,
     rope: RopeTables,
     isa: Isa,
@@ -108,15 +110,13 @@ impl CpuExecutor {
         if rows.is_none_or(|r| r > u64::from(u32::MAX)) {
             return Err(LoadError::Memory { what: "the KV cache", bytes: u64::MAX });
         }
-        let state = |s: &infernum_codegen::StateSpec| {
-            let elements = s.ty.heads.checked_mul(s.ty.dim).and_then(|n| n.checked_mul(rows?));
-            zeroed("the KV cache", elements.and_then(|n| s.ty.dtype.bytes(n)))
-        };
-        let mut states = plan.states.iter().map(state).collect::<Result<Vec<_>, _>>()?;
+        let layout = CacheLayout::of(&plan);
+        let array = |bytes: &u64| zeroed("the KV cache", rows.and_then(|n| bytes.checked_mul(n)));
+        let mut arrays = layout.arrays.iter().map(array).collect::<Result<Vec<_>, _>>()?;
         let mut arena = zeroed("activations", Some(plan.arena_bytes))?;
         if options.poison {
-            for state in &mut states {
-                state.as_bytes_mut().fill(POISON);
+            for array in &mut arrays {
+                array.as_bytes_mut().fill(POISON);
             }
             arena.as_bytes_mut().fill(POISON);
         }
@@ -128,7 +128,8 @@ impl CpuExecutor {
         let pool = pool.map_err(|e| LoadError::Threads(e.to_string()))?;
         let times = kernels.iter().map(|k| vec![Duration::ZERO; k.len()]).collect();
         let (step, rope, isa) = (StepState::default(), RopeTables::default(), Isa::best());
-        let core = Core { plan, kernels, weights, arena, states, step, rope, isa, options, times };
+        let core =
+            Core { plan, kernels, weights, arena, layout, arrays, step, rope, isa, options, times };
         Ok(CpuExecutor {
             pool,
             core,
@@ -210,6 +211,10 @@ impl Executor for CpuExecutor {
         self.plan().yields_tokens()
     }
 
+    fn groups(&self) -> Vec<GroupKind> {
+        GroupKind::of_layout(&self.core.layout)
+    }
+
     fn computed(&self) -> Duration {
         self.computed
     }
@@ -234,6 +239,7 @@ impl Core {
             let message = format!("blocks of {found} tokens, the cache has blocks of {expected}");
             return Err(ExecError::Inputs(message));
         }
+        inputs.check_groups(&self.layout)?;
         let (limits, rows) = (self.plan.limits, self.plan.output_rows);
         self.step.fill(inputs, &limits, self.options.kv_blocks, rows)?;
         self.rope.begin_step();
@@ -255,6 +261,7 @@ impl Core {
         let program = &self.plan.programs[call.program as usize];
         let kernels = &self.kernels[call.program as usize];
         let times = &mut self.times[call.program as usize];
+        self.step.enter(self.layout.group(call));
         for ((launch, kernel), time) in program.launches.iter().zip(kernels).zip(times) {
             let start = self.options.profile.then(Instant::now);
             let frame = Frame {
@@ -264,7 +271,7 @@ impl Core {
                 step: &self.step,
                 weights: &self.weights,
             };
-            let planes = planes(launch, call, &self.plan, &mut self.states);
+            let planes = planes(launch, call, &self.plan, &self.layout, &mut self.arrays);
             let arena = self.arena.as_bytes_mut();
             if self.options.poison {
                 frame.poison_results(launch, arena);
@@ -340,7 +347,8 @@ fn planes<'a>(
     launch: &Launch,
     call: &ProgramCall,
     plan: &Plan,
-    states: &'a mut [HostMemory],
+    layout: &CacheLayout,
+    arrays: &'a mut [HostMemory],
 ) -> [Option<Plane<'a>>; MAX_ARGS] {
     let mut planes = [const { None }; MAX_ARGS];
     let state = |v: &Option<Value>| match v.as_ref()?.arg {
@@ -350,17 +358,15 @@ fn planes<'a>(
     if !launch.operands.iter().any(|v| state(v).is_some()) {
         return planes;
     }
-    for (i, memory) in states.iter_mut().enumerate() {
-        if let Some(operand) = launch.operands.iter().position(|v| state(v) == Some(i)) {
-            let row_bytes = row_bytes(&plan.states[i].ty);
+    for (i, memory) in arrays.iter_mut().enumerate() {
+        let lies_there = |v| state(v).is_some_and(|s| layout.planes[s].array == i);
+        let Some(operand) = launch.operands.iter().position(lies_there) else { continue };
+        if let Some(plane) = state(&launch.operands[operand]) {
+            let row_bytes = plan.states[plane].ty.row_bytes() as usize;
             planes[operand] = Some(Plane { bytes: memory.as_bytes_mut(), row_bytes });
         }
     }
     planes
-}
-
-fn row_bytes(ty: &infernum_ir::StateType) -> usize {
-    ty.dtype.bytes(ty.heads.saturating_mul(ty.dim)).unwrap_or(0) as usize
 }
 
 /// What a launch's places are resolved against.

@@ -3,7 +3,7 @@
 use infernum_ir::interp::{StepShape, TokenPlace};
 use infernum_ir::{Dims, StepInput, Sym};
 
-use crate::exec::{ExecError, StepInputs};
+use crate::exec::{ExecError, GroupKind, StepInputs};
 
 /// One step, worked out once for all its launches. Kept between steps for its memory.
 #[derive(Debug, Default)]
@@ -12,8 +12,10 @@ pub(crate) struct StepState {
     pub(super) dims: Dims,
     /// Every token's place in ragged values.
     pub(super) places: Vec<TokenPlace>,
-    /// For every context row, its row in a plane of the cache.
-    pub(super) rows: Vec<u32>,
+    /// For every context row, its row in a plane of the cache; by group of layers.
+    rows: Vec<Vec<u32>>,
+    /// The group of the layer that runs.
+    group: usize,
     tokens: Vec<u32>,
     positions: Vec<i32>,
     context_positions: Vec<i32>,
@@ -43,15 +45,21 @@ impl StepState {
         refill(&mut self.places, self.step.tokens());
         refill(&mut self.tokens, inputs.tokens().iter().copied());
         refill(&mut self.positions, self.places.iter().map(|p| p.row as i32));
-        self.rows.clear();
+        self.group = 0;
+        self.rows.resize_with(inputs.groups().len(), Vec::new);
+        self.rows.iter_mut().for_each(Vec::clear);
         self.context_positions.clear();
         self.output_rows.clear();
         let size = inputs.block_size();
         for (i, seq) in self.step.seqs.iter().enumerate() {
-            let blocks = inputs.blocks(i);
-            self.rows.extend(
-                (0..seq.context).map(|r| blocks[r / size] * size as u32 + (r % size) as u32),
-            );
+            for (group, (kind, rows)) in inputs.groups().iter().zip(&mut self.rows).enumerate() {
+                if matches!(kind, GroupKind::Slot { .. }) {
+                    continue;
+                }
+                let blocks = inputs.blocks(i, group);
+                let row = |r: usize| blocks[r / size] * size as u32 + (r % size) as u32;
+                rows.extend((0..seq.context).map(row));
+            }
             self.context_positions.extend(0..seq.context as i32);
         }
         if output_rows == Some(Sym::T) {
@@ -63,6 +71,16 @@ impl StepState {
         let rows = 0..self.output_rows.len();
         refill(&mut self.picks, rows.flat_map(|row| inputs.step().picks.row(row).words()));
         Ok(())
+    }
+
+    /// From here on a layer of this group runs.
+    pub(super) fn enter(&mut self, group: usize) {
+        self.group = group;
+    }
+
+    /// For every context row, its row in the planes of the layer that runs.
+    pub(super) fn rows(&self) -> &[u32] {
+        &self.rows[self.group]
     }
 
     /// An input's elements, as bytes.
@@ -78,7 +96,7 @@ impl StepState {
 
     /// The cache rows of the new tokens, in order.
     pub(crate) fn slots(&self) -> impl Iterator<Item = usize> + '_ {
-        self.places.iter().map(|p| self.rows[p.context_start + p.row] as usize)
+        self.places.iter().map(|p| self.rows()[p.context_start + p.row] as usize)
     }
 }
 

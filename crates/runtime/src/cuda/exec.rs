@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use infernum_codegen::cuda::abi::Part;
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{KernelLaunch, Launch, Plan, ProgramCall, Run, Yields};
+use infernum_codegen::{CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run, Yields};
 use infernum_ir::{DType, Dims, StepInput, Sym};
 
 use super::blas::Blas;
@@ -14,7 +14,7 @@ use super::code::{Code, reads_contexts, runs_parts, uses_library};
 use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream, capture};
 use super::frame::Frame;
 use super::graphs::{self, Graphs, Key};
-use super::inputs::Layout;
+use super::inputs::{Layout, Room};
 use super::parts::PartDims;
 use super::tiles::Tiles;
 use super::timer::Timer;
@@ -23,8 +23,8 @@ use super::upload::Weights;
 use super::watch::{DeviceState, Watch};
 use crate::exec::weights::load;
 use crate::exec::{
-    ExecError, Executor, GpuError, LoadError, LogitRows, Observed, Observer, PlanExecutor,
-    StepInputs, StepOutput, Ticket, TunedProduct, WeightSource, elements,
+    ExecError, Executor, GpuError, GroupKind, LoadError, LogitRows, Observed, Observer,
+    PlanExecutor, StepInputs, StepOutput, Ticket, TunedProduct, WeightSource, elements,
 };
 
 /// How to set an executor up.
@@ -73,13 +73,15 @@ pub(super) struct Core {
     pub(super) blas: Option<Blas>,
     weights: Weights,
     arena: DeviceMemory,
-    states: Vec<DeviceMemory>,
+    /// How planes of the cache share its arrays, and these.
+    cache: CacheLayout,
+    arrays: Vec<DeviceMemory>,
     /// Bytes before and after activations and each plane of the cache.
     margin: u64,
-    /// What stands around each launch, and the rows of the cache that the step's tokens have, which
-    /// only it asks for.
+    /// What stands around each launch, and the rows of the cache that the step's tokens have, in each group
+    /// of layers, which only it asks for.
     watch: Option<Box<dyn Watch>>,
-    slots: Vec<usize>,
+    slots: Vec<Vec<usize>>,
     /// The step's inputs on the GPU.
     inputs: DeviceMemory,
     layout: Layout,
@@ -122,12 +124,12 @@ impl CudaExecutor {
         drop(loaded);
         let margin = watch.as_ref().map_or(0, |w| w.margin());
         let rows = (options.kv_blocks * StepInputs::BLOCK_SIZE) as u64;
-        let state = |s: &infernum_codegen::StateSpec| {
-            let elements = s.ty.heads.saturating_mul(s.ty.dim).saturating_mul(rows);
-            let bytes = s.ty.dtype.bytes(elements).unwrap_or(u64::MAX).saturating_add(2 * margin);
+        let cache = CacheLayout::of(&plan);
+        let array = |bytes: &u64| {
+            let bytes = bytes.saturating_mul(rows).saturating_add(2 * margin);
             DeviceMemory::zeroed(gpu, "the KV cache", bytes)
         };
-        let states = plan.states.iter().map(state).collect::<Result<Vec<_>, _>>()?;
+        let arrays = cache.arrays.iter().map(array).collect::<Result<Vec<_>, _>>()?;
         let arena = DeviceMemory::zeroed(gpu, "activations", plan.arena_bytes + 2 * margin)?;
         let rows = plan.outputs().first().and_then(|o| o.ty.shape.first());
         let most_rows = rows.map_or(0, |d| d.eval(&plan.limits)) as usize;
@@ -135,7 +137,8 @@ impl CudaExecutor {
         let told = told.and_then(|o| o.ty.last_const()).unwrap_or(0) as usize;
         let picks = if plan.picks() { most_rows } else { 0 };
         let read = (reads_contexts(&plan), runs_parts(&plan));
-        let layout = Layout::new(&plan.limits, options.kv_blocks, read, picks);
+        let room = Room { blocks: options.kv_blocks, groups: cache.groups.len(), picks };
+        let layout = Layout::new(&plan.limits, room, read);
         let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
         let layout = layout.at(inputs.address());
         let turn = || Turn::new(gpu, layout.bytes(), most_rows, told);
@@ -149,7 +152,8 @@ impl CudaExecutor {
             tiles: Tiles::default(),
             weights,
             arena,
-            states,
+            cache,
+            arrays,
             margin,
             watch,
             slots: Vec::new(),
@@ -163,7 +167,7 @@ impl CudaExecutor {
             plan,
         };
         if let Some(watch) = &core.watch {
-            watch.begin(&core.state()).map_err(LoadError::Plan)?;
+            watch.begin(&core.state(0)).map_err(LoadError::Plan)?;
         }
         Ok(CudaExecutor {
             graphs: Graphs::default(),
@@ -195,6 +199,7 @@ impl CudaExecutor {
         core.gpu.bind()?;
         let turn = &mut core.turns[(self.ticket + 1) as usize % 2];
         turn.finish()?;
+        inputs.check_groups(&core.cache)?;
         let (blocks, rows) = (core.options.kv_blocks, core.plan.output_rows);
         let lists = turn.lists.stage(inputs, &core.gpu, &core.stream)?;
         let (dims, used) =
@@ -211,7 +216,8 @@ impl CudaExecutor {
             core.stream.fill(core.arena_start(), POISON, bytes)?;
         }
         if core.watch.is_some() {
-            core.slots = inputs.slots().collect();
+            let groups = 0..inputs.groups().len();
+            core.slots = groups.map(|group| inputs.slots(group).collect()).collect();
         }
         Ok((schedule, dims))
     }
@@ -347,6 +353,10 @@ impl Executor for CudaExecutor {
         self.core.plan.feed.is_some()
     }
 
+    fn groups(&self) -> Vec<GroupKind> {
+        GroupKind::of_layout(&self.core.cache)
+    }
+
     fn computed(&self) -> Duration {
         self.waited
     }
@@ -401,7 +411,9 @@ impl Core {
             let mut run = || self.launch(launch, &frame, dims, first);
             let launched = match &self.watch {
                 None => run(),
-                Some(watch) => watch.around(&self.state(), launch, &frame, &dims.all, &mut run),
+                Some(watch) => {
+                    watch.around(&self.state(frame.group()), launch, &frame, &dims.all, &mut run)
+                }
             };
             launched.map_err(fail)?;
             if let Some(timer) = timer {
@@ -452,7 +464,7 @@ impl Core {
         } else {
             let mut own = frame.arguments(launch, &dims.before(part))?;
             own.extend(scratch);
-            own.push(self.layout.view(part));
+            own.push(self.layout.view(frame.group(), part));
             own
         };
         if grid.contains(&0) {
@@ -471,14 +483,14 @@ impl Core {
         launched.map_err(|e| format!("{e} (grid {grid:?}, {block} threads, {shared} bytes)"))
     }
 
-    /// The memory that launches work on.
-    fn state(&self) -> DeviceState<'_> {
+    /// The memory that launches of a group's layers work on.
+    fn state(&self, group: usize) -> DeviceState<'_> {
         DeviceState {
             stream: &self.stream,
             arena: &self.arena,
-            states: &self.states,
+            states: &self.arrays,
             inputs: &self.inputs,
-            slots: &self.slots,
+            slots: self.slots.get(group).map_or(&[], Vec::as_slice),
         }
     }
 
@@ -490,7 +502,8 @@ impl Core {
             arena: self.arena_start(),
             margin: self.margin,
             weights: &self.weights,
-            states: &self.states,
+            cache: &self.cache,
+            arrays: &self.arrays,
             layout: &self.layout,
         }
     }

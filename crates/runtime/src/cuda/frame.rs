@@ -1,7 +1,7 @@
 //! Where the operands and results of a launch lie.
 
 use infernum_codegen::cuda::launch_arguments;
-use infernum_codegen::{Arg, Argument, Launch, Matmul, Program, ProgramCall, Value};
+use infernum_codegen::{Arg, Argument, CacheLayout, Launch, Matmul, Program, ProgramCall, Value};
 use infernum_ir::expr::Expr;
 use infernum_ir::{Dim, Dims};
 
@@ -19,7 +19,9 @@ pub(crate) struct Frame<'a> {
     /// Bytes before each plane of the cache.
     pub(super) margin: u64,
     pub(super) weights: &'a Weights,
-    pub(super) states: &'a [DeviceMemory],
+    /// How planes of the cache share its arrays, and these.
+    pub(super) cache: &'a CacheLayout,
+    pub(super) arrays: &'a [DeviceMemory],
     pub(super) layout: &'a Layout,
 }
 
@@ -30,9 +32,15 @@ impl Frame<'_> {
         Some((self.arena + region.offset, region.bytes))
     }
 
-    /// The plane of the cache that a call's state is.
-    pub(crate) fn state(&self, slot: u32) -> Option<usize> {
-        self.call.states.get(slot as usize).map(|i| *i as usize)
+    /// The array of the cache that a call's state is.
+    pub(crate) fn array(&self, slot: u32) -> Option<usize> {
+        let state = *self.call.states.get(slot as usize)?;
+        Some(self.cache.planes.get(state as usize)?.array)
+    }
+
+    /// The group of the layer.
+    pub(crate) fn group(&self) -> usize {
+        self.cache.group(self.call)
     }
 
     pub(crate) fn address(&self, value: &Value) -> Result<u64, String> {
@@ -44,8 +52,8 @@ impl Frame<'_> {
                 index.and_then(|i| self.weights.address(*i)).ok_or_else(missing)
             }
             Arg::State(slot) => {
-                let state = self.state(slot).and_then(|i| self.states.get(i));
-                state.map(|s| s.address() + self.margin).ok_or_else(missing)
+                let array = self.array(slot).and_then(|i| self.arrays.get(i));
+                array.map(|s| s.address() + self.margin).ok_or_else(missing)
             }
             Arg::Step(input) => Ok(self.layout.input(input)),
         }

@@ -1,5 +1,5 @@
-//! The inputs of a step, as kernels see them: an [`abi::Step`] for each [`Part`] of its rows, and the arrays that
-//! these name.
+//! The inputs of a step, as kernels see them: an [`abi::Step`] for each [`Part`] of its rows in each group of
+//! layers, and the arrays that these name.
 
 use infernum_codegen::cuda::abi::{self, Address, Part};
 use infernum_ir::picking::PickRow;
@@ -24,6 +24,19 @@ pub(super) struct Layout {
     end: usize,
     /// Whether kernels are launched for parts of the rows, which only then have headers.
     parts: bool,
+    /// Groups of layers, each with slots and tables of blocks of its own.
+    groups: usize,
+}
+
+/// How much a layout has room for, besides what a step's sizes say.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Blocks of the cache.
+    pub(super) blocks: usize,
+    /// Groups of layers, each with slots and tables of blocks of its own.
+    pub(super) groups: usize,
+    /// Rows for which tokens are picked, at most.
+    pub(super) picks: usize,
 }
 
 /// Bytes of a view of the step.
@@ -52,13 +65,9 @@ enum Field {
 
 impl Layout {
     /// `contexts`: whether kernels read `context_positions`, which only then has room. `parts`: whether any is
-    /// launched for a part of the rows. `picks`: for how many rows at most tokens are picked.
-    pub(super) fn new(
-        limits: &Dims,
-        kv_blocks: usize,
-        (contexts, parts): (bool, bool),
-        picks: usize,
-    ) -> Layout {
+    /// launched for a part of the rows.
+    pub(super) fn new(limits: &Dims, room: Room, (contexts, parts): (bool, bool)) -> Layout {
+        let Room { blocks: kv_blocks, groups, picks } = room;
         let (t, b, seqs) = (limits.t as usize, limits.b as usize, limits.seqs as usize);
         let stride = kv_blocks.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE)).max(1);
         let context_rows = if contexts { limits.s as usize } else { 0 };
@@ -68,15 +77,15 @@ impl Layout {
             4 * t.max(b),
             4 * context_rows,
             4 * t,
-            4 * t,
+            4 * t * groups,
             4 * (seqs + 1),
             4 * seqs,
             4 * (seqs + 1),
             8 * t,
-            4 * seqs * stride,
+            4 * seqs * stride * groups,
             4 * PickRow::WORDS * picks,
         ];
-        let headers = if parts { Part::ALL.len() } else { 1 };
+        let headers = groups * if parts { Part::ALL.len() } else { 1 };
         let (mut offsets, mut end) = ([0; FIELDS], (headers * HEADER).next_multiple_of(64));
         let blocks = Field::Blocks as usize;
         for field in (0..FIELDS).filter(|f| *f != blocks).chain([blocks]) {
@@ -84,12 +93,24 @@ impl Layout {
             end += sizes[field].next_multiple_of(64);
         }
         end += if parts { PromptArrays::bytes(limits) } else { 0 };
-        Layout { base: 0, limits: *limits, stride, picks, offsets, end, parts }
+        Layout { base: 0, limits: *limits, stride, picks, offsets, end, parts, groups }
     }
 
-    /// Where kernels that are launched for a part of the rows find what they must know of it.
-    pub(super) fn view(&self, part: Part) -> u64 {
-        self.base + (HEADER * part.view()) as u64
+    /// Where kernels of a group's layers that are launched for a part of the rows find what they must know of it.
+    pub(super) fn view(&self, group: usize, part: Part) -> u64 {
+        self.base + self.header(group, part) as u64
+    }
+
+    fn header(&self, group: usize, part: Part) -> usize {
+        let parts = if self.parts { Part::ALL.len() } else { 1 };
+        HEADER * (group * parts + part.view())
+    }
+
+    /// Where a group's slots begin in a step of so many tokens, and its tables in one of so many sequences.
+    fn of_group(&self, group: usize, dims: &Dims) -> [u64; 2] {
+        let group = group as u64;
+        let slots = self.address(Field::Slots) + 4 * group * dims.t;
+        [slots, self.address(Field::Blocks) + 4 * group * dims.seqs * self.stride as u64]
     }
 
     /// Its size.
@@ -140,23 +161,12 @@ impl Layout {
             self.offsets[Field::Seq as usize] > self.offsets[Field::ContextPositions as usize];
         let (mut token, mut row, mut pair) = (0u32, 0u32, 0u64);
         for (b, seq) in seqs.iter().enumerate() {
-            let table = inputs.blocks(b);
-            if table.len() > self.stride {
-                let (found, limit) = (table.len(), self.stride);
-                let message =
-                    format!("a sequence of {found} blocks, at most {limit} are planned for");
-                return Err(ExecError::Inputs(message));
-            }
             w.push(Field::First, token);
             w.push(Field::Context, seq.context as u32);
             w.push(Field::ContextStart, row);
             for position in seq.context - seq.new..seq.context {
-                let (block, within) =
-                    (position / StepInputs::BLOCK_SIZE, position % StepInputs::BLOCK_SIZE);
-                let slot = table[block] * StepInputs::BLOCK_SIZE as u32 + within as u32;
                 w.push(Field::Positions, position as u32);
                 w.push(Field::Seq, b as u32);
-                w.push(Field::Slots, slot);
                 w.push_wide(Field::PairStart, pair);
                 pair += seq.context as u64;
                 if output_rows == Some(Sym::T) {
@@ -168,8 +178,9 @@ impl Layout {
                 (0..seq.context).for_each(|p| w.push(Field::ContextPositions, p as u32));
             }
             row += seq.context as u32;
-            w.at[Field::Blocks as usize] = 4 * b * self.stride;
-            w.extend(Field::Blocks, table);
+        }
+        for group in 0..self.groups {
+            w.tables(inputs, group)?;
         }
         w.push(Field::First, token);
         w.push(Field::ContextStart, row);
@@ -180,7 +191,8 @@ impl Layout {
         for row in 0..self.picks.min(rows as usize) {
             w.extend(Field::Picks, &inputs.step().picks.row(row).words());
         }
-        let used = self.offsets[Field::Blocks as usize] + 4 * seqs.len() * self.stride;
+        let used =
+            self.offsets[Field::Blocks as usize] + 4 * self.groups * seqs.len() * self.stride;
         Ok((dims, w.headers(&dims, used)))
     }
 }
@@ -197,35 +209,62 @@ impl Writer<'_> {
     /// Writes the views of the step, once its arrays are there; `used` bytes are taken, and those that are
     /// returned then.
     fn headers(&mut self, dims: &PartDims, used: usize) -> usize {
-        let all = self.header(&dims.all);
-        self.put(Part::All, &all);
-        if !self.layout.parts {
-            return used;
-        }
-        // What is picked is picked for all rows at once.
-        let part = abi::Step { output_rows: Address::default(), words: Address::default(), ..all };
-        self.put(Part::Generated, &of_size(part, &dims.generated));
-        let mut prompt = of_size(part, &dims.of(Part::Prompt));
+        let mut arrays = None;
         let mut end = used;
-        if dims.is_mixed() {
-            let before = &dims.generated;
-            let arrays =
-                PromptArrays { from: used.next_multiple_of(64), dims: dims.of(Part::Prompt) };
-            arrays.write(self, before);
-            prompt = arrays.view(self.layout, before, prompt);
-            end = arrays.from + PromptArrays::bytes(&arrays.dims);
+        if self.layout.parts && dims.is_mixed() {
+            let own = PromptArrays { from: used.next_multiple_of(64), dims: dims.of(Part::Prompt) };
+            own.write(self, &dims.generated);
+            end = own.from + PromptArrays::bytes(&own.dims);
+            arrays = Some(own);
         }
-        self.put(Part::Prompt, &prompt);
+        for group in 0..self.layout.groups {
+            let all = self.header(group, &dims.all);
+            self.put(group, Part::All, &all);
+            if !self.layout.parts {
+                continue;
+            }
+            // What is picked is picked for all rows at once.
+            let part =
+                abi::Step { output_rows: Address::default(), words: Address::default(), ..all };
+            self.put(group, Part::Generated, &of_size(part, &dims.generated));
+            let prompt = of_size(part, &dims.of(Part::Prompt));
+            let prompt =
+                arrays.as_ref().map_or(prompt, |own| own.view(self.layout, group, dims, prompt));
+            self.put(group, Part::Prompt, &prompt);
+        }
         end
     }
 
-    fn put(&mut self, part: Part, step: &abi::Step) {
-        let at = HEADER * part.view();
+    /// A group's slots and tables of blocks.
+    fn tables(&mut self, inputs: &StepInputs, group: usize) -> Result<(), ExecError> {
+        const SIZE: usize = StepInputs::BLOCK_SIZE;
+        let (seqs, stride) = (&inputs.step().seqs, self.layout.stride);
+        for (b, seq) in seqs.iter().enumerate() {
+            let table = inputs.blocks(b, group);
+            if table.len() > stride {
+                let found = table.len();
+                let message =
+                    format!("a sequence of {found} blocks, at most {stride} are planned for");
+                return Err(ExecError::Inputs(message));
+            }
+            for position in seq.context - seq.new..seq.context {
+                let slot = table[position / SIZE] * SIZE as u32 + (position % SIZE) as u32;
+                self.push(Field::Slots, slot);
+            }
+            self.at[Field::Blocks as usize] = 4 * (group * seqs.len() + b) * stride;
+            self.extend(Field::Blocks, table);
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, group: usize, part: Part, step: &abi::Step) {
+        let at = self.layout.header(group, part);
         self.to[at..at + HEADER].copy_from_slice(bytemuck::bytes_of(step));
     }
 
-    fn header(&self, dims: &Dims) -> abi::Step {
+    fn header(&self, group: usize, dims: &Dims) -> abi::Step {
         let at = |field| self.layout.address(field);
+        let [slots, blocks] = self.layout.of_group(group, dims);
         abi::Step {
             T: dims.t as i32,
             B: dims.b as i32,
@@ -238,12 +277,12 @@ impl Writer<'_> {
             output_rows: Address::new(at(Field::OutputRows)),
             context_positions: Address::new(at(Field::ContextPositions)),
             seq: Address::new(at(Field::Seq)),
-            slots: Address::new(at(Field::Slots)),
+            slots: Address::new(slots),
             first: Address::new(at(Field::First)),
             context: Address::new(at(Field::Context)),
             context_start: Address::new(at(Field::ContextStart)),
             pair_start: Address::new(at(Field::PairStart)),
-            blocks: Address::new(at(Field::Blocks)),
+            blocks: Address::new(blocks),
             words: Address::new(self.lists),
         }
     }
@@ -328,7 +367,9 @@ impl PromptArrays {
     }
 
     /// The part's view, which is of its size already.
-    fn view(&self, layout: &Layout, before: &Dims, part: abi::Step) -> abi::Step {
+    fn view(&self, layout: &Layout, group: usize, dims: &PartDims, part: abi::Step) -> abi::Step {
+        let before = &dims.generated;
+        let [slots, blocks] = layout.of_group(group, &dims.all);
         let beyond = |field, elements: u64| layout.address(field) + 4 * elements;
         let own = |field| layout.base + self.at(field) as u64;
         abi::Step {
@@ -336,12 +377,12 @@ impl PromptArrays {
             positions: Address::new(beyond(Field::Positions, before.t)),
             context_positions: Address::new(beyond(Field::ContextPositions, before.s)),
             seq: Address::new(own(Field::Seq)),
-            slots: Address::new(beyond(Field::Slots, before.t)),
+            slots: Address::new(slots + 4 * before.t),
             first: Address::new(own(Field::First)),
             context: Address::new(beyond(Field::Context, before.seqs)),
             context_start: Address::new(own(Field::ContextStart)),
             pair_start: Address::new(own(Field::PairStart)),
-            blocks: Address::new(beyond(Field::Blocks, before.seqs * layout.stride as u64)),
+            blocks: Address::new(blocks + 4 * before.seqs * layout.stride as u64),
             ..part
         }
     }
@@ -360,10 +401,14 @@ mod tests {
 
     use crate::sampling::{SamplingParams, SeenToken, Tell, TokenPick};
 
+    fn room(blocks: usize, picks: usize) -> Room {
+        Room { blocks, groups: 1, picks }
+    }
+
     #[test]
     fn a_step_is_laid_out_as_kernels_read_it() {
         let limits = Dims { t: 8, b: 2, s: 64, pairs: 512, seqs: 2 };
-        let layout = Layout::new(&limits, 9, (true, false), 2).at(1 << 20);
+        let layout = Layout::new(&limits, room(9, 2), (true, false)).at(1 << 20);
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[5, 6], 18, &[3, 7]).expect("a sequence");
         inputs.push(&[8], 1, &[0]).expect("a sequence");
@@ -425,7 +470,7 @@ mod tests {
             inputs
         };
         let limits = Dims { t: 9, b: 5, s: 64, pairs: 512, seqs: 5 };
-        let layout = Layout::new(&limits, 9, (true, true), 2).at(1 << 20);
+        let layout = Layout::new(&limits, room(9, 2), (true, true)).at(1 << 20);
         for generated in 0..=sequences.len() {
             // Generated rows are those in front.
             let order: Vec<_> = (0..4).filter(|i| *i != 2).chain([2]).collect();
@@ -509,7 +554,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let limits = Dims { t: 2, b: 1, s: 32, pairs: 64, seqs: 1 };
-        let layout = Layout::new(&limits, 2, (false, false), 1);
+        let layout = Layout::new(&limits, room(2, 1), (false, false));
         let mut bytes = vec![0; layout.bytes()];
         let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE);
         inputs.push(&[1], 20, &[1, 2]).expect("a sequence");

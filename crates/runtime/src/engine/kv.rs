@@ -1,25 +1,14 @@
 //! The paged KV cache's bookkeeping: which sequences a block belongs to, and what it holds.
 
-use std::hash::{BuildHasher, RandomState};
+pub(super) use super::prefixes::Prefix;
+use super::prefixes::Prefixes;
 
-use hashbrown::HashTable;
-
-/// What a block's rows depend on besides its tokens: all tokens before them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Prefix {
-    /// Nothing: it is a sequence's first block. Those of one salt are shared.
-    Root(u64),
-    /// The block that was [kept](BlockPool::keep) under this name, and what that depends on.
-    After(u64),
-}
-
-/// Hands out the cache's blocks and counts who uses each. A full block can be kept for others that
+/// Hands out the cache's blocks and counts who uses each. What a full block holds can be kept for others that
 /// begin the same: it then is found by its tokens and what goes before them, and shared without a
 /// copy. What is kept and unused is given to others when nothing else is free, the longest unused
 /// first.
 ///
-/// Names of kept blocks are never used again and tokens are compared, so that two different
-/// prefixes can never be taken for one another.
+/// Groups of layers have blocks of their own under each prefix, all from this one pool.
 #[derive(Clone, Debug)]
 pub struct BlockPool {
     block_size: usize,
@@ -28,30 +17,30 @@ pub struct BlockPool {
     free: Vec<u32>,
     users: Vec<u32>,
     kept: Vec<Option<Kept>>,
-    /// Tokens of each kept block.
-    tokens: Vec<u32>,
-    found: HashTable<u32>,
-    hasher: RandomState,
+    prefixes: Prefixes,
     unused: Unused,
-    next_name: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// What a block is kept as.
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Kept {
-    name: u64,
-    after: Prefix,
-    hash: u64,
+    node: u32,
+    group: usize,
 }
+
+/// Prefixes that are known at most, for each block of the cache. Groups that give their first blocks back leave prefixes
+/// with few blocks, which still cost the host some memory: far less than a block does.
+const PREFIXES: usize = 64;
 
 impl BlockPool {
-    /// A pool of `total` free blocks of `block_size` tokens.
+    /// A pool of `total` free blocks of `block_size` tokens, for one group of layers.
     pub fn new(total: usize, block_size: usize) -> BlockPool {
-        BlockPool::of_runs(total, block_size, 1)
+        BlockPool::for_groups(total, block_size, 1, &[1])
     }
 
     /// As [`BlockPool::new`], but blocks are handed out `run` at a time, side by side; what does not
-    /// fill a run is left out.
-    pub fn of_runs(total: usize, block_size: usize, run: usize) -> BlockPool {
+    /// fill a run is left out. Each group keeps so many blocks (`widths`) under a prefix.
+    pub fn for_groups(total: usize, block_size: usize, run: usize, widths: &[usize]) -> BlockPool {
         let (run, block_size) = (run.max(1), block_size.max(1));
         let total = total - total % run;
         BlockPool {
@@ -61,11 +50,8 @@ impl BlockPool {
             free: (0..total as u32).step_by(run).rev().collect(),
             users: vec![0; total],
             kept: vec![None; total],
-            tokens: vec![0; total * block_size],
-            found: HashTable::with_capacity(total),
-            hasher: RandomState::new(),
+            prefixes: Prefixes::new(block_size, widths),
             unused: Unused::new(total),
-            next_name: 0,
         }
     }
 
@@ -84,20 +70,22 @@ impl BlockPool {
         self.users.len()
     }
 
-    /// Blocks that a sequence of `tokens` tokens takes.
-    pub fn blocks_for(&self, tokens: usize) -> usize {
-        tokens.div_ceil(self.block_size).next_multiple_of(self.run)
+    /// `blocks`, filling whole runs.
+    pub fn whole_runs(&self, blocks: usize) -> usize {
+        blocks.next_multiple_of(self.run)
     }
 
-    /// Grows `blocks` until it holds `tokens` tokens; false, changing nothing, where the pool has
-    /// too few.
-    pub fn grow(&mut self, blocks: &mut Vec<u32>, tokens: usize) -> bool {
-        let missing = self.blocks_for(tokens).saturating_sub(blocks.len());
+    /// Grows `blocks` to so many; false, changing nothing, where the pool has too few.
+    pub fn grow(&mut self, blocks: &mut Vec<u32>, to: usize) -> bool {
+        let missing = self.whole_runs(to).saturating_sub(blocks.len());
         if missing > self.free() {
             return false;
         }
         for _ in 0..missing / self.run {
-            let Some(first) = self.free.pop().or_else(|| self.evict()) else { return false };
+            if self.free.is_empty() {
+                self.evict();
+            }
+            let Some(first) = self.free.pop() else { return false };
             for block in first..first + self.run as u32 {
                 self.users[block as usize] = 1;
                 blocks.push(block);
@@ -106,28 +94,13 @@ impl BlockPool {
         true
     }
 
-    /// Takes the last blocks of a sequence back until so many tokens' are left.
-    pub fn shrink(&mut self, blocks: &mut Vec<u32>, tokens: usize) {
-        let left = self.blocks_for(tokens).min(blocks.len());
-        for block in blocks.drain(left..).rev() {
-            self.release_one(block);
-        }
+    /// Whether a block is kept.
+    pub fn is_kept(&self, block: u32) -> bool {
+        self.kept.get(block as usize).is_some_and(Option::is_some)
     }
 
-    /// The name under which a block is kept.
-    pub fn name(&self, block: u32) -> Option<u64> {
-        self.kept.get(block as usize)?.map(|kept| kept.name)
-    }
-
-    /// Takes a sequence's blocks back, as far as no other uses them.
-    pub fn release(&mut self, blocks: &mut Vec<u32>) {
-        // The last first: of a prefix, what fewer share is given away sooner.
-        while let Some(block) = blocks.pop() {
-            self.release_one(block);
-        }
-    }
-
-    fn release_one(&mut self, block: u32) {
+    /// Takes a block back from one user.
+    pub fn release(&mut self, block: u32) {
         let users = &mut self.users[block as usize];
         debug_assert!(*users > 0, "block {block} was released twice");
         *users = users.saturating_sub(1);
@@ -141,56 +114,94 @@ impl BlockPool {
         }
     }
 
-    /// The block that holds `tokens` after `after`, for one more user, and its name.
-    pub fn share(&mut self, after: Prefix, tokens: &[u32]) -> Option<(u32, u64)> {
-        let (block, name) = self.find(self.hash(after, tokens), after, tokens)?;
-        if self.users[block as usize] == 0 {
+    /// Takes blocks back from one user.
+    pub fn release_all(&mut self, blocks: &mut Vec<u32>) {
+        // The last first: of a prefix, what fewer share is given away sooner.
+        while let Some(block) = blocks.pop() {
+            self.release(block);
+        }
+    }
+
+    /// The prefix that is `tokens` after `after`, if it is known.
+    pub fn find(&self, after: Prefix, tokens: &[u32]) -> Option<Prefix> {
+        self.prefixes.find(after, tokens).map(Prefix::Node)
+    }
+
+    /// Makes the prefix that is `tokens` after `after` known. It stays so until it is [left](BlockPool::leave), and as
+    /// long as blocks are kept under it, or under longer ones.
+    pub fn enter(&mut self, after: Prefix, tokens: &[u32]) -> Prefix {
+        while self.prefixes.len() >= PREFIXES * self.total() && self.evict() {}
+        Prefix::Node(self.prefixes.enter(after, tokens))
+    }
+
+    /// Holds on to a prefix that is known.
+    pub fn hold(&mut self, prefix: Prefix) {
+        self.prefixes.hold(prefix);
+    }
+
+    /// Lets go of a prefix.
+    pub fn leave(&mut self, prefix: Prefix) {
+        self.prefixes.leave(prefix);
+    }
+
+    /// Lets go of a prefix, for the one that is a block shorter.
+    pub fn back(&mut self, prefix: Prefix) -> Prefix {
+        let shorter = self.prefixes.shorter(prefix);
+        self.prefixes.hold(shorter);
+        self.prefixes.leave(prefix);
+        shorter
+    }
+
+    /// The blocks that a group keeps under a prefix.
+    pub fn kept(&self, prefix: Prefix, group: usize) -> Option<&[u32]> {
+        match prefix {
+            Prefix::Root(_) => None,
+            Prefix::Node(node) => self.prefixes.blocks(node, group),
+        }
+    }
+
+    /// The blocks that a group keeps under a prefix, for one more user.
+    pub fn share(&mut self, prefix: Prefix, group: usize) -> Option<&[u32]> {
+        let Prefix::Node(node) = prefix else { return None };
+        let blocks = self.prefixes.blocks(node, group)?;
+        for &block in blocks {
+            if self.users[block as usize] == 0 {
+                self.unused.remove(block);
+            }
+            self.users[block as usize] += 1;
+        }
+        Some(blocks)
+    }
+
+    /// Keeps a group's full blocks, which have one user, for others, now and when they are released. Where there are
+    /// some already of the same prefix, those are what the user goes on with: they take the place of `blocks`.
+    pub fn keep(&mut self, prefix: Prefix, group: usize, blocks: &mut [u32]) {
+        let Prefix::Node(node) = prefix else { return };
+        if let Some(same) = self.share(prefix, group) {
+            let same = same.to_vec();
+            blocks.iter().for_each(|b| self.release(*b));
+            blocks.copy_from_slice(&same);
+            return;
+        }
+        for &block in &*blocks {
+            self.kept[block as usize] = Some(Kept { node, group });
+        }
+        self.prefixes.set(node, group, blocks);
+    }
+
+    /// Gives up what was unused longest of all that is kept; false if nothing is.
+    fn evict(&mut self) -> bool {
+        let Some(block) = self.unused.first() else { return false };
+        let Some(Kept { node, group }) = self.kept[block as usize] else { return false };
+        // Blocks that are kept together are used together.
+        let blocks = self.prefixes.blocks(node, group).map(<[u32]>::to_vec).unwrap_or_default();
+        for &block in &blocks {
             self.unused.remove(block);
+            self.kept[block as usize] = None;
+            self.free.push(block);
         }
-        self.users[block as usize] += 1;
-        Some((block, name))
-    }
-
-    /// Keeps a full block of one user for others, now and when it is released. Where there is one of
-    /// the same contents, that is what the user goes on with: the block to use, and its name.
-    pub fn keep(&mut self, block: u32, after: Prefix, tokens: &[u32]) -> (u32, u64) {
-        let hash = self.hash(after, tokens);
-        if let Some((same, name)) = self.share(after, tokens) {
-            self.release_one(block);
-            return (same, name);
-        }
-        let name = self.next_name;
-        self.next_name += 1;
-        self.kept[block as usize] = Some(Kept { name, after, hash });
-        let at = block as usize * self.block_size;
-        self.tokens[at..at + self.block_size].copy_from_slice(tokens);
-        let kept = &self.kept;
-        self.found.insert_unique(hash, block, |b| kept[*b as usize].map_or(0, |k| k.hash));
-        (block, name)
-    }
-
-    fn hash(&self, after: Prefix, tokens: &[u32]) -> u64 {
-        self.hasher.hash_one((after, tokens))
-    }
-
-    fn find(&self, hash: u64, after: Prefix, tokens: &[u32]) -> Option<(u32, u64)> {
-        let same = |block: &u32| {
-            let at = *block as usize * self.block_size;
-            self.kept[*block as usize].is_some_and(|k| k.after == after)
-                && self.tokens[at..at + self.block_size] == *tokens
-        };
-        let block = *self.found.find(hash, same)?;
-        self.kept[block as usize].map(|k| (block, k.name))
-    }
-
-    /// Gives up the kept block that was unused longest.
-    fn evict(&mut self) -> Option<u32> {
-        let block = self.unused.pop()?;
-        let kept = self.kept[block as usize].take();
-        if let Some(Ok(entry)) = kept.map(|k| self.found.find_entry(k.hash, |b| *b == block)) {
-            entry.remove();
-        }
-        Some(block)
+        self.prefixes.unset(node, group);
+        true
     }
 }
 
@@ -226,12 +237,9 @@ impl Unused {
         self.len -= 1;
     }
 
-    fn pop(&mut self) -> Option<u32> {
+    fn first(&self) -> Option<u32> {
         let first = self.next[self.head() as usize];
-        (first != self.head()).then(|| {
-            self.remove(first);
-            first
-        })
+        (first != self.head()).then_some(first)
     }
 
     fn link(&mut self, a: u32, b: u32) {
@@ -247,8 +255,15 @@ mod tests {
     use super::*;
 
     impl BlockPool {
-        /// Fails unless `users` are all that use blocks, and every block is used, kept or free.
-        pub(crate) fn check(&self, users: &[&[u32]]) {
+        /// Blocks that are used, kept though unused, and free.
+        pub(crate) fn census(&self) -> [usize; 3] {
+            let used = self.users.iter().filter(|u| **u > 0).count();
+            [used, self.unused.len, self.free.len() * self.run]
+        }
+
+        /// Fails unless `users` are all that use blocks, every block is used, kept or free, and `prefixes` are those
+        /// that sequences hold on to.
+        pub(crate) fn check(&self, users: &[&[u32]], prefixes: &[Prefix]) {
             let mut counts = vec![0u32; self.total()];
             users.iter().copied().flatten().for_each(|b| counts[*b as usize] += 1);
             assert_eq!(counts, self.users);
@@ -266,7 +281,11 @@ mod tests {
             all.extend((0..self.total() as u32).filter(|b| counts[*b as usize] > 0));
             all.sort_unstable();
             assert_eq!(all, (0..self.total() as u32).collect::<Vec<_>>());
-            assert_eq!(self.found.len(), self.kept.iter().flatten().count());
+            let kept = self.prefixes.check(prefixes);
+            assert_eq!(kept.len(), self.kept.iter().flatten().count());
+            for (block, node, group) in kept {
+                assert_eq!(self.kept[block as usize], Some(Kept { node, group }));
+            }
         }
     }
 
@@ -277,55 +296,57 @@ mod tests {
         fn blocks_are_neither_lost_nor_mixed_up(
             steps in prop::collection::vec((0..5usize, 0..40usize, 0..3u32, 0..2u64), 1..300)
         ) {
-            let mut pool = BlockPool::new(12, 4);
-            // What was last written to each block, and after what.
-            let mut written = vec![Vec::new(); 12];
-            let mut sequences: Vec<Vec<u32>> = vec![Vec::new(); 5];
+            // The second group keeps two blocks under every other prefix.
+            let mut pool = BlockPool::for_groups(24, 4, 1, &[1, 2]);
+            // What was last written to each block: a group's, of a text of a salt.
+            let mut written = vec![None; 24];
+            let mut sequences: [(Vec<u32>, Prefix); 5] =
+                std::array::from_fn(|_| (Vec::new(), Prefix::Root(0)));
             for (who, tokens, alphabet, salt) in steps {
-                let mut blocks = std::mem::take(&mut sequences[who]);
-                pool.release(&mut blocks);
+                let (blocks, prefix) = &mut sequences[who];
+                pool.release_all(blocks);
+                pool.leave(*prefix);
+                *prefix = Prefix::Root(salt);
                 let text: Vec<u32> = (0..tokens as u32).map(|i| i % (alphabet + 1)).collect();
-                let mut prefix = Prefix::Root(salt);
                 for (i, part) in text.chunks_exact(4).enumerate() {
-                    let whole = (salt, text[..4 * (i + 1)].to_vec());
-                    if i == blocks.len() {
-                        if let Some((block, name)) = pool.share(prefix, part) {
-                            prop_assert_eq!(&written[block as usize], &vec![whole]);
-                            blocks.push(block);
-                            prefix = Prefix::After(name);
-                            continue;
+                    let whole = |group: usize| Some((group, salt, text[..4 * (i + 1)].to_vec()));
+                    let next = pool.enter(*prefix, part);
+                    pool.leave(std::mem::replace(prefix, next));
+                    for (group, width) in [(0, 1), (1, 2)].into_iter().take(1 + i % 2) {
+                        let mut own = Vec::new();
+                        if let Some(found) = pool.share(next, group) {
+                            prop_assert!(found.iter().all(|b| written[*b as usize] == whole(group)));
+                            own.extend_from_slice(found);
+                        } else if pool.grow(&mut own, width) {
+                            own.iter().for_each(|b| written[*b as usize] = whole(group));
+                            pool.keep(next, group, &mut own);
+                        } else {
+                            prop_assert!(pool.free() < width);
                         }
-                        let free = pool.free();
-                        if !pool.grow(&mut blocks, 4 * (i + 1)) {
-                            prop_assert_eq!(free, 0);
-                            break;
-                        }
+                        blocks.append(&mut own);
                     }
-                    written[blocks[i] as usize] = vec![whole];
-                    let (block, name) = pool.keep(blocks[i], prefix, part);
-                    blocks[i] = block;
-                    prefix = Prefix::After(name);
                 }
-                sequences[who] = blocks;
-                let users: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
-                pool.check(&users);
+                let users: Vec<&[u32]> = sequences.iter().map(|(b, _)| &b[..]).collect();
+                let prefixes: Vec<Prefix> = sequences.iter().map(|(_, p)| *p).collect();
+                pool.check(&users, &prefixes);
+                prop_assert_eq!(pool.census().iter().sum::<usize>(), 24);
             }
         }
     }
 
     #[test]
     fn runs_lie_side_by_side() {
-        let mut pool = BlockPool::of_runs(11, 4, 3);
+        let mut pool = BlockPool::for_groups(11, 4, 3, &[1]);
         assert_eq!((pool.free(), pool.total()), (9, 9));
         let mut blocks = Vec::new();
-        assert!(pool.grow(&mut blocks, 5));
+        assert!(pool.grow(&mut blocks, 2));
         assert_eq!(blocks, [0, 1, 2]);
-        pool.check(&[&blocks]);
+        pool.check(&[&blocks], &[]);
         let mut other = Vec::new();
-        assert!(pool.grow(&mut other, 24) && !pool.grow(&mut blocks, 13));
-        pool.release(&mut other);
-        pool.release(&mut blocks);
-        pool.check(&[]);
+        assert!(pool.grow(&mut other, 6) && !pool.grow(&mut blocks, 4));
+        pool.release_all(&mut other);
+        pool.release_all(&mut blocks);
+        pool.check(&[], &[]);
     }
 
     #[test]
@@ -335,14 +356,34 @@ mod tests {
         for token in 0..3 {
             let mut blocks = Vec::new();
             assert!(pool.grow(&mut blocks, 1));
-            pool.keep(blocks[0], root, &[token]);
-            pool.release(&mut blocks);
+            let prefix = pool.enter(root, &[token]);
+            pool.keep(prefix, 0, &mut blocks);
+            pool.leave(prefix);
+            pool.release_all(&mut blocks);
         }
-        let (block, _) = pool.share(root, &[0]).expect("the eldest");
-        pool.release(&mut vec![block]); // now the youngest
+        let eldest = pool.find(root, &[0]).expect("the eldest");
+        let mut block = pool.share(eldest, 0).expect("its block").to_vec();
+        pool.release_all(&mut block); // now the youngest
         let mut blocks = Vec::new();
         assert!(pool.grow(&mut blocks, 1));
-        assert!(pool.share(root, &[1]).is_none() && pool.share(root, &[2]).is_some());
-        assert!(pool.share(Prefix::Root(1), &[0]).is_none(), "another tenant's");
+        assert!(pool.find(root, &[1]).is_none() && pool.find(root, &[2]).is_some());
+        assert!(pool.find(Prefix::Root(1), &[0]).is_none(), "another tenant's");
+    }
+
+    #[test]
+    fn a_prefix_is_known_while_anything_hangs_on_it() {
+        let mut pool = BlockPool::for_groups(2, 1, 1, &[1, 1]);
+        let first = pool.enter(Prefix::Root(0), &[7]);
+        let second = pool.enter(first, &[8]);
+        let mut block = Vec::new();
+        assert!(pool.grow(&mut block, 1));
+        pool.keep(second, 1, &mut block);
+        pool.leave(first);
+        pool.leave(second);
+        assert_eq!(pool.find(first, &[8]), Some(second));
+        assert!(pool.kept(first, 1).is_none() && pool.kept(second, 0).is_none());
+        pool.release_all(&mut block);
+        assert!(pool.grow(&mut block, 2), "both blocks are free");
+        assert_eq!((pool.find(Prefix::Root(0), &[7]), pool.prefixes.len()), (None, 0));
     }
 }

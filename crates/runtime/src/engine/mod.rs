@@ -7,7 +7,9 @@
 
 mod drive;
 mod kv;
+mod memory;
 mod options;
+mod prefixes;
 mod request;
 mod schedule;
 mod sequence;
@@ -22,8 +24,9 @@ pub use options::{Batching, EngineLimits, EngineOptions, KvMode, OptionsError, P
 pub use request::{EngineError, Event, FinishReason, Request, RequestId, State};
 use slab::Slab;
 
+use self::memory::Groups;
 use self::sequence::{Rank, Sequence};
-use crate::exec::{Executor, StepInputs, Ticket};
+use crate::exec::{Executor, GroupKind, StepInputs, Ticket};
 use crate::sampling::MOST_TOLD;
 
 /// Runs requests on an executor.
@@ -32,6 +35,7 @@ pub struct Engine<E: Executor> {
     limits: EngineLimits,
     options: EngineOptions,
     pool: BlockPool,
+    groups: Groups,
     sequences: Slab<Sequence>,
     /// Those with memory, and those without.
     running: Vec<usize>,
@@ -95,10 +99,25 @@ impl<E: Executor> Engine<E> {
             KvMode::Contiguous => limits.max_length.div_ceil(limits.block_size),
             KvMode::Paged | KvMode::Off => 1,
         };
-        let pool = BlockPool::of_runs(limits.blocks, limits.block_size, run);
+        let mut kinds = executor.groups();
+        let inputs = StepInputs::asking(limits.block_size).with_groups(&kinds);
+        if options.kv == KvMode::Contiguous {
+            // What was taken up front is not given back.
+            kinds.iter_mut().filter(|k| matches!(k, GroupKind::Ring { .. })).for_each(|kind| {
+                *kind = GroupKind::Paged;
+            });
+        }
+        let widths: Vec<usize> = kinds.iter().map(|k| k.width()).collect();
+        let pool = BlockPool::for_groups(limits.blocks, limits.block_size, run, &widths);
+        let chunk = limits.chunk.min(limits.step.t as usize);
+        let mut groups = Groups::new(kinds, limits.block_size, chunk);
+        if !options.prefix_cache {
+            groups.snapshot_every = 0;
+        }
         Ok(Engine {
             executor,
-            inputs: StepInputs::asking(limits.block_size),
+            inputs,
+            groups,
             sequences: Slab::new(),
             running: Vec::new(),
             waiting: BTreeMap::new(),
@@ -120,7 +139,7 @@ impl<E: Executor> Engine<E> {
         self.check(&request)?;
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        let sequence = Sequence::new(id, request, self.stats.steps);
+        let sequence = Sequence::new(id, request, self.groups.none(), self.stats.steps);
         let rank = self.rank(&sequence);
         let slot = self.sequences.insert(sequence);
         self.waiting.insert(rank, slot);
@@ -153,7 +172,7 @@ impl<E: Executor> Engine<E> {
         }
         let tokens = tokens.saturating_add(request.max_tokens).min(limit);
         let (blocks, block_size) = (self.pool.total(), self.pool.block_size());
-        if self.pool.blocks_for(tokens) > blocks {
+        if self.groups.most(&self.pool, tokens) > blocks {
             return Err(EngineError::CacheTooSmall { tokens, blocks, block_size });
         }
         Ok(())
@@ -172,7 +191,7 @@ impl<E: Executor> Engine<E> {
     pub fn truncate(&mut self, id: RequestId, rows: usize) {
         let found = self.sequences.iter_mut().find(|(_, s)| s.id == id && s.running);
         if let Some((_, s)) = found {
-            s.truncate(&mut self.pool, rows);
+            self.groups.truncate(&mut self.pool, s, rows);
         }
     }
 
@@ -268,6 +287,7 @@ impl<E: Executor> Engine<E> {
             let sequence = &mut self.sequences[planned.slot];
             sequence.submitted = planned.context;
             sequence.served = flight.step;
+            self.groups.depart(&mut self.pool, sequence);
             if planned.yields {
                 sequence.coming = Some((flight.step, planned.last_output()));
             }
@@ -283,7 +303,7 @@ impl<E: Executor> Engine<E> {
     fn remove(&mut self, slot: usize) {
         let rank = self.rank(&self.sequences[slot]);
         let mut sequence = self.sequences.remove(slot);
-        self.pool.release(&mut sequence.blocks);
+        sequence.release(&mut self.pool);
         if sequence.running {
             self.running.retain(|s| *s != slot);
         } else {

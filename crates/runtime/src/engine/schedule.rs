@@ -26,18 +26,12 @@ impl<E: Executor> Engine<E> {
 
     /// Gives all that run the blocks for their next rows; false, giving none, if there are too few.
     pub(super) fn reserve(&mut self) -> bool {
-        let pool = &self.pool;
-        let missing = self.running.iter().map(|slot| {
-            let s = &self.sequences[*slot];
-            pool.blocks_for(s.length()).saturating_sub(s.blocks.len())
-        });
-        if missing.sum::<usize>() > pool.free() {
+        let missing = |slot: &usize| self.groups.missing(&self.pool, &self.sequences[*slot]);
+        if self.running.iter().map(missing).sum::<usize>() > self.pool.free() {
             return false;
         }
         for slot in &self.running {
-            let s = &mut self.sequences[*slot];
-            let length = s.length();
-            let grown = self.pool.grow(&mut s.blocks, length);
+            let grown = self.groups.grow(&mut self.pool, &mut self.sequences[*slot]);
             debug_assert!(grown, "the sum fitted");
         }
         true
@@ -52,9 +46,7 @@ impl<E: Executor> Engine<E> {
         order.sort_unstable_by_key(|slot| self.rank(&self.sequences[*slot]));
         let mut at = 0;
         while at < order.len() {
-            let s = &mut self.sequences[order[at]];
-            let length = s.length();
-            if self.pool.grow(&mut s.blocks, length) {
+            if self.groups.grow(&mut self.pool, &mut self.sequences[order[at]]) {
                 at += 1;
             } else if let Some(last) = order.pop() {
                 self.preempt(last);
@@ -65,8 +57,7 @@ impl<E: Executor> Engine<E> {
 
     fn preempt(&mut self, slot: usize) {
         let s = &mut self.sequences[slot];
-        self.pool.release(&mut s.blocks);
-        s.restart();
+        s.release(&mut self.pool);
         s.running = false;
         s.preemptions += 1;
         s.urgent |= s.preemptions >= PREEMPTIONS;
@@ -105,44 +96,31 @@ impl<E: Executor> Engine<E> {
     }
 
     /// Gives a sequence the blocks of all its tokens, shared ones first: how many tokens those hold.
-    /// `None`, changing nothing, unless each that runs could have one more block, too.
+    /// `None`, changing nothing, unless each that runs could have one more block of each group, too.
     fn take_memory(&mut self, slot: usize) -> Option<usize> {
-        while self.share_next(slot) {}
+        self.share(slot);
         let grows = self.options.kv != KvMode::Contiguous;
-        let room = if grows { self.running.len() } else { 0 };
+        let room = if grows { self.room() } else { 0 };
         let s = &mut self.sequences[slot];
-        let missing = self.pool.blocks_for(s.tokens.len()) - s.blocks.len();
-        if missing + room > self.pool.free() {
-            self.pool.release(&mut s.blocks);
-            s.restart();
+        let found = s.computed;
+        if self.groups.missing(&self.pool, s) + room > self.pool.free() {
+            s.release(&mut self.pool);
             return None;
         }
-        let found = s.computed;
-        self.pool.grow(&mut s.blocks, s.tokens.len()).then_some(found)
+        self.groups.grow(&mut self.pool, s).then_some(found)
     }
 
-    /// Takes a sequence's next block from the cache, if it is there; it computes one row at least.
-    fn share_next(&mut self, slot: usize) -> bool {
-        let (s, size) = (&mut self.sequences[slot], self.pool.block_size());
-        let (at, end) = (s.kept * size, (s.kept + 1) * size);
-        let ready = s.submitted == at && end < s.tokens.len() && !s.tells_prompt();
-        if !self.options.prefix_cache || !ready {
-            return false;
+    /// A block for each group of each that runs.
+    fn room(&self) -> usize {
+        self.running.len() * self.groups.kinds().len()
+    }
+
+    /// Takes what the cache has of a sequence's next rows.
+    fn share(&mut self, slot: usize) {
+        let s = &mut self.sequences[slot];
+        if self.options.prefix_cache && !s.tells_prompt() {
+            self.groups.share(&mut self.pool, s);
         }
-        let Some((block, name)) = self.pool.share(s.prefix, &s.tokens[at..end]) else {
-            return false;
-        };
-        if s.kept < s.blocks.len() {
-            // It has its own already: another computed the same meanwhile.
-            let own = std::mem::replace(&mut s.blocks[s.kept], block);
-            self.pool.release(&mut vec![own]);
-        } else {
-            s.blocks.push(block);
-        }
-        s.prefix = super::kv::Prefix::After(name);
-        s.kept += 1;
-        (s.computed, s.submitted) = (end, end);
-        true
     }
 
     /// Fills the inputs with what each has to compute, by turns, as far as the step goes; false if
@@ -164,7 +142,7 @@ impl<E: Executor> Engine<E> {
             if left.t == 0 || left.seqs == 0 {
                 break;
             }
-            while self.share_next(slot) {}
+            self.share(slot);
             let s = &self.sequences[slot];
             let most = match (s.decodes(), self.is_late(slot)) {
                 (true, _) => 1,
@@ -194,6 +172,7 @@ impl<E: Executor> Engine<E> {
     fn plan(&mut self, slot: usize, (most, outputs): (usize, usize), left: &mut Dims) -> usize {
         let s = &mut self.sequences[slot];
         let (id, wanted) = (s.id, s.wanted(&self.limits).min(most));
+        let wanted = wanted.min(self.groups.room(s)).min(self.groups.uncut(s, s.submitted));
         if wanted > 0 {
             s.sampler.reach(s.length() as u64);
         }
@@ -224,18 +203,20 @@ impl<E: Executor> Engine<E> {
 
     /// Puts what was planned into the step's inputs.
     fn push(&mut self, at: usize) -> Result<(), EngineError> {
-        let (samples, inputs) = (self.executor.samples(), &mut self.inputs);
-        let planned = &mut self.next.planned[at];
+        let (samples, spare) = (self.executor.samples(), self.room());
+        let (planned, inputs) = (&mut self.next.planned[at], &mut self.inputs);
         let Planned { slot, past, context, generated, rows, .. } = *planned;
-        let s = &self.sequences[slot];
+        let s = &mut self.sequences[slot];
+        self.groups.leave_snapshots(&mut self.pool, s, past, spare);
+        let held = self.groups.rows(s, past);
         if !generated {
             inputs.begin_prompts();
         }
         let fed = s.coming.filter(|_| past == s.tokens.len());
         if let Some((_, row)) = fed {
-            inputs.push_fed(row, context, &s.blocks)?;
+            inputs.push_fed(row, context, held)?;
         } else {
-            inputs.push(&s.tokens[past..context], context, &s.blocks)?;
+            inputs.push_rows(&s.tokens[past..context], context, held)?;
         }
         inputs.yield_rows(rows)?;
         planned.output = inputs.last_outputs().start;

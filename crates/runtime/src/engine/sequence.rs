@@ -1,6 +1,7 @@
 //! A request under way.
 
-use super::kv::{BlockPool, Prefix};
+use super::kv::Prefix;
+use super::memory::Held;
 use super::{EngineLimits, Request, RequestId, State};
 use crate::sampling::{Sampler, Tell, TokenPick};
 
@@ -13,7 +14,8 @@ pub(super) struct Sequence {
     pub(super) sampler: Sampler,
     /// Prompt and output.
     pub(super) tokens: Vec<u32>,
-    pub(super) blocks: Vec<u32>,
+    /// What it has of the cache, by group of layers.
+    pub(super) held: Vec<Held>,
     /// Rows in the cache, and with those of the step under way.
     pub(super) computed: usize,
     pub(super) submitted: usize,
@@ -21,7 +23,7 @@ pub(super) struct Sequence {
     pub(super) truncations: u32,
     /// The step under way, and its row, that yields the next token.
     pub(super) coming: Option<(u64, usize)>,
-    /// Blocks that are kept for others, and what the next one depends on.
+    /// Full blocks of tokens whose rows are kept for others, and what the next one depends on.
     pub(super) kept: usize,
     pub(super) prefix: Prefix,
     /// Tokens of the prompt whose log-probabilities were told; there is none of the first.
@@ -37,14 +39,14 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(id: RequestId, request: Request, now: u64) -> Sequence {
+    pub(super) fn new(id: RequestId, request: Request, held: Vec<Held>, now: u64) -> Sequence {
         Sequence {
             id,
             sampler: Sampler::new(request.sampling, &request.tokens)
                 .with_ends(&request.stop, request.tokens.len())
                 .with_bias(&request.bias),
             tokens: request.tokens.clone(),
-            blocks: Vec::new(),
+            held,
             computed: 0,
             submitted: 0,
             truncations: 0,
@@ -117,25 +119,6 @@ impl Sequence {
     pub(super) fn restart(&mut self) {
         (self.computed, self.submitted, self.kept) = (0, 0, 0);
         self.prefix = Prefix::Root(self.request.salt);
-    }
-
-    /// Gives the rows after the first `rows` back, and the blocks that nothing is left in.
-    pub(super) fn truncate(&mut self, pool: &mut BlockPool, rows: usize) {
-        let size = pool.block_size();
-        // A block that is kept is others', too: it is given back as a whole, since none of its rows may be
-        // written again.
-        let rows = if rows < self.kept * size { rows - rows % size } else { rows };
-        if rows < self.submitted {
-            self.truncations += 1;
-            self.submitted = rows;
-            self.computed = self.computed.min(rows);
-        }
-        if rows < self.kept * size {
-            self.kept = rows / size;
-            let last = self.kept.checked_sub(1).and_then(|at| pool.name(self.blocks[at]));
-            self.prefix = last.map_or(Prefix::Root(self.request.salt), Prefix::After);
-        }
-        pool.shrink(&mut self.blocks, rows);
     }
 
     pub(super) fn state(&self) -> State {

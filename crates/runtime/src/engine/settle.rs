@@ -2,7 +2,6 @@
 
 use infernum_ir::NO_TOKEN;
 
-use super::kv::Prefix;
 use super::sequence::Sequence;
 use super::{Engine, EngineError, Event, FinishReason, Flight, KvMode, Planned};
 use crate::exec::{Executor, StepOutput};
@@ -76,20 +75,15 @@ impl<E: Executor> Engine<E> {
         let Some(s) = self.sequences.get_mut(planned.slot).filter(|s| s.id == planned.id) else {
             return;
         };
-        let size = self.pool.block_size();
-        while self.options.prefix_cache && (s.kept + 1) * size <= s.computed {
-            let (at, tokens) = (s.kept, &s.tokens[s.kept * size..(s.kept + 1) * size]);
-            let (block, name) = self.pool.keep(s.blocks[at], s.prefix, tokens);
-            s.blocks[at] = block;
-            s.prefix = Prefix::After(name);
-            s.kept += 1;
+        if self.options.prefix_cache {
+            self.groups.keep(&mut self.pool, s);
         }
+        self.groups.give_back(&mut self.pool, s);
         if !planned.yields {
             return;
         }
         if self.options.kv == KvMode::Off {
-            self.pool.release(&mut s.blocks);
-            s.restart();
+            s.release(&mut self.pool);
         }
         let last = s.tokens.last().filter(|_| s.generated() > 0);
         let reason = if last.is_some_and(|t| s.request.stop.contains(t)) {

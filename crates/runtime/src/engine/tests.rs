@@ -2,6 +2,7 @@
 //! wrong row, a row too early or another's row yields another text.
 
 mod fake;
+mod memory;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -9,7 +10,7 @@ use std::ops::ControlFlow;
 use infernum_ir::{Dims, random};
 use proptest::prelude::*;
 
-use fake::{CURSED, Fake, VOCAB, hash, logits, solo};
+use fake::{CURSED, Fake, Text, VOCAB, hash, solo};
 
 use super::schedule::fitting_chunk;
 use super::*;
@@ -25,7 +26,19 @@ fn engine_with(
     gpu: bool,
     options: EngineOptions,
 ) -> Engine<Fake> {
+    engine_of(&[GroupKind::Paged], step, chunk, blocks, gpu, options)
+}
+
+fn engine_of(
+    groups: &[GroupKind],
+    step: Dims,
+    chunk: usize,
+    blocks: usize,
+    gpu: bool,
+    options: EngineOptions,
+) -> Engine<Fake> {
     let executor = Fake {
+        groups: groups.to_vec(),
         samples: gpu,
         feeds: gpu,
         rows: vec![None; blocks * BLOCK],
@@ -47,7 +60,11 @@ fn engine_with(
         block_size: BLOCK,
         vocab: VOCAB,
     };
-    Engine::new(executor, limits, options).expect("options that agree")
+    let mut engine = Engine::new(executor, limits, options).expect("options that agree");
+    if options.prefix_cache {
+        engine.groups.snapshot_every = 3 * BLOCK;
+    }
+    engine
 }
 
 fn engine(step: Dims, chunk: usize) -> Engine<Fake> {
@@ -55,39 +72,6 @@ fn engine(step: Dims, chunk: usize) -> Engine<Fake> {
 }
 
 const STEP: Dims = Dims { t: 8, b: 4, s: 160, pairs: 300, seqs: 4 };
-
-impl Engine<Fake> {
-    /// Fails if a block is lost or has users that do not know of it.
-    fn audit(&self) {
-        let users: Vec<&[u32]> = self.sequences.iter().map(|(_, s)| s.blocks.as_slice()).collect();
-        self.pool.check(&users);
-        for (_, s) in &self.sequences {
-            assert!(s.running || s.blocks.is_empty(), "waiting with memory");
-            assert!(s.kept * BLOCK <= s.computed && s.computed <= s.submitted);
-            assert!(s.submitted <= s.blocks.len() * BLOCK, "rows without a block");
-        }
-        assert_eq!(self.running.len() + self.waiting.len(), self.sequences.len());
-    }
-
-    /// Fails unless the rows of the step under way that follow computed ones and a whole prompt are in front,
-    /// and nothing else is; if a row is written to a block that is kept for others; and if a step waits for the host.
-    fn check_flight(&self, live: &BTreeMap<RequestId, Live>) {
-        // No row's wish makes a step wait, nor brings logits.
-        let executor = &self.executor;
-        let is_ahead = executor.feeds && self.options.ahead && self.flight.is_some();
-        assert_eq!(executor.submitted - executor.waited, u64::from(is_ahead));
-        assert!(!executor.samples || executor.brought == 0);
-        let planned = self.flight.iter().flat_map(|flight| &flight.planned);
-        for (i, p) in planned.enumerate() {
-            let Some(l) = live.get(&p.id) else { continue };
-            let follows = p.past >= l.request.tokens.len() && p.context == p.past + 1 && p.yields;
-            assert_eq!(i < self.inputs.generated(), follows, "{p:?}");
-            let Some(s) = self.sequences.get(p.slot).filter(|s| s.id == p.id) else { continue };
-            let blocks = &s.blocks[p.past / BLOCK..p.context.div_ceil(BLOCK)];
-            assert!(blocks.iter().all(|b| self.pool.name(*b).is_none()), "{p:?}");
-        }
-    }
-}
 
 /// Random requests.
 struct Random(random::Rng);
@@ -173,6 +157,7 @@ fn bound(options: &EngineOptions) -> u64 {
 /// stands then, the steps that had rows of both parts, and those in which a sequence yielded several rows.
 fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) {
     let (mut random, bound) = (Random::new(seed), bound(engine.options()));
+    let groups = &engine.executor.groups.clone();
     let mut live: BTreeMap<RequestId, Live> = BTreeMap::new();
     let (mut events, mut failed) = (Vec::new(), 0);
     for now in 0..steps {
@@ -199,18 +184,18 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
             let id = *live.keys().nth(random.below(live.len())).expect("one of them");
             engine.cancel(id);
             live.remove(&id);
-            engine.audit();
+            engine.audit_held();
         }
         if random.below(30) == 0 && !live.is_empty() {
             let id = *live.keys().nth(random.below(live.len())).expect("one of them");
             let rows = random.below(MAX_LENGTH);
             engine.truncate(id, rows);
-            let held = engine.sequences.iter().find(|(_, s)| s.id == id).map(|(_, s)| &s.blocks);
-            let most = engine.pool.blocks_for(rows);
-            assert!(held.is_none_or(|blocks| blocks.len() <= most), "not given back");
-            engine.audit();
+            engine.check_truncated(id, rows);
+            engine.audit_held();
         }
         engine.step(&mut events).expect("a step");
+        let census = engine.pool.census();
+        assert_eq!(census.iter().sum::<usize>(), engine.pool.total(), "used, kept and free");
         engine.check_flight(&live);
         for event in events.drain(..) {
             match event {
@@ -221,8 +206,9 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
                 }
                 Event::Prompt(id, logprobs) => {
                     let l = live.get_mut(&id).expect("an event of one that lives");
-                    let before = l.request.tokens[..l.prompt].iter().copied();
-                    let expected = Logprobs::new(&logits(before), l.request.tokens[l.prompt], 1);
+                    let (mut text, mut row) = (Text::new(groups), Vec::new());
+                    l.request.tokens[..l.prompt].iter().for_each(|t| row = text.push(*t));
+                    let expected = Logprobs::new(&row, l.request.tokens[l.prompt], 1);
                     assert_eq!(*logprobs, expected, "row {}", l.prompt);
                     l.prompt += 1;
                 }
@@ -236,7 +222,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
                 Event::Finished(id, reason) => {
                     let l = live.remove(&id).expect("one that had not ended");
                     let mut expected = Vec::new();
-                    let alone = solo(&l.request, |row, token| {
+                    let alone = solo(groups, &l.request, |row, token| {
                         expected.extend(l.request.logprobs.map(|n| Logprobs::new(row, token, n)));
                     });
                     // That of a stop token which is not told is not, either.
@@ -254,12 +240,19 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
             }
         }
         if now % 64 == 0 {
-            engine.audit();
+            engine.audit_held();
             let starved = live.values().find(|l| now - l.since > bound);
             assert!(starved.is_none(), "waits since long: {:?}", starved.map(|l| &l.request));
         }
     }
     assert_eq!(engine.stats().corrupted, failed, "logits that are no distribution are counted");
+    finish_all(&mut engine, live, bound);
+    (engine.stats(), [engine.executor.mixed, engine.executor.several])
+}
+
+/// Fails unless all that live end within so many steps and nothing is left of them.
+fn finish_all(engine: &mut Engine<Fake>, mut live: BTreeMap<RequestId, Live>, bound: u64) {
+    let mut events = Vec::new();
     for _ in 0..bound {
         engine.step(&mut events).expect("a step");
         events.drain(..).for_each(|e| {
@@ -268,10 +261,15 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
             }
         });
     }
-    assert!(live.is_empty() && engine.is_idle(), "some never ended");
-    engine.audit();
+    assert!(
+        live.is_empty() && engine.is_idle(),
+        "some never ended: {:?} {:?} {:?}",
+        engine.executor.groups,
+        engine.options,
+        engine.limits
+    );
+    engine.audit_held();
     assert_eq!(engine.blocks().0, engine.blocks().1, "memory was lost");
-    (engine.stats(), [engine.executor.mixed, engine.executor.several])
 }
 
 /// Every combination of options that is not refused.
@@ -511,7 +509,7 @@ fn cancelled_requests_free_their_memory_at_once() {
 
 #[test]
 fn what_is_truncated_is_given_back_and_computed_again() {
-    let expected = |request: &Request| solo(request, |_, _| {}).0;
+    let expected = |request: &Request| solo(&[GroupKind::Paged], request, |_, _| {}).0;
     for gpu in [false, true] {
         let mut engine = engine_with(STEP, 8, 64, gpu, EngineOptions::default());
         let request = Request::new((0..9).collect(), 12);

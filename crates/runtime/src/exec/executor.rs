@@ -5,7 +5,7 @@ use std::time::Duration;
 use infernum_codegen::Plan;
 use serde::Serialize;
 
-use super::{ExecError, Observer, StepInputs, StepOutput};
+use super::{ExecError, GroupKind, Observer, StepInputs, StepOutput};
 
 /// Names a submitted step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,11 @@ pub trait Executor {
     /// ([`StepInputs::push_fed`]).
     fn feeds(&self) -> bool {
         false
+    }
+
+    /// How its groups of layers keep their state; steps have what it needs of each group, in order.
+    fn groups(&self) -> Vec<GroupKind> {
+        vec![GroupKind::Paged]
     }
 
     /// Time that steps have taken so far in which the host had nothing to do but compute them or wait for
@@ -105,6 +110,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn feeds(&self) -> bool {
         (**self).feeds()
+    }
+
+    fn groups(&self) -> Vec<GroupKind> {
+        (**self).groups()
     }
 
     fn computed(&self) -> Duration {

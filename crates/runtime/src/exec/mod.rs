@@ -4,6 +4,7 @@
 pub(crate) mod elements;
 mod error;
 mod executor;
+pub(crate) mod groups;
 mod observe;
 pub(crate) mod plan_check;
 mod sequence;
@@ -13,6 +14,7 @@ pub(crate) mod weights;
 
 pub use error::{ExecError, GpuError, LoadError, TensorProblem};
 pub use executor::{Executor, PlanExecutor, Ticket, TunedProduct};
+pub use groups::{GroupKind, GroupRows};
 pub use observe::{Observed, Observer};
 pub use sequence::SequenceSteps;
 pub use sources::{CheckpointWeights, RandomWeights};

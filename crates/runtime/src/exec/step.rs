@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use infernum_codegen::CacheLayout;
 use infernum_codegen::cuda::abi::{self, FED};
 use infernum_ir::interp::{SeqShape, StepShape};
 
-use super::ExecError;
+use super::{ExecError, GroupKind, GroupRows};
 use crate::sampling::{Logprobs, TokenPick};
 
 /// The inputs of one step: tokens of several sequences, flattened, and where each sequence's
@@ -23,9 +24,10 @@ pub struct StepInputs {
     /// Whether other rows yield than the last of each sequence, so that the step lists them.
     lists_outputs: bool,
     tokens: Vec<u32>,
+    groups: Vec<GroupKind>,
     blocks: Vec<u32>,
-    /// Where each sequence's blocks begin in `blocks`.
-    tables: Vec<usize>,
+    /// Where what each sequence has of each group begins in `blocks`; of a slot, what is read and what is written.
+    tables: Vec<[usize; 2]>,
     /// Whether any token is still to come.
     fed: bool,
     logit_rows: LogitRows,
@@ -97,6 +99,7 @@ impl StepInputs {
             first_output: 0,
             lists_outputs: false,
             tokens: Vec::new(),
+            groups: vec![GroupKind::Paged],
             blocks: Vec::new(),
             tables: Vec::new(),
             fed: false,
@@ -108,6 +111,29 @@ impl StepInputs {
     /// [ask](StepInputs::ask_logits) for them.
     pub fn asking(block_size: usize) -> StepInputs {
         StepInputs { logit_rows: LogitRows::Of(Vec::new()), ..StepInputs::new(block_size) }
+    }
+
+    /// The same for a cache of several groups of layers, as the executor [says](super::Executor::groups).
+    #[must_use]
+    pub fn with_groups(self, groups: &[GroupKind]) -> StepInputs {
+        StepInputs { groups: groups.to_vec(), ..self }
+    }
+
+    /// The groups of layers.
+    pub fn groups(&self) -> &[GroupKind] {
+        &self.groups
+    }
+
+    /// Refuses a step for a cache of other groups.
+    pub(crate) fn check_groups(&self, layout: &CacheLayout) -> Result<(), ExecError> {
+        let rows = |kind: &&GroupKind| !matches!(kind, GroupKind::Slot { .. });
+        let (expected, found) = (layout.groups.len(), self.groups.len());
+        if expected == found && self.groups.iter().filter(rows).count() == expected {
+            return Ok(());
+        }
+        Err(ExecError::Inputs(format!(
+            "it is for {found} group(s) of layers, the cache has {expected}: make it with its executor's groups"
+        )))
     }
 
     /// Removes all sequences.
@@ -207,29 +233,39 @@ impl StepInputs {
     }
 
     /// Adds a sequence: `tokens` to compute, after which its cache holds `context` rows, row `i`
-    /// in block `blocks[i / block_size]`. No block may be another sequence's that is written.
+    /// in block `blocks[i / block_size]`. No block may be another sequence's that is written. For a cache of several
+    /// groups of layers, whose rows are of tokens, `blocks` is a table of each, one after the other and of one length.
     pub fn push(
         &mut self,
         tokens: &[u32],
         context: usize,
         blocks: &[u32],
     ) -> Result<(), ExecError> {
+        let each = blocks.len() / self.groups.len().max(1);
+        let table = |group| GroupRows::Table(&blocks[group * each..(group + 1) * each]);
+        self.push_rows(tokens, context, (0..self.groups.len()).map(table))
+    }
+
+    /// As [`StepInputs::push`], with what the sequence has of each group.
+    pub fn push_rows<'a>(
+        &mut self,
+        tokens: &[u32],
+        context: usize,
+        rows: impl IntoIterator<Item = GroupRows<'a>>,
+    ) -> Result<(), ExecError> {
         if tokens.is_empty() || tokens.len() > context {
             let n = tokens.len();
             let message = format!("{n} token(s) do not fit a context of {context} row(s)");
             return Err(ExecError::Inputs(message));
         }
-        let needed = context.div_ceil(self.block_size);
-        if blocks.len() < needed {
-            return Err(ExecError::Inputs(format!(
-                "{context} context rows need {needed} block(s) of {}, found {}",
-                self.block_size,
-                blocks.len()
-            )));
+        let (tables, blocks) = (self.tables.len(), self.blocks.len());
+        let pushed = self.push_tables(context, rows);
+        if pushed.is_err() {
+            self.tables.truncate(tables);
+            self.blocks.truncate(blocks);
+            return pushed;
         }
         self.tokens.extend_from_slice(tokens);
-        self.tables.push(self.blocks.len());
-        self.blocks.extend_from_slice(&blocks[..needed]);
         self.first_output = self.outputs();
         self.step.seqs.push(SeqShape { new: tokens.len(), context });
         if self.lists_outputs {
@@ -240,15 +276,61 @@ impl StepInputs {
         Ok(())
     }
 
-    /// As [`StepInputs::push`], of one token: that of row `row` of the output of the step submitted before this one,
+    fn push_tables<'a>(
+        &mut self,
+        context: usize,
+        rows: impl IntoIterator<Item = GroupRows<'a>>,
+    ) -> Result<(), ExecError> {
+        let mut groups = 0;
+        for (group, rows) in rows.into_iter().enumerate() {
+            groups += 1;
+            let start = self.blocks.len();
+            let message = match (self.groups.get(group), rows) {
+                (Some(GroupKind::Paged | GroupKind::Ring { .. }), GroupRows::Table(table)) => {
+                    let needed = context.div_ceil(self.block_size);
+                    if let Some(table) = table.get(..needed) {
+                        self.blocks.extend_from_slice(table);
+                        self.tables.push([start; 2]);
+                        continue;
+                    }
+                    let (size, found) = (self.block_size, table.len());
+                    format!(
+                        "{context} context rows need {needed} block(s) of {size}, found {found}"
+                    )
+                }
+                (Some(GroupKind::Slot { blocks }), GroupRows::Slot { read, write })
+                    if write.len() >= *blocks && (read.is_empty() || read.len() >= *blocks) =>
+                {
+                    let read = read.get(..*blocks).unwrap_or(&[]);
+                    self.blocks.extend_from_slice(read);
+                    self.tables.push([start, self.blocks.len()]);
+                    self.blocks.extend_from_slice(&write[..*blocks]);
+                    continue;
+                }
+                (expected, _) => {
+                    format!("group {group}: expected what belongs to {expected:?}, found {rows:?}")
+                }
+            };
+            return Err(ExecError::Inputs(message));
+        }
+        if groups != self.groups.len() {
+            let expected = self.groups.len();
+            let message =
+                format!("expected what {expected} group(s) of layers have, found {groups}");
+            return Err(ExecError::Inputs(message));
+        }
+        Ok(())
+    }
+
+    /// As [`StepInputs::push_rows`], of one token: that of row `row` of the output of the step submitted before this one,
     /// which need not have ended. For executors that [take](super::Executor::feeds) it.
-    pub fn push_fed(
+    pub fn push_fed<'a>(
         &mut self,
         row: usize,
         context: usize,
-        blocks: &[u32],
+        rows: impl IntoIterator<Item = GroupRows<'a>>,
     ) -> Result<(), ExecError> {
-        self.push(&[FED | row as u32], context, blocks)?;
+        self.push_rows(&[FED | row as u32], context, rows)?;
         self.fed = true;
         Ok(())
     }
@@ -283,16 +365,23 @@ impl StepInputs {
         &self.tokens
     }
 
-    /// The blocks of one sequence; panics outside.
-    pub fn blocks(&self, seq: usize) -> &[u32] {
-        let end = self.tables.get(seq + 1).copied().unwrap_or(self.blocks.len());
-        &self.blocks[self.tables[seq]..end]
+    /// A group's table of the blocks of one sequence; of a slot, those that are written. Panics outside.
+    pub fn blocks(&self, seq: usize, group: usize) -> &[u32] {
+        let at = seq * self.groups.len() + group;
+        let end = self.tables.get(at + 1).map_or(self.blocks.len(), |next| next[0]);
+        &self.blocks[self.tables[at][1]..end]
     }
 
-    /// The cache's row of each token.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> + '_ {
+    /// The blocks that a group's slot is read from; none if it is zero. Panics outside.
+    pub fn slot_read(&self, seq: usize, group: usize) -> &[u32] {
+        let [read, write] = self.tables[seq * self.groups.len() + group];
+        &self.blocks[read..write]
+    }
+
+    /// The cache's row of each token, in a group whose rows are of tokens.
+    pub(crate) fn slots(&self, group: usize) -> impl Iterator<Item = usize> + '_ {
         self.step.seqs.iter().enumerate().flat_map(move |(b, seq)| {
-            let table = self.blocks(b);
+            let table = self.blocks(b, group);
             let slot = move |p: usize| {
                 table[p / self.block_size] as usize * self.block_size + p % self.block_size
             };
@@ -300,7 +389,7 @@ impl StepInputs {
         })
     }
 
-    /// All blocks that the step uses.
+    /// All blocks that the step names; some may be given back already.
     pub fn all_blocks(&self) -> &[u32] {
         &self.blocks
     }

@@ -108,7 +108,7 @@ impl Fence<'_> {
         }
         for (index, (memory, old)) in self.0.states.iter().zip(&before.states).enumerate() {
             let own = launch.results.iter().find_map(|r| match (&r.ty, r.arg) {
-                (Type::State(ty), Arg::State(slot)) if frame.state(slot) == Some(index) => Some(ty),
+                (Type::State(ty), Arg::State(slot)) if frame.array(slot) == Some(index) => Some(ty),
                 _ => None,
             });
             let row = own.and_then(|ty| ty.dtype.bytes(ty.heads * ty.dim)).unwrap_or(0) as usize;

@@ -1,7 +1,7 @@
 //! Ops that move rows without computing.
 
 use infernum_codegen::Arg;
-use infernum_ir::TensorType;
+use infernum_ir::{StateKind, TensorType};
 
 use super::super::simd;
 use super::parallel;
@@ -217,21 +217,33 @@ impl Kernel for KvWrite {
     }
 }
 
-pub(super) fn kv_read(_: &Site<'_>) -> Prepared {
-    Ok(Some(Box::new(KvRead)))
+pub(super) fn kv_read(site: &Site<'_>) -> Prepared {
+    Ok(Some(Box::new(KvRead { kind: site.state(0)?.kind })))
 }
 
-struct KvRead;
+struct KvRead {
+    kind: StateKind,
+}
 
 impl Kernel for KvRead {
     fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
         let out = args.take(0)?;
         let plane = args.plane(0)?;
-        let (bytes, n, rows) = (&*plane.bytes, plane.row_bytes, &args.step.rows);
+        let (bytes, n, rows) = (&*plane.bytes, plane.row_bytes, args.step.rows());
         parallel::rows(out, n, n / 16, |i, out| {
             let row = rows[i] as usize;
             out.copy_from_slice(&bytes[row * n..(row + 1) * n]);
         });
+        if self.kind == StateKind::Paged {
+            return Ok(());
+        }
+        // What is kept no more: another's rows lie where they were.
+        let mut start = 0;
+        for seq in &args.step.step.seqs {
+            let gone = self.kind.first_row(seq.context - seq.new);
+            out[start * n..(start + gone) * n].fill(0);
+            start += seq.context;
+        }
         Ok(())
     }
 }

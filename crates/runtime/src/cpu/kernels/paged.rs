@@ -156,7 +156,7 @@ impl Kernel for Attention {
         } else {
             [args.view(1)?.bytes, args.view(2)?.bytes]
         };
-        let places = self.paged.then_some(&step.rows[..]);
+        let places = self.paged.then(|| step.rows());
         let rows = |dtype, bytes, d| Rows { dtype, bytes, kv_heads: self.kv_heads, d, places };
         let inputs = Inputs {
             q: args.view(0)?.bytes,

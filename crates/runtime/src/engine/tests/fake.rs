@@ -1,11 +1,14 @@
 //! An executor whose next token is a hash of the rows it was given, and what a request yields on it when it
 //! is alone.
+//!
+//! Each group of layers is a layer: a token's value is the hash of the values, in the layer before, of the tokens that
+//! it sees there, as far as the group keeps them. The first layer's values are the tokens.
 
 use infernum_ir::{Dims, NO_TOKEN};
 
 use super::MAX_LENGTH;
 use crate::engine::{FinishReason, Request};
-use crate::exec::{ExecError, Executor, LogitRows, StepInputs, StepOutput, Ticket};
+use crate::exec::{ExecError, Executor, GroupKind, LogitRows, StepInputs, StepOutput, Ticket};
 
 pub(super) const VOCAB: usize = 50;
 
@@ -14,7 +17,9 @@ pub(super) struct Fake {
     /// Picks tokens itself, as a GPU does, and gives no logits unless they are asked for.
     pub(super) samples: bool,
     pub(super) feeds: bool,
-    pub(super) rows: Vec<Option<u32>>,
+    pub(super) groups: Vec<GroupKind>,
+    /// Of the whole pool.
+    pub(super) rows: Vec<Option<Value>>,
     pub(super) block_size: usize,
     pub(super) limits: Dims,
     /// Of the last two steps.
@@ -30,26 +35,121 @@ pub(super) struct Fake {
     pub(super) several: u64,
 }
 
+/// A value of a layer; none where it is no number.
+type Value = Option<u32>;
+
+/// The hash of what a token sees: the state of a slot, too.
+fn fold(state: Value, value: Value) -> Value {
+    state.zip(value).map(|(h, v)| h.wrapping_mul(31).wrapping_add(v))
+}
+
+const START: Value = Some(17);
+
 pub(super) fn hash(tokens: impl Iterator<Item = u32>) -> u32 {
-    tokens.fold(17u32, |h, t| h.wrapping_mul(31).wrapping_add(t)) % VOCAB as u32
+    tokens.map(Some).fold(START, fold).unwrap_or(0) % VOCAB as u32
+}
+
+/// What a token is worth at its place.
+fn worth(token: u32, position: usize) -> Value {
+    (position > 0 || token != CURSED).then_some(token)
+}
+
+/// The layers' values for a text, token by token.
+pub(super) struct Text {
+    groups: Vec<GroupKind>,
+    layers: Vec<Vec<Value>>,
+}
+
+impl Text {
+    pub(super) fn new(groups: &[GroupKind]) -> Text {
+        Text { groups: groups.to_vec(), layers: vec![Vec::new(); groups.len()] }
+    }
+
+    /// The logits after one more token.
+    pub(super) fn push(&mut self, token: u32) -> Vec<f32> {
+        let position = self.layers[0].len();
+        let mut value = worth(token, position);
+        for (kind, layer) in self.groups.iter().zip(&mut self.layers) {
+            layer.push(value);
+            value = layer[kind.first_row(position)..].iter().copied().fold(START, fold);
+        }
+        logits(value)
+    }
 }
 
 /// What begins with it has logits that are no numbers.
 pub(super) const CURSED: u32 = VOCAB as u32 - 1;
 
-/// The logits after these tokens: the hash is the likeliest, the one after it comes next.
-pub(super) fn logits(tokens: impl Iterator<Item = u32>) -> Vec<f32> {
-    let mut tokens = tokens.peekable();
-    if tokens.peek() == Some(&CURSED) {
-        return vec![f32::NAN; VOCAB];
-    }
-    let next = hash(tokens) as usize;
-    let value = |t: usize| match (t + VOCAB - next) % VOCAB {
+/// The logits that a hash stands for: what it says is the likeliest, the token after it comes next.
+fn logits(value: Value) -> Vec<f32> {
+    let Some(next) = value else { return vec![f32::NAN; VOCAB] };
+    let next = next as usize % VOCAB;
+    let likelihood = |t: usize| match (t + VOCAB - next) % VOCAB {
         0 => 2.0,
         1 => 1.0,
         _ => 0.0,
     };
-    (0..VOCAB).map(value).collect()
+    (0..VOCAB).map(likelihood).collect()
+}
+
+impl Fake {
+    /// A layer: writes the values of the step's tokens, and then puts in their place what the tokens see.
+    fn layer(&mut self, inputs: &StepInputs, group: usize, values: &mut [Value]) {
+        let kind = inputs.groups()[group];
+        if let GroupKind::Slot { .. } = kind {
+            return self.scan(inputs, group, values);
+        }
+        let size = self.block_size;
+        let row = |i: usize, p: usize| inputs.blocks(i, group)[p / size] as usize * size + p % size;
+        // All rows are written before any is read, as a layer does.
+        let rows = || {
+            let seqs = inputs.step().seqs.iter().enumerate();
+            seqs.flat_map(|(i, seq)| (seq.context - seq.new..seq.context).map(move |p| (i, p)))
+        };
+        for ((i, p), value) in rows().zip(&*values) {
+            self.rows[row(i, p)] = Some(*value);
+        }
+        for ((i, p), value) in rows().zip(values) {
+            let seen = kind.first_row(p)..=p;
+            let seen = seen.map(|p| self.rows[row(i, p)].expect("a row that was written"));
+            *value = seen.fold(START, fold);
+        }
+    }
+
+    /// A layer whose state is one value, which each of the slot's blocks has in its first row, and in the second one
+    /// of how many tokens it is.
+    fn scan(&mut self, inputs: &StepInputs, group: usize, values: &mut [Value]) {
+        let size = self.block_size;
+        let mut values = values.iter_mut();
+        let mut written = Vec::new();
+        for (i, seq) in inputs.step().seqs.iter().enumerate() {
+            let read = inputs.slot_read(i, group);
+            assert_eq!(read.is_empty(), seq.context == seq.new, "a state begins with a sequence");
+            let part = |b: &u32| [0, 1].map(|i| self.rows[*b as usize * size + i]);
+            assert!(read.windows(2).all(|b| part(&b[0]) == part(&b[1])), "parts of two states");
+            let mut state = START;
+            if let Some([found, of]) = read.first().map(part) {
+                let past = (seq.context - seq.new) as u32;
+                assert_eq!(of, Some(Some(past)), "a state of another number of tokens");
+                state = found.expect("a state");
+            }
+            for value in values.by_ref().take(seq.new) {
+                state = fold(state, *value);
+                *value = state;
+            }
+            written.push((i, state, Some(seq.context as u32)));
+        }
+        for (i, state, of) in written {
+            let others = (0..inputs.step().seqs.len()).filter(|other| *other != i);
+            for &block in inputs.blocks(i, group) {
+                let is_read = |other: usize| inputs.slot_read(other, group).contains(&block);
+                assert!(!others.clone().any(is_read), "written while another reads it");
+                self.rows[block as usize * size..][..size].fill(None);
+                self.rows[block as usize * size] = Some(state);
+                self.rows[block as usize * size + 1] = Some(of);
+            }
+        }
+    }
 }
 
 impl Executor for Fake {
@@ -76,31 +176,21 @@ impl Executor for Fake {
         output.tokens.clear();
         output.told.clear();
         let picks = &inputs.step().picks;
-        let slot = |i: usize, p: usize| {
-            inputs.blocks(i)[p / self.block_size] as usize * self.block_size + p % self.block_size
-        };
-        // All rows are written before any is read, as a layer does.
-        let mut tokens = inputs.tokens().iter();
-        for (i, seq) in inputs.step().seqs.iter().enumerate() {
-            for p in seq.context - seq.new..seq.context {
-                let token = tokens.next().map(|t| match StepInputs::fed_row(*t) {
-                    Some(row) => before[row],
-                    None => *t,
-                });
-                self.rows[slot(i, p)] = token;
-            }
+        let tokens = inputs.tokens().iter().map(|t| match StepInputs::fed_row(*t) {
+            Some(row) => before[row],
+            None => *t,
+        });
+        let tokens: Vec<u32> = tokens.collect();
+        let positions = inputs.step().tokens().map(|place| place.row);
+        let mut values: Vec<Value> =
+            tokens.iter().zip(positions).map(|(token, at)| worth(*token, at)).collect();
+        for group in 0..inputs.groups().len() {
+            self.layer(inputs, group, &mut values);
         }
-        // Of each token, its sequence and its row in the context.
-        let seqs = inputs.step().seqs.iter().enumerate();
-        let places: Vec<(usize, usize)> =
-            seqs.flat_map(|(i, s)| (s.context - s.new..s.context).map(move |p| (i, p))).collect();
         for (row, token) in inputs.step().output_rows().enumerate() {
-            let (i, last) = places[token as usize];
-            let context =
-                (0..=last).map(|p| self.rows[slot(i, p)].expect("a row that was written"));
-            let mut values = logits(context);
+            let mut values = logits(values[token as usize]);
             if self.samples {
-                let own = self.rows[slot(i, last)].expect("a row that was written");
+                let own = tokens[token as usize];
                 let (token, told) = picks.pick(&picks.row(row), own, &mut values, &|v| v);
                 output.tokens.push(token.unwrap_or(NO_TOKEN));
                 output.told.extend(told.map(|told| (row as u32, told)));
@@ -126,6 +216,10 @@ impl Executor for Fake {
         self.samples
     }
 
+    fn groups(&self) -> Vec<GroupKind> {
+        self.groups.clone()
+    }
+
     fn feeds(&self) -> bool {
         self.feeds
     }
@@ -140,6 +234,7 @@ impl Executor for Fake {
 /// What a request yields when it is alone, one step after another; `tell` gets what each token was
 /// picked from.
 pub(super) fn solo(
+    groups: &[GroupKind],
     request: &Request,
     mut tell: impl FnMut(&[f32], u32),
 ) -> (Vec<u32>, FinishReason) {
@@ -150,12 +245,13 @@ pub(super) fn solo(
     if request.prompt_logprobs.is_some() && tokens.len() > 1 && tokens[0] == CURSED {
         return (Vec::new(), FinishReason::Failed);
     }
+    let (mut text, mut row) = (Text::new(groups), Vec::new());
+    tokens.iter().for_each(|token| row = text.push(*token));
     loop {
         let output = tokens.len() - request.tokens.len();
         if output >= request.max_tokens || (output > 0 && tokens.len() >= MAX_LENGTH) {
             return (tokens.split_off(request.tokens.len()), FinishReason::Length);
         }
-        let mut row = logits(tokens.iter().copied());
         let Some(token) = sampler.sample(&mut row, tokens.len() as u64) else {
             return (tokens.split_off(request.tokens.len()), FinishReason::Failed);
         };
@@ -165,5 +261,6 @@ pub(super) fn solo(
             return (tokens.split_off(request.tokens.len()), FinishReason::Stop);
         }
         tokens.push(token);
+        row = text.push(token);
     }
 }
