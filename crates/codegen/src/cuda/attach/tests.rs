@@ -179,13 +179,8 @@ Kernel(
 extern "C" __global__ void {{ kernel }}({{ params }}) {}
 "#;
 
-/// What runs a launch of [`IN_PARTS`] on values of this shape: the variants, by the rows that they run.
-fn parts(
-    template: &str,
-    shape: &[Dim],
-    sequences: u64,
-    bucket: Bucket,
-) -> Result<Vec<(Part, String)>, CudaError> {
+/// `twice`, and what is compiled for it.
+fn with_twice<R>(template: &str, run: impl FnOnce(&OpSet, &Library, &Device) -> R) -> R {
     let op = r#"Fused(name: "twice", doc: "d", operands: ["x"], body: { "y": scale(x: "x", by: 2) },
         results: ["y"], template: "twice")"#;
     let dir = tempfile::tempdir().expect("a folder");
@@ -194,15 +189,26 @@ fn parts(
     std::fs::write(folder.join("twice.cu.j2"), template).expect("a file");
     let mut kernels = Kernels::default();
     kernels.define_all(vec![Source::new("op.ron", op)]).unwrap_or_else(|e| panic!("{e}"));
-    let library = Library::new(Some(dir.path()));
     let device = Device::named("sm_90a").expect("known");
+    run(&kernels.ops, &Library::new(Some(dir.path())), &device)
+}
+
+/// What runs a launch of `twice` on values of this shape: the variants, by the rows that they run.
+fn parts(
+    template: &str,
+    shape: &[Dim],
+    sequences: u64,
+    bucket: Bucket,
+) -> Result<Vec<(Part, String)>, CudaError> {
     let ty = || TensorType::act(DType::Bf16, shape);
     let limits = Dims { t: 128, b: sequences, s: 4096, pairs: 1 << 20, seqs: sequences };
-    let mut attach = Attach::new(&kernels.ops, &library, &device, limits, TunedVariants::default());
-    let run =
-        attach.launch_in_parts(&apart("twice", ty(), ty()), within(bucket, &limits), "check/%y")?;
-    let variant = |k: &KernelLaunch| attach.kernels[k.kernel as usize].variant.clone();
-    Ok(run.kernels().map(|(part, kernel)| (part, variant(kernel))).collect())
+    with_twice(template, |ops, library, device| {
+        let mut attach = Attach::new(ops, library, device, limits, TunedVariants::default());
+        let bucket = within(bucket, &limits);
+        let run = attach.launch_in_parts(&apart("twice", ty(), ty()), bucket, "check/%y")?;
+        let variant = |k: &KernelLaunch| attach.kernels[k.kernel as usize].variant.clone();
+        Ok(run.kernels().map(|(part, kernel)| (part, variant(kernel))).collect())
+    })
 }
 
 #[test]
@@ -238,4 +244,52 @@ fn what_the_copy_engine_reads_has_no_parts() {
     let error = parts(&text, &[Sym::T.into(), 4096.into()], 4, Bucket::ALL).expect_err("tiles");
     let error = error.to_string();
     assert!(error.contains("variant `many` can only be launched for all rows"), "{error}");
+}
+
+/// Parts that no executor could launch, in a plan that comes from a file.
+#[test]
+fn parts_of_plans_are_checked() {
+    let text = "module m
+graph g {
+  %ids = step tokens : u32[T]
+  %rows = step output_rows : u32[B]
+  %w = weight \"w\" : const bf16[31, 64]
+  %x = embedding(%ids, %w) : bf16[T, 64]
+  %y = twice(%x) : bf16[T, 64]
+  %z = gather_rows(%y, %rows) : bf16[B, 64]
+  return %z
+}
+
+schedule g 0..1
+";
+    let plan = with_twice(IN_PARTS, |ops, library, device| {
+        let module = infernum_ir::text::parse_with(text, "m.ir", ops).expect("a module");
+        let limits = Dims { t: 32, b: 4, s: 64, pairs: 2048, seqs: 4 };
+        let mut plan = crate::plan(&module, crate::TargetKind::Cuda, limits).expect("a plan");
+        attach(&mut plan, ops, library, device, &TunedVariants::default()).expect("kernels");
+        plan
+    });
+    plan.check().unwrap_or_else(|e| panic!("{e}"));
+    let at = |op: &str| plan.programs[0].launches.iter().position(|l| l.op == op).expect("there");
+    let run = plan.programs[0].launches[at("twice")].run.clone();
+    assert!(matches!(run, Some(Run::Parts { .. })), "{run:?}");
+    let refusal = |damage: &dyn Fn(&mut Plan)| {
+        let mut damaged = plan.clone();
+        damage(&mut damaged);
+        damaged.check().expect_err("damage").to_string()
+    };
+    let told = refusal(&|plan| {
+        let run = plan.programs[0].launches[at("twice")].run.as_mut();
+        let Some(Run::Parts { generated, .. }) = run else { return };
+        generated.tiles.push(TileMap { value: 0, rows: 8 });
+    });
+    assert!(told.contains("cannot be launched for a part"), "{told}");
+    let told = refusal(&|plan| plan.programs[0].launches[at("gather_rows")].run = run.clone());
+    assert!(told.contains("which its values do not have"), "{told}");
+    let told = refusal(&|plan| {
+        let run = plan.programs[0].launches[at("twice")].run.as_mut();
+        let Some(Run::Parts { prompt, .. }) = run else { return };
+        prompt.kernel = 99;
+    });
+    assert!(told.contains("there is no kernel 99"), "{told}");
 }
