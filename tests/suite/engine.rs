@@ -19,9 +19,18 @@ const CHUNK: u64 = 24;
 
 /// An engine with memory for `sequences` of the longest.
 fn engine(f: &Fixture, sequences: usize, options: EngineOptions) -> Engine<Box<dyn PlanExecutor>> {
+    engine_of(f, "default", sequences, options)
+}
+
+fn engine_of(
+    f: &Fixture,
+    passes: &str,
+    sequences: usize,
+    options: EngineOptions,
+) -> Engine<Box<dyn PlanExecutor>> {
     let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
     let limits = Limits { chunk: CHUNK, sequences: 8, max_length: f.max_length };
-    let plan = f.plan_of(DType::F32, "default", &kernels, limits, Sym::B);
+    let plan = f.plan_of(DType::F32, passes, &kernels, limits, Sym::B);
     let (groups, longest) = (GroupKind::of_plan(&plan), f.max_length as usize);
     // A contiguous cache holds all rows of rings, too.
     let whole = groups.len() * longest.div_ceil(StepInputs::BLOCK_SIZE);
@@ -186,6 +195,30 @@ fn log_probabilities_of_a_prompt_are_those_of_its_logits() {
                 assert_eq!((logprobs.token, logprobs.top.len()), (prompt[i + 1], 3));
                 assert!(logprobs.top.is_sorted_by(|a, b| a.1 >= b.1));
             }
+        }
+    }
+}
+
+/// Layers that see a window hold the blocks of that window, and the text is what it is where nothing is given back.
+#[test]
+fn windows_hold_no_more_than_they_show() {
+    // The second has three groups of a layer each, two of which keep all: blocks of a third of the size.
+    for (name, held, all) in [("mistral/window_long", 7, 13), ("qwen2/old_windows", 3 * 4, 4)] {
+        let f = Fixture::open(name);
+        let long = Request::new(f.tokens.clone(), 24);
+        let requests = [Request { max_tokens: 60, ..long.clone() }, long];
+        let (mut rings, mut paged) = (
+            engine_of(&f, "default", 1, EngineOptions::default()),
+            engine_of(&f, "none", 1, EngineOptions::default()),
+        );
+        assert_eq!((rings.blocks().1, paged.blocks().1), (held, all), "{name}");
+        assert_eq!(paged.executor().groups(), [GroupKind::Paged], "{name}");
+        let is_ring = |g: &GroupKind| matches!(g, GroupKind::Ring { .. });
+        assert!(rings.executor().groups().iter().any(is_ring), "{name}");
+        let (found, _) = outputs(&mut rings, &requests);
+        let (expected, _) = outputs(&mut paged, &requests);
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found.tokens, expected.tokens, "{name}");
         }
     }
 }

@@ -109,12 +109,11 @@ fn pick(executor: &mut dyn PlanExecutor, asked: &[(usize, TokenPick<'_>)]) -> Ve
         let token = ids.data[i] as u32;
         let row = |values: &Observed| values.data[i * width..][..width].to_vec();
         let (logprobs, told) = (row(logprobs), row(told));
-        let likeliest = told.iter().zip(&logprobs).skip(1).map(|(t, l)| (*t as u32, *l as f32));
-        let top: Vec<_> = likeliest.filter(|(t, _)| *t != NO_TOKEN).collect();
-        if choice.tell.is_none() || token == NO_TOKEN {
-            let nothing = top.is_empty() && logprobs[0] == 0.0 && told[0] == 0.0;
-            assert!(nothing, "{choice:?}: {logprobs:?} {told:?}");
-        }
+        let likeliest = told.iter().zip(&logprobs).map(|(t, l)| (*t as u32, *l as f32));
+        let wanted = choice.tell.filter(|_| token != NO_TOKEN).map_or(0, |tell| 1 + tell.top);
+        let mut rest = likeliest.clone().skip(wanted);
+        assert!(rest.all(|none| none == (0, 0.0)), "{choice:?}: {logprobs:?} {told:?}");
+        let top: Vec<_> = likeliest.take(wanted).skip(1).collect();
         let told = choice.tell.filter(|_| token != NO_TOKEN).map(|tell| Logprobs {
             token: tell.given.unwrap_or(token),
             logprob: logprobs[0] as f32,

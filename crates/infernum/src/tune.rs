@@ -243,8 +243,8 @@ impl<'a> Tuner<'a> {
     }
 }
 
-/// The schedule of a decode step of so many sequences.
+/// The schedule of a decode step of so many sequences, as it is measured: of likeliest tokens.
 fn step(plan: &Plan, batch: usize) -> Result<usize, Error> {
     let tokens = batch as u64;
-    plan.schedule(tokens, true).ok_or(Error::NoStep { tokens })
+    plan.greedy_schedule(tokens, true).ok_or(Error::NoStep { tokens })
 }

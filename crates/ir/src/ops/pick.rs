@@ -14,7 +14,7 @@ pub(super) static OP: OpDef = OpDef {
           noise of seed, position and token decides. `rows` u32 [R] are the rows' places among the step's \
           `ids` u32 [T]: the token there may count among those with penalties. Gives the changed logits \
           [R, V]; the tokens u32 [R], 4294967295 for a row that has a NaN, or no number above -inf; and for \
-          rows that want them, of others 0 or 4294967295, log-probabilities f32 [R, 1 + top] of the token \
+          rows that want them (0 for others) log-probabilities f32 [R, 1 + top] of the token \
           told of and of the likeliest, and u32 [R, 1 + top] how many are likelier than that token, and the \
           likeliest tokens, the likeliest first, of equals the lower.",
     operands: &[
@@ -94,8 +94,7 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
         let (token, told) = eval.step.picks.pick(&pick, own as u32, &mut logits, &rounded);
         results[0].data.extend(logits.iter().map(|v| f64::from(*v)));
         results[1].data.push(f64::from(token.unwrap_or(NO_TOKEN)));
-        let (mut values, mut tokens) = (vec![0.0; 1 + top], vec![f64::from(NO_TOKEN); 1 + top]);
-        tokens[0] = 0.0;
+        let (mut values, mut tokens) = (vec![0.0; 1 + top], vec![0.0; 1 + top]);
         if let Some(told) = told {
             values[0] = f64::from(told.logprob);
             tokens[0] = f64::from(told.rank - 1);

@@ -141,7 +141,8 @@ pub struct Edits<'a> {
     pub bias: &'a [(u32, f32)],
     /// Tokens with penalties and banned ones, each once.
     pub seen: &'a [SeenToken],
-    /// Tokens that may be picked: a bit each, from the lowest of the first word on. `None` for all.
+    /// Tokens that may be picked: a bit for each of the vocabulary, from the lowest of the first word on. `None`
+    /// for all.
     pub allowed: Option<&'a [u32]>,
 }
 
@@ -172,6 +173,13 @@ impl Picks {
     pub fn set_rows(&self) -> impl Iterator<Item = (usize, PickRow)> + '_ {
         let all = self.rows.iter().copied().enumerate();
         all.filter(|(_, row)| *row != PickRow::default())
+    }
+
+    /// Whether each set of allowed tokens has a bit for each of a vocabulary.
+    pub fn sets_hold(&self, vocab: usize) -> bool {
+        let end = |set: u32| (set as usize - 1).saturating_add(vocab.div_ceil(32));
+        let sets = self.rows.iter().map(|row| row.allowed).filter(|set| *set > 0);
+        sets.map(end).all(|end| end <= self.words.len())
     }
 
     /// Forgets all.

@@ -201,6 +201,11 @@ impl CudaExecutor {
         turn.finish()?;
         inputs.check_groups(&core.cache)?;
         let (blocks, rows) = (core.options.kv_blocks, core.plan.output_rows);
+        let columns = core.plan.outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(0);
+        if !inputs.step().picks.sets_hold(columns as usize) {
+            let message = format!("a set of allowed tokens has fewer than {columns} bits");
+            return Err(ExecError::Inputs(message));
+        }
         let lists = turn.lists.stage(inputs, &core.gpu, &core.stream)?;
         let (dims, used) =
             core.layout.write(inputs, blocks, rows, lists, turn.staged.bytes_mut())?;

@@ -456,6 +456,56 @@ mod tests {
         assert_eq!(found, layout.address(Field::Slots));
     }
 
+    /// Each group's views have slots and tables of their own, and all else alike.
+    #[test]
+    fn groups_have_slots_and_tables_of_their_own() {
+        use crate::exec::GroupKind;
+        let limits = Dims { t: 9, b: 5, s: 64, pairs: 512, seqs: 5 };
+        let room = Room { groups: 2, ..room(9, 0) };
+        let layout = Layout::new(&limits, room, (false, true)).at(1 << 20);
+        let groups = [GroupKind::Paged, GroupKind::Ring { window: 8 }];
+        let mut inputs = StepInputs::new(StepInputs::BLOCK_SIZE).with_groups(&groups);
+        inputs.push(&[1], 18, &[3, 7, 5, 6]).expect("a generated row");
+        inputs.push(&[2, 3], 17, &[2, 8, 0, 4]).expect("a prompt");
+        let mut bytes = vec![7; layout.bytes()];
+        let (_, used) = layout.write(&inputs, 9, None, 0, &mut bytes).expect("a step");
+        assert!(used <= layout.bytes());
+        let words = |address: u64, n: usize| -> Vec<u32> {
+            let at = (address - (1 << 20)) as usize;
+            bytemuck::pod_collect_to_vec(&bytes[at..at + 4 * n])
+        };
+        for (group, [first, second]) in [[[3, 7], [2, 8]], [[5, 6], [0, 4]]].into_iter().enumerate()
+        {
+            for (part, tables) in [
+                (Part::All, vec![first, second]),
+                (Part::Generated, vec![first]),
+                (Part::Prompt, vec![second]),
+            ] {
+                let header = words(layout.view(group, part), HEADER / 4);
+                let step: abi::Step = bytemuck::pod_read_unaligned(bytemuck::cast_slice(&header));
+                let new: Vec<u32> = match part {
+                    Part::All => vec![first[1] * 16 + 1, second[0] * 16 + 15, second[1] * 16],
+                    Part::Generated => vec![first[1] * 16 + 1],
+                    Part::Prompt => vec![second[0] * 16 + 15, second[1] * 16],
+                };
+                assert_eq!(words(bytemuck::cast(step.slots), new.len()), new, "{group} {part:?}");
+                for (b, table) in tables.iter().enumerate() {
+                    let at = bytemuck::cast::<_, u64>(step.blocks) + (4 * b * layout.stride) as u64;
+                    assert_eq!(words(at, 2), table, "{group} {part:?}");
+                }
+                let rows = words(bytemuck::cast(step.positions), new.len());
+                assert_eq!(
+                    rows,
+                    if part == Part::Prompt {
+                        vec![15, 16]
+                    } else {
+                        vec![17, 15, 16][..new.len()].to_vec()
+                    }
+                );
+            }
+        }
+    }
+
     /// Each part's view is what a step of its rows alone would have, wherever the arrays lie; but for what is
     /// picked, which no part has.
     #[test]

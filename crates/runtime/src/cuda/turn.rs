@@ -155,13 +155,13 @@ impl Turn {
         let logprobs: &[f32] =
             bytemuck::cast_slice(&logprobs.bytes()[4 * width * row..][..4 * width]);
         let tokens = &words(tokens, width * (row + 1))[width * row..];
-        let top = (pick.told as usize).min(width);
+        let top = (pick.told as usize).min(width).min(1 + self.left.columns);
         let likeliest = tokens[1..top].iter().copied().zip(logprobs[1..top].iter().copied());
         Logprobs {
             token: pick.given.checked_sub(1).unwrap_or(words(&self.tokens, row + 1)[row]),
             logprob: logprobs[0],
             rank: tokens[0] + 1,
-            top: likeliest.filter(|(token, _)| *token != NO_TOKEN).collect(),
+            top: likeliest.collect(),
         }
     }
 }

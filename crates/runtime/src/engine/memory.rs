@@ -101,8 +101,11 @@ impl Groups {
         let length = s.length();
         let blocks = match self.kinds[group] {
             GroupKind::Paged => length.div_ceil(self.block_size),
-            GroupKind::Ring { .. } => {
-                length.min(s.submitted + self.chunk).div_ceil(self.block_size)
+            // As many as it ever holds: what is given back at one end is taken at the other, so that a prompt
+            // that has begun needs no more memory than it has.
+            kind @ GroupKind::Ring { .. } => {
+                let most = kind.most_blocks(length, self.block_size, self.chunk);
+                length.div_ceil(self.block_size).min(s.held[group].gone + most)
             }
             GroupKind::Slot { blocks } => blocks,
         };

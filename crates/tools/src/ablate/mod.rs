@@ -373,7 +373,7 @@ fn furthest(a: &[f32], b: &[f32]) -> f64 {
 /// Launches of a decode step of one token, by op.
 fn launches(plan: &Plan) -> BTreeMap<String, usize> {
     let mut ops = BTreeMap::new();
-    let schedule = plan.schedule(1, true).map(|i| &plan.schedules[i]);
+    let schedule = plan.greedy_schedule(1, true).map(|i| &plan.schedules[i]);
     for call in schedule.iter().flat_map(|s| &s.calls) {
         for launch in &plan.programs[call.program as usize].launches {
             *ops.entry(launch.op.clone()).or_default() += 1;

@@ -80,13 +80,13 @@ impl Engine<Fake> {
         let run = if self.options.kv == KvMode::Contiguous { MAX_LENGTH / BLOCK } else { 1 };
         match self.executor.groups[group] {
             GroupKind::Ring { window } if run == 1 => {
-                // Rows from the first that the next one sees, or that is not known to hold yet, to the last one
-                // of the largest step.
-                let first = (s.submitted + 1).saturating_sub(window).min(s.computed);
+                // Rows from the first on that the next one sees, or that is not known to hold yet.
+                let first = (s.submitted + 1).saturating_sub(window).min(s.computed) / BLOCK;
+                let most = (window.max(chunk) + chunk).div_ceil(BLOCK) + 1;
+                let expected = (length.div_ceil(BLOCK) - first).min(most);
+                assert_eq!(found, expected, "of a ring of {window}");
                 let end = length.min(s.submitted + chunk);
-                assert_eq!(found, end.div_ceil(BLOCK) - first / BLOCK, "of a ring of {window}");
-                let rows = window.max(s.submitted - s.computed) + chunk;
-                assert!(found <= rows.div_ceil(BLOCK) + 1);
+                assert!(end <= (first + found) * BLOCK, "no room for the largest step");
             }
             GroupKind::Slot { blocks } => {
                 // Its own; and where it came from, until that is read and known to hold.
@@ -134,7 +134,7 @@ fn however_layers_keep_their_state_every_request_ends_with_its_own_text() {
         }
     }
     // The test would be worth little if these did not happen.
-    assert!(totals.preemptions > 2_000, "{totals:?}");
+    assert!(totals.preemptions > 1_000, "{totals:?}");
     assert!(totals.prefix_hits > 20_000, "{totals:?}");
     assert!(totals.steps > 1_000_000, "{totals:?}");
 }
