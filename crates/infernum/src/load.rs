@@ -180,8 +180,14 @@ impl<'a> Loader<'a> {
                 let kv_blocks = fitting_blocks(&plan, capacity, self.chunk(), gpu, part)?;
                 let cubins = self.cubins(&plan)?;
                 let (graphs, overlap) = (!self.run.no_graphs, !self.run.no_overlap);
-                let options =
-                    CudaOptions { kv_blocks, graphs, overlap, profile, ..CudaOptions::default() };
+                let options = CudaOptions {
+                    kv_blocks,
+                    max_length: usize::try_from(capacity.max_length).ok(),
+                    graphs,
+                    overlap,
+                    profile,
+                    ..CudaOptions::default()
+                };
                 Box::new(CudaExecutor::new(plan, &cubins, weights, gpu, options)?)
             }
         })

@@ -86,6 +86,9 @@ const WAYS: [Way; 4] = [
 /// What came of a request: each token, and the bits of its log-probability and of the likeliest ones.
 type Answer = Vec<(u32, Vec<u32>)>;
 
+/// The answer to each request, in order, and whether it ended by itself.
+type Answers = Vec<(Answer, bool)>;
+
 #[derive(Serialize)]
 struct Verdict {
     way: Way,
@@ -160,7 +163,7 @@ fn requests(args: &Args, vocab: u32) -> Vec<Request> {
     let shared: Vec<u32> = (0..args.input).map(|_| rng.u32(..vocab)).collect();
     let request = |i: usize| {
         let length = rng.usize(1..=args.input);
-        let same = if i % 3 == 0 { rng.usize(..=length) } else { 0 };
+        let same = if i.is_multiple_of(3) { rng.usize(..=length) } else { 0 };
         let mut tokens = shared[..same].to_vec();
         tokens.extend((same..length).map(|_| rng.u32(..vocab)));
         let mut sampling = SamplingParams { seed: i as u64, ..SamplingParams::default() };
@@ -181,7 +184,7 @@ fn crowd(
     requests: &[Request],
     rng: &mut Rng,
     rough: bool,
-) -> Result<(Vec<(Answer, bool)>, Stats), Box<dyn std::error::Error>> {
+) -> Result<(Answers, Stats), Box<dyn std::error::Error>> {
     let mut answers: BTreeMap<RequestId, Answer> = BTreeMap::new();
     let (mut arrived, mut ended) = (Vec::new(), BTreeMap::new());
     let mut events = Vec::new();

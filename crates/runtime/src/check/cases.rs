@@ -94,6 +94,12 @@ impl Case {
         call.split_once('(').map_or("", |(op, _)| op)
     }
 
+    /// What is called to look at the results of the call.
+    pub(super) fn after(&self) -> impl Iterator<Item = Op> {
+        let calls = self.0.lines().skip(1).filter_map(|line| line.split_once(" = "));
+        calls.filter_map(|(_, call)| Op::find(call.split_once('(')?.0).ok())
+    }
+
     /// The attributes of the call.
     pub(super) fn attributes(&self) -> &'static str {
         let rest = self.0.split_once(") ").map_or("", |(_, rest)| rest);

@@ -468,10 +468,12 @@ fn dtype(ty: &Type) -> DType {
 fn prepare(plan: &Plan, wrap: &WrapKernel<'_>) -> Result<Vec<Vec<Box<dyn Kernel>>>, LoadError> {
     let program = |p: &Program| {
         let kernel = |l: &Launch| {
-            kernels::prepare(l, plan.reproducible).map(|kernel| wrap(l, kernel)).map_err(|message| {
-                let launch = format!("{}/%{}", p.name, l.name);
-                LoadError::Kernel { launch, message }
-            })
+            kernels::prepare(l, plan.reproducible).map(|kernel| wrap(l, kernel)).map_err(
+                |message| {
+                    let launch = format!("{}/%{}", p.name, l.name);
+                    LoadError::Kernel { launch, message }
+                },
+            )
         };
         p.launches.iter().map(kernel).collect()
     };

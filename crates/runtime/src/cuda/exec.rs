@@ -33,6 +33,8 @@ use crate::exec::{
 pub struct CudaOptions {
     /// Blocks of the KV cache.
     pub kv_blocks: usize,
+    /// Tokens of the longest sequence; what a step holds at most when `None`.
+    pub max_length: Option<usize>,
     /// Record decode steps as CUDA graphs.
     pub graphs: bool,
     /// Let a kernel start before the one before it has ended, where the GPU can.
@@ -45,7 +47,14 @@ pub struct CudaOptions {
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        CudaOptions { kv_blocks: 64, graphs: true, overlap: true, poison: false, profile: false }
+        CudaOptions {
+            kv_blocks: 64,
+            max_length: None,
+            graphs: true,
+            overlap: true,
+            poison: false,
+            profile: false,
+        }
     }
 }
 
@@ -137,7 +146,12 @@ impl CudaExecutor {
         let told = told.and_then(|o| o.ty.last_const()).unwrap_or(0) as usize;
         let picks = if plan.picks() { most_rows } else { 0 };
         let read = (reads_contexts(&plan), runs_parts(&plan));
-        let room = Room { blocks: options.kv_blocks, groups: cache.groups.len(), picks };
+        // A ring's table has a place for the blocks that were given back, too.
+        let rings = GroupKind::of_layout(&cache).iter().any(|g| *g != GroupKind::Paged);
+        let longest = options.max_length.unwrap_or(plan.limits.s as usize);
+        let table = longest.div_ceil(StepInputs::BLOCK_SIZE);
+        let table = if rings { table } else { table.min(options.kv_blocks) };
+        let room = Room { table, groups: cache.groups.len(), picks };
         let layout = Layout::new(&plan.limits, room, read);
         let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
         let layout = layout.at(inputs.address());

@@ -31,8 +31,8 @@ pub(super) struct Layout {
 /// How much a layout has room for, besides what a step's sizes say.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
-    /// Blocks of the cache.
-    pub(super) blocks: usize,
+    /// Blocks in a sequence's table.
+    pub(super) table: usize,
     /// Groups of layers, each with slots and tables of blocks of its own.
     pub(super) groups: usize,
     /// Rows for which tokens are picked, at most.
@@ -67,9 +67,9 @@ impl Layout {
     /// `contexts`: whether kernels read `context_positions`, which only then has room. `parts`: whether any is
     /// launched for a part of the rows.
     pub(super) fn new(limits: &Dims, room: Room, (contexts, parts): (bool, bool)) -> Layout {
-        let Room { blocks: kv_blocks, groups, picks } = room;
+        let Room { table, groups, picks } = room;
         let (t, b, seqs) = (limits.t as usize, limits.b as usize, limits.seqs as usize);
-        let stride = kv_blocks.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE)).max(1);
+        let stride = table.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE)).max(1);
         let context_rows = if contexts { limits.s as usize } else { 0 };
         let sizes: [usize; FIELDS] = [
             4 * t,
@@ -402,7 +402,7 @@ mod tests {
     use crate::sampling::{SamplingParams, SeenToken, Tell, TokenPick};
 
     fn room(blocks: usize, picks: usize) -> Room {
-        Room { blocks, groups: 1, picks }
+        Room { table: blocks, groups: 1, picks }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::sampling::{Sampler, Tell, TokenPick};
 /// Who goes before whom: the smaller first. Urgent ones, then by priority, then by arrival.
 pub(super) type Rank = (bool, i32, RequestId);
 
+#[allow(clippy::struct_excessive_bools, reason = "each says one thing of it")]
 pub(super) struct Sequence {
     pub(super) id: RequestId,
     pub(super) request: Request,

@@ -19,8 +19,8 @@ use rayon::prelude::*;
 
 use self::guards::Guards;
 use super::cases::{
-    CASES, Case, DECODES, FEW, HEADS, HUNDRED, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE, SIXTEEN,
-    Sizes, Tried, is_written, made,
+    CASES, Case, DECODES, FEW, HEADS, HUNDRED, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE,
+    SIXTEEN, Sizes, Tried, is_written, made,
 };
 use super::{Batch, Comparison, KernelVerdict, Trial, allowed, encodings};
 use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
@@ -357,9 +357,11 @@ impl Setup {
         Ok(Job { setup: self.clone(), plans: made().map_err(|e| e.to_string())?, module })
     }
 
-    /// The error that the op's tolerance allows.
+    /// The error that the op's tolerance allows, or that of an op through which its results are seen.
     fn allowed(&self) -> f64 {
-        allowed(self.op.tolerance, self.dtype)
+        let own = allowed(self.op.tolerance, self.dtype);
+        let Tried::Written(case, _) = &self.call else { return own };
+        case.after().map(|op| allowed(op.tolerance, self.dtype)).fold(own, f64::max)
     }
 
     fn verdict(&self, variant: &str, outcome: Result<Comparison, String>) -> KernelVerdict {

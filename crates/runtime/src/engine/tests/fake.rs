@@ -17,6 +17,8 @@ pub(super) struct Fake {
     /// Picks tokens itself, as a GPU does, and gives no logits unless they are asked for.
     pub(super) samples: bool,
     pub(super) feeds: bool,
+    /// What a token is worth depends on whether it is computed as a generated one.
+    pub(super) reproducible: bool,
     pub(super) groups: Vec<GroupKind>,
     /// Of the whole pool.
     pub(super) rows: Vec<Option<Value>>,
@@ -49,26 +51,30 @@ pub(super) fn hash(tokens: impl Iterator<Item = u32>) -> u32 {
     tokens.map(Some).fold(START, fold).unwrap_or(0) % VOCAB as u32
 }
 
-/// What a token is worth at its place.
-fn worth(token: u32, position: usize) -> Value {
-    (position > 0 || token != CURSED).then_some(token)
+/// What a token is worth at its place; more as a generated one, where that matters.
+fn worth(token: u32, position: usize, generated: bool) -> Value {
+    let more = if generated { 1000 } else { 0 };
+    (position > 0 || token != CURSED).then_some(token.wrapping_add(more))
 }
 
 /// The layers' values for a text, token by token.
 pub(super) struct Text {
     groups: Vec<GroupKind>,
     layers: Vec<Vec<Value>>,
+    /// The tokens that come next are generated ones, which matters.
+    generated: bool,
 }
 
 impl Text {
     pub(super) fn new(groups: &[GroupKind]) -> Text {
-        Text { groups: groups.to_vec(), layers: vec![Vec::new(); groups.len()] }
+        let layers = vec![Vec::new(); groups.len()];
+        Text { groups: groups.to_vec(), layers, generated: false }
     }
 
     /// The logits after one more token.
     pub(super) fn push(&mut self, token: u32) -> Vec<f32> {
         let position = self.layers[0].len();
-        let mut value = worth(token, position);
+        let mut value = worth(token, position, self.generated);
         for (kind, layer) in self.groups.iter().zip(&mut self.layers) {
             layer.push(value);
             value = layer[kind.first_row(position)..].iter().copied().fold(START, fold);
@@ -182,8 +188,10 @@ impl Executor for Fake {
         });
         let tokens: Vec<u32> = tokens.collect();
         let positions = inputs.step().tokens().map(|place| place.row);
-        let mut values: Vec<Value> =
-            tokens.iter().zip(positions).map(|(token, at)| worth(*token, at)).collect();
+        // Generated rows come first, a token each.
+        let matter = if self.reproducible { inputs.generated() } else { 0 };
+        let value = |(i, (token, at)): (usize, (&u32, usize))| worth(*token, at, i < matter);
+        let mut values: Vec<Value> = tokens.iter().zip(positions).enumerate().map(value).collect();
         for group in 0..inputs.groups().len() {
             self.layer(inputs, group, &mut values);
         }
@@ -220,6 +228,10 @@ impl Executor for Fake {
         self.groups.clone()
     }
 
+    fn is_reproducible(&self) -> bool {
+        self.reproducible
+    }
+
     fn feeds(&self) -> bool {
         self.feeds
     }
@@ -235,6 +247,7 @@ impl Executor for Fake {
 /// picked from.
 pub(super) fn solo(
     groups: &[GroupKind],
+    reproducible: bool,
     request: &Request,
     mut tell: impl FnMut(&[f32], u32),
 ) -> (Vec<u32>, FinishReason) {
@@ -247,6 +260,7 @@ pub(super) fn solo(
     }
     let (mut text, mut row) = (Text::new(groups), Vec::new());
     tokens.iter().for_each(|token| row = text.push(*token));
+    text.generated = reproducible;
     loop {
         let output = tokens.len() - request.tokens.len();
         if output >= request.max_tokens || (output > 0 && tokens.len() >= MAX_LENGTH) {
