@@ -66,6 +66,9 @@ const STEPPING_STONES: [(&str, &str, &[&str]); 6] = [
     ("swiglu", "moe_sigmoid", &["pack-swiglu"]),
 ];
 
+/// What logits of the same meaning may differ by: tokens are picked from logits rounded to f32.
+const PICKED: f64 = 1e-14;
+
 /// The logits that a module's reference semantics give, exactly.
 fn interpreted(fixture: &Fixture, module: &Module) -> Vec<f64> {
     let checkpoint = fixture.model.checkpoint.as_ref().expect("a fixture has weights");
@@ -100,7 +103,7 @@ fn fused_modules_mean_the_same() {
         let expected = interpreted(&fixture, &lowered.module);
         for bucket in compiled(&fixture, "sm_90a", false).buckets {
             let error = nmse(&interpreted(&fixture, &bucket.module), &expected);
-            assert!(error <= 1e-20, "{name}, {:?}: NMSE {error:.2e}", bucket.bucket);
+            assert!(error <= PICKED, "{name}, {:?}: NMSE {error:.2e}", bucket.bucket);
         }
     }
 }
@@ -254,7 +257,7 @@ fn packed_projections_fuse_as_well_as_parted_ones() {
             .expect("the example's spec");
         let expected = interpreted(&fixture, &lowered.module);
         for b in &compiled.buckets {
-            assert!(nmse(&interpreted(&fixture, &b.module), &expected) <= 1e-20, "{name}");
+            assert!(nmse(&interpreted(&fixture, &b.module), &expected) <= PICKED, "{name}");
         }
         // What is packed in the checkpoint is read where it lies: nothing is stored twice.
         let packed = |w: &infernum_codegen::Weight| matches!(&w.recipe, Recipe::Tensor(n) if n.contains("gate_up_proj"));

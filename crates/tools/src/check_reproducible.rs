@@ -73,7 +73,13 @@ const WAYS: [Way; 4] = [
         prefix_cache: false,
         memory: 1.0,
     },
-    Way { name: "little memory", chunk: 40, policy: Policy::Fcfs, prefix_cache: true, memory: 0.3 },
+    Way {
+        name: "little memory",
+        chunk: 40,
+        policy: Policy::Fcfs,
+        prefix_cache: true,
+        memory: 0.05,
+    },
     Way {
         name: "prompts first",
         chunk: 64,
