@@ -202,7 +202,7 @@ impl Picks {
         self.rows[row] = PickRow { lists, biased, seen, allowed, ..pick };
     }
 
-    /// Edits and picks as `pick` says, whose lists are among these words: see [`pick`].
+    /// Edits and picks as `pick` says, whose lists are among these words.
     pub fn pick(
         &self,
         pick: &PickRow,
