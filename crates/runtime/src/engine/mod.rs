@@ -6,6 +6,7 @@
 //! inputs, submit, and settle what came of the step *before*, while the executor computes this one.
 
 mod drive;
+mod held;
 mod kv;
 mod memory;
 mod options;

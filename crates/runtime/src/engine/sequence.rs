@@ -1,7 +1,7 @@
 //! A request under way.
 
+use super::held::Held;
 use super::kv::Prefix;
-use super::memory::Held;
 use super::{EngineLimits, Request, RequestId, State};
 use crate::sampling::{Sampler, Tell, TokenPick};
 

@@ -2,8 +2,8 @@
 //! their state in different ways.
 
 use super::*;
+use crate::engine::held::Held;
 use crate::engine::kv::Prefix;
-use crate::engine::memory::Held;
 
 /// All that a sequence holds of a group, each block once for each use.
 fn blocks_of(held: &Held) -> Vec<u32> {
