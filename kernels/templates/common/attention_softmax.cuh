@@ -30,8 +30,9 @@ __device__ __forceinline__ void softmax_step(float (&s)[N][4], float (&m)[2], fl
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
         // A row that has seen nothing yet (its window begins later) must not make NaNs.
-        const float at = WINDOW && top == minus_infinity() ? 0.0f : top * LOGIT;
-        shrink[j] = ex2(m[j] * LOGIT - at);
+        const float at = WINDOW && top == minus_infinity() ? 0.0f : __fmul_rn(top, LOGIT);
+        // Rounded as `at` is, so that it is 1 where the maximum stays: a tile of hidden columns changes nothing.
+        shrink[j] = ex2(__fmul_rn(m[j], LOGIT) - at);
         m[j] = top;
         float sum = 0.0f;
 #pragma unroll
