@@ -314,7 +314,9 @@ fn log_probabilities() {
     let all = echoed["logprobs"]["tokens"].as_array().expect("tokens").len();
     for i in 0..tokens.len() {
         let given = &echoed["logprobs"]["token_logprobs"][all - tokens.len() + i];
-        assert!(close(given, logprobs["token_logprobs"][i].as_f64().expect("a number")));
+        // In bf16, and in one pass, whose sums are those of prompts.
+        let told = logprobs["token_logprobs"][i].as_f64().expect("a number");
+        assert!((given.as_f64().expect("a number") - told).abs() < 2e-2, "{given}, {told}");
     }
 
     // Chats tell bytes; a stream tells the same.
