@@ -47,6 +47,7 @@ fn compiled_with(
         rules: None,
         explain,
         limits: Limits { chunk: 64, sequences: 1, max_length: fixture.max_length },
+        templates: &Library::default(),
         device: None,
     };
     compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{}: {e}", fixture.name))

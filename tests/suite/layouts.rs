@@ -38,6 +38,7 @@ fn planned(fixture: &Fixture, target: &str, kernels: &Kernels) -> Plan {
         rules: None,
         explain: false,
         limits: fixture.limits(),
+        templates: &infernum_codegen::cuda::Library::default(),
         device: None,
     };
     let compiled =

@@ -76,6 +76,7 @@ fn problems() -> BTreeMap<String, (ExtractionProblem, Extracted)> {
             rules: None,
             explain: false,
             limits: Limits { chunk: 512, sequences: 1, max_length: 8192 },
+            templates: &infernum_codegen::cuda::Library::default(),
             device: None,
         };
         // Each bucket's module as fusion finds it: what the pass before left.

@@ -131,7 +131,8 @@ impl Fixture {
             rules: None,
             explain: false,
             limits,
-            device: device.as_ref().map(|d| (d, &templates, &tuned)),
+            templates: &templates,
+            device: device.as_ref().map(|d| (d, &tuned)),
         };
         let compiled =
             compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name));

@@ -42,7 +42,7 @@ const SIZES: usize = 256;
 impl CacheLayout {
     /// The layout of a plan's cache. A ring that holds the longest sequence is no ring.
     pub fn of(plan: &Plan) -> CacheLayout {
-        let longest = plan.limits.s.checked_div(plan.limits.b).unwrap_or(0);
+        let longest = plan.limits.s.checked_div(plan.limits.seqs).unwrap_or(0);
         CacheLayout::of_states(&plan.states, longest)
     }
 

@@ -28,9 +28,11 @@ pub struct Options<'a> {
     pub explain: bool,
     /// The largest step.
     pub limits: Limits,
-    /// The GPU to make kernels for, their templates, and what is known of which are fast. Without it, a plan of a GPU's costs can be
+    /// The templates of kernels.
+    pub templates: &'a Library,
+    /// The GPU to make kernels for, and what is known of which are fast. Without it, a plan of a GPU's costs can be
     /// looked at but not run.
-    pub device: Option<(&'a Device, &'a Library, &'a TunedVariants)>,
+    pub device: Option<(&'a Device, &'a TunedVariants)>,
 }
 
 /// The largest step that a plan must hold.
@@ -186,25 +188,21 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
         let report = std::mem::take(&mut session.report);
         buckets.push(CompiledBucket { bucket, module: session.module.clone(), report });
     }
-    // Steps of all kinds compute the same in a reproducible plan; which kernels do it may differ.
-    let kinds = |b: &CompiledBucket| -> Vec<Bucket> {
-        let all = options.pipeline.buckets.iter().filter_map(|b| most(*b, limits.t));
-        if reproducible { all.collect() } else { vec![b.bucket] }
-    };
-    let modules: Vec<(Bucket, Module)> = buckets
-        .iter()
-        .flat_map(|b| {
-            let greedy = infernum_passes::greedy_steps(&b.module);
-            let all: Vec<Module> = [Some(b.module.clone()), greedy].into_iter().flatten().collect();
-            kinds(b)
-                .into_iter()
-                .flat_map(move |kind| all.clone().into_iter().map(move |m| (kind, m)))
-        })
-        .collect();
+    let mut modules = Vec::new();
+    for b in &buckets {
+        let greedy = infernum_passes::greedy_steps(&b.module);
+        let own = [b.bucket];
+        // Steps of all kinds compute the same in a reproducible plan; which kernels do it may differ.
+        for kind in if reproducible { &options.pipeline.buckets[..] } else { &own } {
+            let Some(kind) = most(*kind, limits.t) else { continue };
+            let all = [Some(&b.module), greedy.as_ref()].into_iter().flatten();
+            modules.extend(all.map(|module| (kind, module.clone())));
+        }
+    }
     let mut plan = plan_buckets(&modules, options.target(), limits)?;
     plan.reproducible = reproducible;
-    if let Some((device, templates, tuned)) = options.device {
-        attach(&mut plan, &options.kernels.ops, templates, device, tuned)?;
+    if let Some((device, tuned)) = options.device {
+        attach(&mut plan, &options.kernels.ops, options.templates, device, tuned)?;
     }
     Ok(Compiled { buckets, plan, warnings: session.warnings })
 }
@@ -219,11 +217,11 @@ fn most(bucket: Bucket, tokens: u64) -> Option<Bucket> {
 /// summation, and has them for steps of any size: what is faster for some is of no use to it.
 fn usable(options: &Options<'_>) -> Result<CostTable, CompileError> {
     let mut costs = options.costs.1.clone();
-    if let (Some((_, templates, _)), true) = (options.device, options.pipeline.reproducible) {
+    if options.target() == TargetKind::Cuda && options.pipeline.reproducible {
         let mut names = Vec::new();
         for (op, template) in options.kernels.ops.fused().filter_map(|op| Some((op, op.cuda?))) {
-            let variants = templates.template(template).map_err(CudaError::from)?.variants;
-            if variants.iter().any(|v| v.order.is_some()) {
+            let template = options.templates.template(template).map_err(CudaError::from)?;
+            if template.variants.iter().any(|v| v.order.is_some()) {
                 names.push(op.name.to_owned());
             }
         }

@@ -124,4 +124,8 @@ pub enum PlanFileError {
     Device { path: String, expected: String, found: String },
     #[error("{path}: the plan holds {expected}, wanted are {found}; compile it for those")]
     Size { path: String, expected: String, found: String },
+    #[error(
+        "{path}: the plan was compiled without --reproducible; compile it again with it, or leave it out here"
+    )]
+    NotReproducible { path: String },
 }

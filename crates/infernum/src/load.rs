@@ -13,7 +13,7 @@ use infernum_runtime::{
 };
 
 use crate::capacity::Capacity;
-use crate::error::Error;
+use crate::error::{Error, PlanFileError};
 use crate::machine::Machine;
 use crate::options::{CompileOptions, RunOptions};
 use crate::plan_file;
@@ -58,7 +58,12 @@ impl<'a> Loader<'a> {
         if let Some(folder) = &self.run.plan {
             capacity.check(self.chunk())?;
             let ops = self.compile.kernels()?.ops;
-            return Ok(plan_file::read(folder, rows, capacity, self.machine, &ops)?);
+            let plan = plan_file::read(folder, rows, capacity, self.machine, &ops)?;
+            if self.compile.reproducible && !plan.reproducible {
+                let path = folder.join("plan.json").display().to_string();
+                return Err(PlanFileError::NotReproducible { path }.into());
+            }
+            return Ok(plan);
         }
         self.plan_with(rows, capacity, &self.tuned()?)
     }
@@ -95,7 +100,8 @@ impl<'a> Loader<'a> {
             rules: None,
             explain: false,
             limits: self.limits(capacity),
-            device: device.as_ref().map(|d| (d, &templates, tuned)),
+            templates: &templates,
+            device: device.as_ref().map(|d| (d, tuned)),
         };
         let total = compile::step_names(&pipeline).len() as u64;
         (self.progress)(Progress::Begin { stage: Stage::Compile, total });

@@ -98,7 +98,8 @@ pub fn run(args: &Args) -> Outcome {
         rules: None,
         explain: args.explain || args.html.is_some(),
         limits: Limits { chunk: args.chunk, sequences: args.sequences, max_length },
-        device: device.as_ref().map(|d| (d, &templates, &tuned)),
+        templates: &templates,
+        device: device.as_ref().map(|d| (d, &tuned)),
     };
     let (seen, compiled) = observed(args, &options, names.len());
     // What was dumped on the way is of use above all when a later step fails.

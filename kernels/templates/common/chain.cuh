@@ -1,15 +1,16 @@
-// The product of up to 8 tokens on Hopper in the order of product.cuh: a chain of 16 columns in ascending order over
-// all of K. So warps cannot part K: each has 16 rows of w to itself, from a ring of its own that the copy engine
-// fills. Tiles are dealt to multiprocessors in turn, and there to warps, so that all read the same number of bytes.
+// The product of one token on Hopper in the order of product.cuh without SPLIT: a chain of 16 columns in ascending
+// order over all of K. So warps cannot part K: each has 16 rows of w to itself, from a ring of its own that the copy
+// engine fills, BOXES times 64 columns a stage. Tiles are dealt to multiprocessors in turn, and there to warps, so that
+// all read the same number of bytes.
 //
 // An `Op` of skinny.cuh says what becomes of sums: rows of w that lie 8 apart in a tile are neighbours in N where
 // PARTS is 1 (`store`), and a pair's two rows where it is 2 (`emit`).
-// Shared memory in bytes: 1024 + WARPS * STAGES * BOXES * 2048 + TOKENS * K * 2.
-template <class Op, int WARPS, int STAGES, int TOKENS, int BOXES> struct Chain {
+// Shared memory in bytes: 1024 + WARPS * STAGES * BOXES * 2048 + K * 2.
+template <class Op, int WARPS, int STAGES, int BOXES> struct Chain {
     typedef typename Op::X E;
     static constexpr int K = Op::K, STEPS = K / (64 * BOXES), BYTES = 2048 * BOXES;
     static constexpr int ALL = Op::N / Op::PARTS, OUTPUTS = 16 / Op::PARTS, TILES = (ALL + OUTPUTS - 1) / OUTPUTS;
-    static_assert(K % (64 * BOXES) == 0 && (TOKENS == 1 || TOKENS == 8), "shape");
+    static_assert(K % (64 * BOXES) == 0, "shape");
 
     const Op& op;
     const TileMap* w_tiles;
@@ -25,7 +26,7 @@ template <class Op, int WARPS, int STAGES, int TOKENS, int BOXES> struct Chain {
         u8* const base = shared + (1024 - shared_at(shared) % 1024) % 1024;
         ring = shared_at(base) + warp * STAGES * BYTES;
         x_shared = base + WARPS * STAGES * BYTES;
-        xs = shared_at(x_shared) + ((TOKENS > 1 ? lane / 4 : 0) * 4 + lane % 4) * 16;
+        xs = shared_at(x_shared) + lane % 4 * 16;
         full = shared_at(barriers) + warp * STAGES * 8;
         asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
         if (lane == 0) {
@@ -49,14 +50,13 @@ template <class Op, int WARPS, int STAGES, int TOKENS, int BOXES> struct Chain {
         if (++flow_slot == STAGES) flow_slot = 0;
         if (++flow_step == STEPS) flow_step = 0, flow_tile += stride;
     }
-    // Activations, as the tensor core's operands of 64 columns: halves of 32 columns, in each a token's four lanes.
+    // Activations, as the tensor core's operands of 32 columns, which four lanes have; all tokens of its 8 are the one.
     __device__ __forceinline__ void stage_x() {
-        for (int i = threadIdx.x; i < TOKENS * K / 8; i += WARPS * 32) {
-            const int t = i / (K / 8), k = i % (K / 8) * 8;
-            const Vec16 x = t < op.tokens ? load16(op.x + op.source(t) * K + k) : Vec16{};
+        for (int i = threadIdx.x; i < K / 8; i += WARPS * 32) {
+            const Vec16 x = load16(op.x + op.source(0) * K + i * 8);
 #pragma unroll
             for (int q = 0; q < 4; q++)                // columns 2q and 2q + 1 of 8
-                *(u32*)(x_shared + ((k / 32 * TOKENS + t) * 4 + q) * 16 + k / 8 % 4 * 4) = x.w[q];
+                *(u32*)(x_shared + (i / 4 * 4 + q) * 16 + i % 4 * 4) = x.w[q];
         }
         __syncthreads();
     }
@@ -70,7 +70,7 @@ template <class Op, int WARPS, int STAGES, int TOKENS, int BOXES> struct Chain {
             asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                          : "=r"(f.w[k][0]), "=r"(f.w[k][1]), "=r"(f.w[k][2]), "=r"(f.w[k][3]) : "r"(at + k / 4 * 2048 + ((2 * (k % 4) + half) ^ (row & 7)) * 16) : "memory");
 #pragma unroll
-        for (int h = 0; h < 2 * BOXES; h++) f.x[h] = load16_shared(xs + (step * 2 * BOXES + h) * TOKENS * 64);
+        for (int h = 0; h < 2 * BOXES; h++) f.x[h] = load16_shared(xs + (step * 2 * BOXES + h) * 64);
     }
     __device__ __forceinline__ void multiply(float (&sums)[4], const Fragments& f) {
 #pragma unroll
@@ -78,16 +78,13 @@ template <class Op, int WARPS, int STAGES, int TOKENS, int BOXES> struct Chain {
             mma(sums, f.w[k][0], f.w[k][1], f.w[k][2], f.w[k][3], f.x[k / 2].w[k % 2 * 2], f.x[k / 2].w[k % 2 * 2 + 1], E{});
     }
     __device__ __forceinline__ void finish(const float (&sums)[4], int tile) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int t = lane % 4 * 2 + i, n = tile * OUTPUTS + lane / 4;
-            if (t >= TOKENS || t >= op.tokens) continue;
-            if constexpr (Op::PARTS == 2) {
-                if (n < ALL) op.emit(n, t, sums[i], sums[i + 2], 1.0f);
-            } else {
-                if (n < ALL) op.store(n, t, sums[i]);
-                if (n + 8 < ALL) op.store(n + 8, t, sums[i + 2]);
-            }
+        if (lane % 4 != 0) return;                     // others have the same sums
+        const int n = tile * OUTPUTS + lane / 4;
+        if constexpr (Op::PARTS == 2) {
+            if (n < ALL) op.emit(n, 0, sums[0], sums[2], 1.0f);
+        } else {
+            if (n < ALL) op.store(n, 0, sums[0]);
+            if (n + 8 < ALL) op.store(n + 8, 0, sums[2]);
         }
     }
     __device__ __forceinline__ void run() {

@@ -4,11 +4,13 @@
 {% include "common/dense_rows.cuh" %}
 {% include "common/skinny.cuh" %}
 {% include "common/wide.cuh" %}
-{% if p.activations is defined or p.chain is defined %}
+{% if p.boxes is defined %}
+{% include "common/barriers.cuh" %}
+{% include "common/chain.cuh" %}
+{% elif p.activations is defined %}
 {% include "common/vec.cuh" %}
 {% include "common/wgmma.cuh" %}
 {% include "common/barriers.cuh" %}
 {% include "common/product.cuh" %}
-{% include "common/chain.cuh" %}
 {% endif %}
 {% include "common/skinny_op.cuh" %}

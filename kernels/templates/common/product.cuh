@@ -15,7 +15,6 @@
 //   tokens
 //   finish(q, t, a, b)    takes the sums of outputs q .. q + 7 of token t, b of the second half's rows
 
-{% if p.activations is defined %}
 // sums[64, TOKENS] = (add ? sums : 0) + w[64, 16] x[TOKENS, 16]'
 {% set n = p.tokens // 2 %}
 __device__ __forceinline__ void tile_product(float (&s)[{{ p.tokens // 8 }}][4], u64 w, u64 x, int add) {
@@ -204,4 +203,3 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         if (MERGES) asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
     }
 };
-{% endif %}

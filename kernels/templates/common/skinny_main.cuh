@@ -14,9 +14,9 @@ extern "C" __global__ void {% if p.split > 1 %}__cluster_dims__({{ p.split }}, 1
 {% if p.activations is defined %}
     extern __shared__ __align__(128) u8 shared[];
     Product<Op, {{ p.groups }}, {{ p.tokens }}, {{ p.weights }}, {{ p.activations }}, {{ p.split }}>(op, &w_tiles, &x_tiles, shared).run();
-{% elif p.chain is defined %}
+{% elif p.boxes is defined %}
     extern __shared__ __align__(128) u8 shared[];
-    Chain<Op, {{ p.warps }}, {{ p.stages }}, {{ p.chain }}, {{ p.boxes }}>(op, &w_tiles, shared).run();
+    Chain<Op, {{ p.warps }}, {{ p.stages }}, {{ p.boxes }}>(op, &w_tiles, shared).run();
 {% elif p.split > 0 %}
     extern __shared__ __align__(128) u8 shared[];
     Wide<Op, {{ p.warps }}, {{ p.stages }}, {{ p.mt }}, {{ p.nt }}, {{ p.split }}>(op, shared).run();

@@ -282,7 +282,6 @@ fn choices_seeds_and_prompts() {
 #[test]
 fn log_probabilities() {
     let server = Server::start(&[]);
-    let close = |a: &Value, b: f64| (a.as_f64().expect("a number") - b).abs() < 1e-3;
     let choice = |more: Value| server.post(TEXT, &with(story(6), more)).ok()["choices"][0].clone();
     let told = choice(json!({"logprobs": 3}));
     let (text, logprobs) = (told["text"].as_str().expect("text"), &told["logprobs"]);

@@ -5,7 +5,7 @@
 //! an order of its own: such rows never stand for one another.
 
 use super::attach::Attach;
-use super::{CudaError, Template};
+use super::{CudaError, Template, Variant};
 use crate::Bucket;
 use crate::plan::Launch;
 
@@ -28,7 +28,7 @@ impl Attach<'_> {
             if refused.contains(&order) {
                 continue;
             }
-            if self.has_order(launch, &kinds, template, order)? {
+            if self.has_order(launch, &kinds, template, (order, shown))? {
                 return Ok(Some(order));
             }
             refused.push(order);
@@ -42,11 +42,19 @@ impl Attach<'_> {
         launch: &Launch,
         kinds: &[Bucket],
         template: &Template,
-        order: &str,
+        (order, shown): (&str, &str),
     ) -> Result<bool, CudaError> {
+        let declare = |v: &&Variant| v.order.as_deref() == Some(order);
+        let variants: Vec<&Variant> = template.variants.iter().filter(declare).collect();
         for kind in kinds {
-            let admitted = self.admitted(launch, *kind, template)?;
-            if !admitted.iter().any(|v| v.order.as_deref() == Some(order)) {
+            let mut is_there = false;
+            for variant in &variants {
+                is_there = self.refusal(launch, *kind, template, variant, shown)?.is_none();
+                if is_there {
+                    break;
+                }
+            }
+            if !is_there {
                 return Ok(false);
             }
         }

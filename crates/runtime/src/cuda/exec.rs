@@ -15,6 +15,7 @@ use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream, capture};
 use super::frame::Frame;
 use super::graphs::{self, Graphs, Key};
 use super::inputs::{Layout, Room};
+use super::options::CudaOptions;
 use super::parts::PartDims;
 use super::tiles::Tiles;
 use super::timer::Timer;
@@ -26,37 +27,6 @@ use crate::exec::{
     ExecError, Executor, GpuError, GroupKind, LoadError, LogitRows, Observed, Observer,
     PlanExecutor, StepInputs, StepOutput, Ticket, TunedProduct, WeightSource, elements,
 };
-
-/// How to set an executor up.
-#[derive(Clone, Copy, Debug)]
-#[allow(clippy::struct_excessive_bools, reason = "each turns one thing on or off")]
-pub struct CudaOptions {
-    /// Blocks of the KV cache.
-    pub kv_blocks: usize,
-    /// Tokens of the longest sequence; what a step holds at most when `None`.
-    pub max_length: Option<usize>,
-    /// Record decode steps as CUDA graphs.
-    pub graphs: bool,
-    /// Let a kernel start before the one before it has ended, where the GPU can.
-    pub overlap: bool,
-    /// Fills activations with NaN before they are written. Slow; no graphs.
-    pub poison: bool,
-    /// Measures the time that each op takes: see [`PlanExecutor::profile`]. Slow; no graphs.
-    pub profile: bool,
-}
-
-impl Default for CudaOptions {
-    fn default() -> Self {
-        CudaOptions {
-            kv_blocks: 64,
-            max_length: None,
-            graphs: true,
-            overlap: true,
-            poison: false,
-            profile: false,
-        }
-    }
-}
 
 /// Runs a plan on a GPU.
 pub struct CudaExecutor {

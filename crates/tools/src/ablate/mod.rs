@@ -261,7 +261,8 @@ impl Ablation<'_> {
             rules: only,
             explain: false,
             limits: loader.limits(capacity),
-            device: device.as_ref().map(|d| (d, &templates, &tuned)),
+            templates: &templates,
+            device: device.as_ref().map(|d| (d, &tuned)),
         };
         Ok(compile(&options, &mut |_, _, _| {})?)
     }

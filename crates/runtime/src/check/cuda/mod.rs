@@ -86,7 +86,7 @@ const SHAPES: [Shape; 8] = [
         inputs: 2048,
         heads: [96, 2, 128],
         batches: &[&HUNDRED],
-        variants: &["product128", "product128_2", "chain128", "chain128_2", "chain256_2"],
+        variants: &["product128", "product128_2", "chain128", "chain128_2", "chain192_2"],
     },
     Shape {
         inputs: 8192,
@@ -294,11 +294,21 @@ pub fn unchecked(kernels: &Kernels, library: &Library) -> Vec<&'static str> {
     all.map(|op| op.name).collect()
 }
 
-/// What is tried, as plans: one a variant.
+/// What is tried: a plan for each variant.
 struct Job {
     setup: Setup,
     module: Module,
-    plans: Vec<(String, Plan, Vec<usize>)>,
+    trials: Vec<VariantPlan>,
+}
+
+/// A plan that runs one variant.
+struct VariantPlan {
+    variant: String,
+    /// The order of summation that it declares.
+    order: Option<String>,
+    plan: Plan,
+    /// Where each of the plan's kernels is in [`Texts::all`].
+    kernels: Vec<usize>,
 }
 
 /// The kernels of many plans, each once. Plans keep none of the text.
@@ -322,14 +332,6 @@ impl Texts {
     }
 }
 
-impl Job {
-    /// The order of summation that a variant declares.
-    fn order(&self, variant: &str, library: &Library) -> Option<String> {
-        let template = library.template(self.setup.op.cuda?).ok()?;
-        template.variants.into_iter().find(|v| v.name == variant)?.order
-    }
-}
-
 impl Setup {
     fn job(&self, ops: &OpSet, library: &Library, device: &Device) -> Result<Job, String> {
         let module = self.call.module(self.dtype, ops)?;
@@ -337,24 +339,21 @@ impl Setup {
         let plan = plan_buckets(&buckets, TargetKind::Cuda, self.batch.limits);
         let plan = plan.map_err(|e| e.to_string())?;
         let made = || -> Result<_, CudaError> {
-            let template = self.op.cuda.unwrap_or_default();
+            let template = library.template(self.op.cuda.unwrap_or_default())?;
             let variants = admitted(&plan, self.op.name, ops, library, device)?;
             let wanted =
                 |v: &String| self.variants.is_empty() || self.variants.contains(&v.as_str());
-            let plans = variants.into_iter().filter(wanted).map(|variant| {
+            let trials = variants.into_iter().filter(wanted).map(|variant| {
                 let mut plan = plan.clone();
-                attach(
-                    &mut plan,
-                    ops,
-                    library,
-                    device,
-                    &TunedVariants::everywhere(template, &variant),
-                )?;
-                Ok((variant, plan, Vec::new()))
+                let only = TunedVariants::everywhere(&template.name, &variant);
+                attach(&mut plan, ops, library, device, &only)?;
+                let declared = template.variants.iter().find(|v| v.name == variant);
+                let order = declared.and_then(|v| v.order.clone());
+                Ok(VariantPlan { variant, order, plan, kernels: Vec::new() })
             });
-            plans.collect()
+            trials.collect()
         };
-        Ok(Job { setup: self.clone(), plans: made().map_err(|e| e.to_string())?, module })
+        Ok(Job { setup: self.clone(), trials: made().map_err(|e| e.to_string())?, module })
     }
 
     /// The error that the op's tolerance allows, or that of an op through which its results are seen.
@@ -389,7 +388,7 @@ fn jobs(
         for (setup, job) in part.iter().zip(made) {
             match job {
                 Ok(mut job) => {
-                    job.plans.iter_mut().for_each(|(_, plan, at)| *at = kernels.take(plan));
+                    job.trials.iter_mut().for_each(|t| t.kernels = kernels.take(&mut t.plan));
                     jobs.push(job);
                 }
                 Err(message) => problem(setup, message),
@@ -451,23 +450,24 @@ pub fn check(
         }
         drop(sender);
         for (job, trial) in receiver {
-            let mut orders = HashMap::new();
-            for (variant, plan, at) in &job.plans {
-                let order = job.order(variant, library);
+            // The first variant of each order, and its bits.
+            let mut orders: HashMap<&str, (&str, u64)> = HashMap::new();
+            for own in &job.trials {
                 let outcome = trial.as_ref().map_err(Clone::clone).and_then(|trial| {
-                    let cubins = at.iter().map(|i| cubins[*i].clone());
+                    let cubins = own.kernels.iter().map(|i| cubins[*i].clone());
                     let cubins = cubins.collect::<Result<Vec<_>, _>>()?.concat();
-                    let found = compare(plan, &cubins, trial, &job.setup, gpu, order.is_some())?;
+                    let found = compare(own, &cubins, trial, &job.setup, gpu)?;
+                    let Some(order) = own.order.as_deref() else { return Ok(found) };
                     let (first, bits) =
-                        orders.entry(order.clone()).or_insert((variant, found.bits));
-                    match order {
-                        Some(order) if *bits != found.bits => Err(format!(
+                        *orders.entry(order).or_insert((own.variant.as_str(), found.bits));
+                    if bits != found.bits {
+                        return Err(format!(
                             "other bits than `{first}`, which has the order `{order}` as well"
-                        )),
-                        _ => Ok(found),
+                        ));
                     }
+                    Ok(found)
                 });
-                report(job.setup.verdict(variant, outcome));
+                report(job.setup.verdict(&own.variant, outcome));
             }
         }
     });
@@ -488,18 +488,17 @@ fn references<'a>(
 }
 
 /// A plan's steps against what they should yield: launch by launch behind guards, and then as steps run, each
-/// kernel beginning while the one before it ends.
+/// kernel beginning while the one before it ends. A variant that declares an order must give the same bits each time.
 fn compare(
-    plan: &Plan,
+    own: &VariantPlan,
     cubins: &[Cubin],
     trial: &Trial,
     setup: &Setup,
     gpu: &Arc<Gpu>,
-    has_order: bool,
 ) -> Result<Comparison, String> {
     let (kv_blocks, allowed) = (setup.batch.blocks(BLOCK), setup.allowed());
     let options = CudaOptions { kv_blocks, poison: true, ..CudaOptions::default() };
-    let (plan, guards) = (plan.clone(), Some(Box::new(Guards) as _));
+    let (plan, guards) = (own.plan.clone(), Some(Box::new(Guards) as _));
     let executor = CudaExecutor::watched(plan, cubins, &trial.weights, gpu, options, guards);
     let mut executor = executor.map_err(|e| e.to_string())?;
     let weights = executor.read_weights().map_err(|e| e.to_string())?;
@@ -510,7 +509,7 @@ fn compare(
     }
     executor.unwatch();
     let found = trial.compare(&mut executor, allowed)?;
-    if has_order && found.bits != guarded.bits {
+    if own.order.is_some() && found.bits != guarded.bits {
         return Err("has an order, but other bits each time".to_owned());
     }
     Ok(guarded.join(found))
@@ -540,9 +539,9 @@ mod tests {
         for setup in setups(&kernels, &library, "", &mut problem) {
             let job = setup.job(ops, &library, &device);
             let job = job.unwrap_or_else(|e| panic!("{}: {e}", setup.call));
-            plans += job.plans.len();
+            plans += job.trials.len();
             // Directives stand at the beginning of lines, or they are none.
-            for kernel in job.plans.iter().flat_map(|(_, plan, _)| &plan.kernels) {
+            for kernel in job.trials.iter().flat_map(|t| &t.plan.kernels) {
                 let text = if kernel.is_ptx { "" } else { kernel.text.as_str() };
                 let wrong =
                     text.lines().find(|line| line.contains("#line ") && !is_directive(line));
@@ -551,7 +550,7 @@ mod tests {
             let name = setup.op.cuda.expect("a template");
             let template = library.template(name).expect("a template");
             all.extend(template.variants.into_iter().map(|v| format!("{name}.{}", v.name)));
-            tried.extend(job.plans.into_iter().map(|(v, ..)| format!("{name}.{v}")));
+            tried.extend(job.trials.into_iter().map(|t| format!("{name}.{}", t.variant)));
         }
         println!("{plans} plans");
         let untried: Vec<_> = all.difference(&tried).collect();
