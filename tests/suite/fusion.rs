@@ -236,14 +236,13 @@ fn compiling_is_deterministic() {
 /// pack again. Launches of a layer at one token, as the spec writes it and fused.
 #[test]
 fn packed_projections_fuse_as_well_as_parted_ones() {
-    let examples = root().join("../../examples/packed-projections");
-    for (name, spec, launches) in [
-        ("phi3/packed", "phi3.ron", 5),
-        ("glm/packed", "glm4.ron", 5),
+    for (name, launches) in [
+        ("phi3/packed", 5),
+        ("glm/packed", 5),
         // Norms after attention and network, each with its addition, and no residual in an epilogue.
-        ("glm4/packed", "glm4.ron", 9),
+        ("glm4/packed", 9),
     ] {
-        let fixture = Fixture::with_spec(name, Some(&examples.join(spec)));
+        let fixture = Fixture::open(name);
         let compiled = compiled_with(&fixture, "sm_90a", false, "cuda", None);
         let layer = |b: &infernum_codegen::compile::CompiledBucket| {
             let found = b.report.graphs.iter().find(|g| g.graph == "decoder");
@@ -255,7 +254,7 @@ fn packed_projections_fuse_as_well_as_parted_ones() {
         let lowered = fixture
             .model
             .lower(LowerOptions { rows: Sym::B, ..fixture.options(DType::Bf16) }, [])
-            .expect("the example's spec");
+            .expect("a shipped family");
         let expected = interpreted(&fixture, &lowered.module);
         for b in &compiled.buckets {
             assert!(nmse(&interpreted(&fixture, &b.module), &expected) <= PICKED, "{name}");

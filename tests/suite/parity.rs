@@ -16,7 +16,7 @@ pub(crate) fn f32_bound() -> f64 {
 /// Runs a check over all fixtures and reports every failure.
 fn for_each(check: impl Fn(&Fixture) -> Vec<String>) {
     let names = names();
-    assert!(names.len() >= 32, "fixtures are missing: found {}", names.len());
+    assert!(names.len() >= 70, "fixtures are missing: found {}", names.len());
     let failures: Vec<String> = names
         .iter()
         .flat_map(|name| {
@@ -74,15 +74,10 @@ fn without_passes_the_logits_are_the_same() {
     });
 }
 
-/// The README's worked example and others: an architecture added by one file.
+/// The README's worked example: an architecture added by one file.
 #[test]
 fn an_architecture_from_one_file_matches_float64() {
-    for (fixture, spec) in [
-        ("granite/multipliers", "new-architecture/granite.ron"),
-        ("phi3/packed", "packed-projections/phi3.ron"),
-        ("glm/packed", "packed-projections/glm4.ron"),
-        ("glm4/packed", "packed-projections/glm4.ron"),
-    ] {
+    for (fixture, spec) in [("granite/multipliers", "new-architecture/granite.ron")] {
         let f = Fixture::with_spec(fixture, Some(&root().join("../../examples").join(spec)));
         let (found, bound) = (nmse(&f.run(DType::F32, "default", 7), &f.logits), f32_bound());
         assert!(found <= bound, "{fixture}: NMSE: expected at most {bound:.0e}, found {found:.2e}");

@@ -39,8 +39,9 @@ pub(crate) fn root() -> PathBuf {
 /// The names of all parity fixtures, `family/variant`.
 pub(crate) fn names() -> Vec<String> {
     let mut names = Vec::new();
-    for family in ["llama", "mistral", "qwen2", "qwen3"] {
-        for entry in std::fs::read_dir(root().join(family)).expect("the fixtures are committed") {
+    for source in Library::default().families().expect("the built-in families") {
+        let family = Path::new(&*source.file).file_stem().expect("a name").to_string_lossy();
+        for entry in std::fs::read_dir(root().join(&*family)).expect("the fixtures are committed") {
             let entry = entry.expect("a readable folder");
             names.push(format!("{family}/{}", entry.file_name().to_string_lossy()));
         }

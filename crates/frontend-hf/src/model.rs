@@ -16,6 +16,8 @@ use crate::spec::{Library, LibraryError, Source, parse_family};
 
 /// How long a context is held when neither user nor config says.
 const DEFAULT_LENGTH: u64 = 2048;
+/// What configs call the longest sequence.
+const LENGTHS: [&str; 4] = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length"];
 
 /// A model could not be opened or does not fit its spec.
 #[derive(Debug, thiserror::Error)]
@@ -124,7 +126,12 @@ impl Model {
 
     /// The longest sequence that the config says the model can hold.
     pub fn context_length(&self) -> Result<u64, ModelError> {
-        Ok(self.config.u64("max_position_embeddings")?.unwrap_or(DEFAULT_LENGTH))
+        for key in LENGTHS {
+            if let Some(length) = self.config.u64(key)? {
+                return Ok(length);
+            }
+        }
+        Ok(DEFAULT_LENGTH)
     }
 
     /// Lowers the spec and, where there is a checkpoint, checks that every weight is there, that
@@ -313,7 +320,7 @@ fn wanted(name: String, ty: &TensorType, shape: &[u64]) -> Vec<StoredTensor> {
 }
 
 /// Whether `name` fits `pattern`, in which `*` stands for any text.
-fn matches(pattern: &str, name: &str) -> bool {
+pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else {
         return false;

@@ -259,7 +259,10 @@ fn families_and_doctor_report() {
     let families = json(&["families", "--json"]);
     let names: Vec<&str> =
         families.as_array().into_iter().flatten().filter_map(|f| f["name"].as_str()).collect();
-    assert_eq!(names, ["llama", "mistral", "qwen2", "qwen3"]);
+    assert!(
+        names.is_sorted() && names.contains(&"llama") && names.contains(&"gemma3"),
+        "{names:?}"
+    );
     assert!(json(&["doctor", "--json"])["cores"].as_u64().is_some_and(|n| n > 0));
 }
 

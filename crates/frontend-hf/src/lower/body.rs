@@ -9,7 +9,7 @@ use infernum_ir::{
 
 use super::attrs;
 use super::scope::{Context, Scope};
-use super::weights::{MAX_TENSOR_NAME, Rename, Weight};
+use super::weights::{MAX_TENSOR_NAME, Names, Rename, Weight};
 use crate::spec::{Arg, Argument, Block, Entries, SpecCall, StateDecl};
 
 /// Blocks may call blocks, but not themselves.
@@ -40,11 +40,13 @@ pub(super) struct Builder<'a> {
     pub(super) cx: &'a Context<'a>,
     /// What every block sees besides its own parameters.
     family: &'a Scope<'a>,
+    /// What the family's checkpoints call what blocks declare.
+    pub(super) names: Names<'a>,
     blocks: &'a Blocks<'a>,
     /// A layer that runs this graph: its weights say what element types to expect.
     pub(super) layer: Option<u32>,
     /// The names of values that are taken.
-    names: HashSet<String>,
+    taken: HashSet<String>,
     pub(super) weights: HashMap<WeightRef, ValueId>,
     steps: HashMap<StepInput, ValueId>,
     /// Each cache plane's latest version, in the order declared.
@@ -58,15 +60,17 @@ impl<'a> Builder<'a> {
         name: &str,
         family: &'a Scope<'a>,
         blocks: &'a Blocks<'a>,
+        names: Names<'a>,
         layer: Option<u32>,
     ) -> Builder<'a> {
         Builder {
             graph: Graph::new(name),
             cx: family.cx,
             family,
+            names,
             blocks,
             layer,
-            names: HashSet::new(),
+            taken: HashSet::new(),
             weights: HashMap::new(),
             steps: HashMap::new(),
             states: Vec::new(),
@@ -108,7 +112,7 @@ impl<'a> Builder<'a> {
         let full = if full.len() > 3 * MAX_NAME { name } else { full };
         let mut unique = full.clone();
         let mut i = 2;
-        while !self.names.insert(unique.clone()) {
+        while !self.taken.insert(unique.clone()) {
             unique = format!("{full}_{i}");
             i += 1;
         }
@@ -149,18 +153,21 @@ impl<'a> Builder<'a> {
                 }
             }
             self.cx.spend(call.name, 64)?;
-            let results = self.call(frame, &names, call)?;
-            frame.values.extend(names.into_iter().zip(results));
+            match self.call(frame, &names, call)? {
+                Some(results) => frame.values.extend(names.into_iter().zip(results)),
+                None => frame.weights.extend(names.into_iter().map(|name| (name, Weight::Absent))),
+            }
         }
         Ok(())
     }
 
+    /// The results of a call; `None` where it is left out and its first operand is too.
     fn call(
         &mut self,
         frame: &Frame<'a>,
         names: &[&str],
         call: &'a SpecCall<'a>,
-    ) -> Result<Vec<ValueId>> {
+    ) -> Result<Option<Vec<ValueId>>> {
         let target = match (self.blocks.get(call.name), Op::find(call.name)) {
             (Some(block), _) => Target::Block(block),
             (None, Ok(op)) => Target::Op(op),
@@ -174,15 +181,25 @@ impl<'a> Builder<'a> {
         };
         target.check_args(self.cx, call)?;
         if !self.wanted(frame, call)? {
-            return self.left_out(frame, names, call, target.first()).map(|v| vec![v]);
+            let value = self.left_out(frame, names, call, target.first())?;
+            return Ok(value.map(|v| vec![v]));
         }
         match target {
-            Target::Op(op) => self.op(frame, names, call, op),
-            Target::Block(_) if names.len() > 1 => {
-                let message = format!("block `{}` yields one value", call.name);
-                Err(self.cx.at(names[1], message))
+            Target::Op(op) => self.op(frame, names, call, op).map(Some),
+            Target::Block(block) => {
+                let results: Vec<&str> = block.result.split(',').map(str::trim).collect();
+                if results.len() != names.len() {
+                    let message = format!(
+                        "block `{}` yields {} value(s) ({}), and {} are named here",
+                        call.name,
+                        results.len(),
+                        block.result,
+                        names.len()
+                    );
+                    return Err(self.cx.at(names[0], message));
+                }
+                self.inline(frame, names[0], call, block, &results).map(Some)
             }
-            Target::Block(block) => self.inline(frame, names[0], call, block).map(|v| vec![v]),
         }
     }
 
@@ -195,22 +212,22 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// What stands for a call whose `when` is false: its first operand.
+    /// What stands for a call whose `when` is false: its first operand; nothing, where that is a weight that is
+    /// left out itself.
     fn left_out(
         &mut self,
         frame: &Frame<'a>,
         names: &[&str],
         call: &'a SpecCall<'a>,
         first: Option<&str>,
-    ) -> Result<ValueId> {
-        let operand = match first.and_then(|name| call.arg(name)) {
-            Some((key, argument)) if names.len() == 1 => self.operand(frame, key, argument)?,
-            _ => None,
-        };
-        operand.ok_or_else(|| {
-            let message = "`when` is false here, and there is no one operand to yield instead";
-            self.cx.at(call.name, message)
-        })
+    ) -> Result<Option<ValueId>> {
+        match first.and_then(|name| call.arg(name)) {
+            Some((key, argument)) if names.len() == 1 => self.operand(frame, key, argument),
+            _ => {
+                let message = "`when` is false here, and there is no one operand to yield instead";
+                Err(self.cx.at(call.name, message))
+            }
+        }
     }
 
     fn op(
@@ -340,7 +357,8 @@ impl<'a> Builder<'a> {
         name: &str,
         call: &'a SpecCall<'a>,
         block: &'a Block<'a>,
-    ) -> Result<ValueId> {
+        results: &[&'a str],
+    ) -> Result<Vec<ValueId>> {
         if frame.depth >= MAX_DEPTH {
             let message = format!("blocks nested deeper than {MAX_DEPTH}: does one call itself?");
             return Err(self.cx.at(call.name, message));
@@ -361,7 +379,7 @@ impl<'a> Builder<'a> {
         self.bind(frame, &mut inner, call, block)?;
         let before = self.renames.len();
         self.push_renames(&inner, call)?;
-        let entered = self.enter(&mut inner, block).map_err(|e| self.called(e, call));
+        let entered = self.enter(&mut inner, block, results).map_err(|e| self.called(e, call));
         let renames = self.renames.split_off(before);
         let result = entered?;
         match renames.iter().find(|r| !r.used.get()) {
@@ -377,13 +395,22 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds a block's calls to the graph, once its operands and parameters are bound.
-    fn enter(&mut self, inner: &mut Frame<'a>, block: &'a Block<'a>) -> Result<ValueId> {
+    fn enter(
+        &mut self,
+        inner: &mut Frame<'a>,
+        block: &'a Block<'a>,
+        results: &[&'a str],
+    ) -> Result<Vec<ValueId>> {
         inner.scope.check(&block.checks)?;
         self.declare_weights(inner, &block.weights)?;
         self.declare_states(inner, &block.state)?;
         self.body(inner, &block.body)?;
-        let result = self.resolve(inner, block.result)?;
-        result.ok_or_else(|| self.cx.at(block.result, "this weight is left out here"))
+        let mut values = Vec::new();
+        for name in results {
+            let value = self.resolve(inner, name)?;
+            values.push(value.ok_or_else(|| self.cx.at(name, "this weight is left out here"))?);
+        }
+        Ok(values)
     }
 
     /// An error within a block, with the call that led there.

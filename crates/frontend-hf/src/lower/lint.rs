@@ -34,7 +34,7 @@ pub(super) fn lint<'a>(
     for (_, block) in &called {
         read.extend(lint.block(block));
     }
-    for (name, _) in family.params.iter() {
+    for name in family_params(family) {
         let written_here = cx.place(name).is_some_and(|(source, _)| source.file == own.file);
         if written_here && !read.contains(name) {
             lint.warn(name, format!("nothing reads the parameter `{name}`"));
@@ -62,14 +62,14 @@ impl<'a> Lint<'a, '_> {
         let family = self.family;
         let mut read = Names::new();
         let mut before = Names::new();
-        for (name, definition) in family.params.iter() {
+        for (name, definition) in family.params.iter().chain(family.layer_params.iter()) {
             // One that mentions itself reads the config's key.
             let mentioned = names(*definition);
             read.extend(mentioned.iter().filter_map(|n| before.get(n.as_str()).copied()));
             before.insert(name);
             self.hides_engine(name);
         }
-        let known: Vec<&'a str> = family.params.iter().map(|(n, _)| n).collect();
+        let known: Vec<&'a str> = family_params(family).collect();
         let mut mentioned = Vec::new();
         family.checks.iter().for_each(|(_, check)| mentioned.extend(names(*check)));
         let parts = [&family.embed, &family.head].into_iter().flatten();
@@ -119,14 +119,14 @@ impl<'a> Lint<'a, '_> {
             self.warn(name, format!("nothing reads the parameter `{name}` of this block"));
         }
         self.calls(&block.body, &own);
-        let values = self.values(&block.body, &[block.result]);
+        let ends: Vec<&'a str> = block.result.split(',').map(str::trim).collect();
+        let values = self.values(&block.body, &ends);
         self.unread("weight", &block.weights, &values);
         self.unread("plane", &block.state, &values);
         for input in block.inputs.iter().filter(|i| !values.contains(*i)) {
             self.warn(input, format!("nothing reads the operand `{input}` of this block"));
         }
-        let family = self.family.params.iter().map(|(n, _)| n);
-        family.filter(|n| outer.iter().any(|o| o == n)).collect()
+        family_params(self.family).filter(|n| outer.iter().any(|o| o == n)).collect()
     }
 
     /// Looks at the values of a body, of which `ends` are what leaves it; the names from outside of it that
@@ -196,7 +196,7 @@ impl<'a> Lint<'a, '_> {
         for (_, call) in body.iter() {
             let Some(block) = self.blocks.get(call.name) else { continue };
             for (param, default) in block.params.iter() {
-                let family = self.family.params.get(param).is_some();
+                let family = family_params(self.family).any(|name| name == param);
                 let whose = match (own.contains(param), family) {
                     (true, _) => "this block's",
                     (false, true) => "the family's",
@@ -215,6 +215,11 @@ impl<'a> Lint<'a, '_> {
             }
         }
     }
+}
+
+/// The family's parameters, those that differ by layer among them.
+fn family_params<'a>(family: &Family<'a>) -> impl Iterator<Item = &'a str> {
+    family.params.iter().chain(family.layer_params.iter()).map(|(name, _)| name)
 }
 
 /// The names that an argument mentions; those of values and weights look the same, and do no harm.

@@ -21,6 +21,7 @@ use crate::spec::{
 };
 use body::{Blocks, Builder, check_name};
 use scope::{Context, Scope, brief};
+use weights::Names;
 
 /// Layers a model may have: more is a mistake in a config, not a model.
 const MAX_LAYERS: u64 = 4096;
@@ -229,18 +230,24 @@ fn lower_parts(
     let embed = family.embed.as_ref().ok_or_else(|| needs("embed"))?;
     let layers = family.layers.as_ref().ok_or_else(|| needs("layers"))?;
     let head = family.head.as_ref().ok_or_else(|| needs("head"))?;
+    for (from, to) in family.names.iter().chain(&family.also_named) {
+        if from.is_empty() {
+            return Err(cx.at(to, "expected the name that this stands for, found an empty one"));
+        }
+    }
+    let parts = Parts { family, layers, blocks };
 
     let mut module =
         Module { name: family.name.to_owned(), graphs: Vec::new(), schedule: Vec::new() };
-    let (graph, carried) = lower_part("embed", embed, blocks, scope, None, &[])?;
+    let (graph, carried) = parts.lower("embed", embed, scope, None, &[])?;
     add(&mut module, graph, None);
     let place = layers.kinds.iter().next().map_or(family.name, |(kind, _)| kind);
     let count = layer_count(layers.count, scope, place)?;
     let mut graphs = KindGraphs::new();
     for layer in 0..count {
-        add_layer((&mut module, &mut graphs), layer, place, layers, blocks, scope, &carried)?;
+        parts.add_layer((&mut module, &mut graphs), layer, place, scope, &carried)?;
     }
-    let (graph, logits) = lower_part("head", head, blocks, scope, None, &carried)?;
+    let (graph, logits) = parts.lower("head", head, scope, None, &carried)?;
     if logits.len() != 1 {
         let place = head.gives.get(1).copied().unwrap_or(family.name);
         return Err(cx.at(place, "expected `gives` of the head to be one name, that of the logits"));
@@ -350,42 +357,58 @@ impl Request<'_> {
     }
 }
 
-/// Adds a layer: a call, and before the first of its kind the graph. Layers of a kind whose weights are
-/// stored in different ways have a graph for each way that occurs: the second is named `kind_2`.
-fn add_layer<'a>(
-    (module, graphs): (&mut Module, &mut KindGraphs<'a>),
-    layer: u32,
-    place: &str,
+/// What the graphs of a family are lowered from.
+#[derive(Clone, Copy)]
+struct Parts<'a> {
+    family: &'a Family<'a>,
     layers: &'a Layers<'a>,
     blocks: &'a Blocks<'a>,
-    scope: &'a Scope<'a>,
-    carried: &[(&'a str, Type)],
-) -> Result<(), SourceError> {
-    let (kind, part) = layer_kind(layers, scope, layer, place)?;
-    let known = graphs.entry(kind).or_default();
-    if let Some(&graph) = known.iter().find(|g| scope.cx.request.fits(&module.graphs[**g], layer)) {
-        module.schedule.push(CallSite { graph, layer: Some(layer) });
-        return Ok(());
-    }
-    check_name(scope.cx, kind)?;
-    if kind == "embed" || kind == "head" {
-        return Err(scope.cx.at(kind, format!("`{kind}` is the name of another part")));
-    }
-    let (mut graph, given) = lower_part(kind, part, blocks, scope, Some(layer), carried)?;
-    check_given(scope.cx, kind, part, carried, &given)?;
-    let taken = |name: &str| {
-        module.graph(name).is_some() || layers.kinds.iter().any(|(other, _)| other == name)
-    };
-    if !known.is_empty() {
-        let names = (known.len() + 1..).map(|i| format!("{kind}_{i}"));
-        graph.name = names.into_iter().find(|name| !taken(name)).unwrap_or_default();
-    }
-    known.push(add(module, graph, Some(layer)));
-    Ok(())
 }
 
-/// The graphs of each kind of layer, one for each way in which weights are stored.
-type KindGraphs<'a> = HashMap<&'a str, Vec<usize>>;
+/// The graphs of each kind of layer: one for each value of the parameters that differ by layer, and for each way in
+/// which weights are stored.
+type KindGraphs<'a> = HashMap<&'a str, Vec<(Vec<Value>, usize)>>;
+
+impl<'a> Parts<'a> {
+    /// Adds a layer: a call, and before the first of its kind the graph. Layers of a kind whose parameters differ, or
+    /// whose weights are stored in different ways, have a graph each: the second is named `kind_2`.
+    fn add_layer(
+        self,
+        (module, graphs): (&mut Module, &mut KindGraphs<'a>),
+        layer: u32,
+        place: &str,
+        scope: &Scope<'_>,
+        carried: &[(&str, Type)],
+    ) -> Result<(), SourceError> {
+        let values = scope.layer_values(&self.family.layer_params, layer)?;
+        let mut own = scope.child();
+        for ((name, _), value) in self.family.layer_params.iter().zip(&values) {
+            own.set(name, value.clone());
+        }
+        let (kind, part) = layer_kind(self.layers, &own, layer, place)?;
+        let known = graphs.entry(kind).or_default();
+        let fits = |graph: usize| scope.cx.request.fits(&module.graphs[graph], layer);
+        if let Some((_, graph)) = known.iter().find(|(v, g)| *v == values && fits(*g)) {
+            module.schedule.push(CallSite { graph: *graph, layer: Some(layer) });
+            return Ok(());
+        }
+        check_name(scope.cx, kind)?;
+        if kind == "embed" || kind == "head" {
+            return Err(scope.cx.at(kind, format!("`{kind}` is the name of another part")));
+        }
+        let (mut graph, given) = self.lower(kind, part, &own, Some(layer), carried)?;
+        check_given(scope.cx, kind, part, carried, &given)?;
+        let taken = |name: &str| {
+            module.graph(name).is_some() || self.layers.kinds.iter().any(|(other, _)| other == name)
+        };
+        if !known.is_empty() {
+            let names = (known.len() + 1..).map(|i| format!("{kind}_{i}"));
+            graph.name = names.into_iter().find(|name| !taken(name)).unwrap_or_default();
+        }
+        known.push((values, add(module, graph, Some(layer))));
+        Ok(())
+    }
+}
 
 /// A layer must give what it takes, so that any may follow any.
 fn check_given(
@@ -441,28 +464,32 @@ fn layer_kind<'a>(
     })
 }
 
-/// Lowers one part to a graph; returns it with the names and types it gives.
-fn lower_part<'a>(
-    name: &'a str,
-    part: &'a Part<'a>,
-    blocks: &'a Blocks<'a>,
-    scope: &'a Scope<'a>,
-    layer: Option<u32>,
-    carried: &[(&'a str, Type)],
-) -> Result<(Graph, Given<'a>), SourceError> {
-    let cx = scope.cx;
-    let mut builder = Builder::new(name, scope, blocks, layer);
-    builder.check_placeholders(part.prefix)?;
-    let mut frame = builder.frame(part.prefix, carried);
-    builder.declare_weights(&mut frame, &part.weights)?;
-    builder.body(&mut frame, &part.body)?;
-    let mut results = Vec::new();
-    let mut given = Vec::new();
-    for name in &part.gives {
-        let value = builder.resolve(&frame, name)?;
-        let value = value.ok_or_else(|| cx.at(name, "this weight is left out here"))?;
-        results.push(value);
-        given.push((*name, builder.graph.ty(value).clone()));
+impl Parts<'_> {
+    /// Lowers one part to a graph; returns it with the names and types it gives.
+    fn lower<'p>(
+        self,
+        name: &str,
+        part: &'p Part<'_>,
+        scope: &Scope<'_>,
+        layer: Option<u32>,
+        carried: &[(&str, Type)],
+    ) -> Result<(Graph, Given<'p>), SourceError> {
+        let cx = scope.cx;
+        let Family { names: always, also_named: also, transposed, .. } = self.family;
+        let names = Names { always, also, transposed };
+        let mut builder = Builder::new(name, scope, self.blocks, names, layer);
+        builder.check_placeholders(part.prefix)?;
+        let mut frame = builder.frame(part.prefix, carried);
+        builder.declare_weights(&mut frame, &part.weights)?;
+        builder.body(&mut frame, &part.body)?;
+        let mut results = Vec::new();
+        let mut given = Vec::new();
+        for name in &part.gives {
+            let value = builder.resolve(&frame, name)?;
+            let value = value.ok_or_else(|| cx.at(name, "this weight is left out here"))?;
+            results.push(value);
+            given.push((*name, builder.graph.ty(value).clone()));
+        }
+        Ok((builder.finish(results), given))
     }
-    Ok((builder.finish(results), given))
 }

@@ -161,6 +161,22 @@ impl<'a> Scope<'a> {
         self.push(Param { name, value, from: None })
     }
 
+    /// The values of parameters in one layer: each over `layer`, its number, and those before it. They are not
+    /// counted: they are held for one layer at a time.
+    pub(super) fn layer_values(
+        &self,
+        params: &Entries<'a, Arg<'a>>,
+        layer: u32,
+    ) -> Result<Vec<Value>> {
+        let mut inner = self.child();
+        inner.set("layer", Value::Num(f64::from(layer)));
+        for (name, arg) in params.iter() {
+            let value = inner.eval_param(*arg)?;
+            inner.set(name, value);
+        }
+        Ok(inner.params.into_iter().skip(1).map(|p| p.value).collect())
+    }
+
     fn push(&mut self, param: Param<'a>) -> Result<()> {
         self.cx.spend(param.name, 64 + weight(&param.value))?;
         self.params.push(param);

@@ -8,6 +8,7 @@ use infernum_ir::{Attr, Dim, Op, Param, TensorType, Type, ValueId, WeightRef};
 
 use super::StoredAs;
 use super::body::{Builder, Frame, MAX_NAME};
+use crate::model::matches;
 use crate::spec::{Argument, Entries, SpecCall, WeightDecl};
 
 type Result<T> = std::result::Result<T, infernum_ir::SourceError>;
@@ -24,6 +25,53 @@ pub(super) enum Weight {
     Present(WeightRef, Vec<u64>),
     /// Its `when` is false.
     Absent,
+}
+
+/// What a family's checkpoints call what its blocks declare.
+#[derive(Clone, Copy)]
+pub(super) struct Names<'a> {
+    /// Replaced in order.
+    pub(super) always: &'a [(&'a str, &'a str)],
+    /// Tried in order for a tensor that is not there.
+    pub(super) also: &'a [(&'a str, &'a str)],
+    /// Patterns of what is stored with its last two dimensions swapped.
+    pub(super) transposed: &'a [&'a str],
+}
+
+impl Names<'_> {
+    /// The name that checkpoints have.
+    fn apply(self, mut name: String) -> String {
+        for (from, to) in self.always {
+            if let Some(replaced) = replaced(&name, from, to) {
+                name = replaced;
+            }
+        }
+        name
+    }
+
+    /// The shape under which a tensor is stored, where that is not its own.
+    fn swapped(self, name: &str, shape: &[u64]) -> Option<Vec<u64>> {
+        let stored = self.transposed.iter().any(|pattern| matches(pattern, name));
+        let mut shape = Some(shape).filter(|s| stored && s.len() >= 2)?.to_vec();
+        let last = shape.len() - 1;
+        shape.swap(last - 1, last);
+        Some(shape)
+    }
+
+    /// Other names that it may have.
+    fn others(self, name: &str) -> impl Iterator<Item = String> {
+        self.also.iter().filter_map(move |(from, to)| replaced(name, from, to))
+    }
+}
+
+/// `name` with `to` in place of its parts between dots that are `from`, where it has them: at their first place.
+fn replaced(name: &str, from: &str, to: &str) -> Option<String> {
+    let at = name.match_indices(from).map(|(at, _)| at).find(|&at| {
+        let (before, after) = (&name[..at], &name[at + from.len()..]);
+        let starts = before.is_empty() || before.ends_with('.');
+        starts && (after.is_empty() || after.starts_with('.') || from.ends_with('.'))
+    })?;
+    Some(format!("{}{to}{}", &name[..at], &name[at + from.len()..]))
 }
 
 /// What a call renames of its block's tensors.
@@ -84,6 +132,7 @@ impl<'a> Builder<'a> {
                 return Err(scope.unexpected(name, arg, "a tensor's name or null", &v));
             }
         };
+        let full = self.names.apply(full);
         if full.len() > MAX_TENSOR_NAME {
             return Err(self.cx.at(name, "the name of this tensor is too long"));
         }
@@ -108,13 +157,30 @@ impl<'a> Builder<'a> {
         }
         let mut shape: Vec<u64> = stack.into_iter().collect();
         for dim in &decl.shape {
-            shape.push(scope.eval_int(name, *dim)?);
+            if scope.eval(*dim)? != Value::Null {
+                shape.push(scope.eval_int(name, *dim)?);
+            }
         }
         if shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d)).is_none_or(|n| n > 1 << 60) {
             let message = format!("{shape:?} is larger than a tensor can be");
             return Err(self.cx.at(name, message));
         }
-        Ok(Weight::Present(WeightRef { name: full, stack }, shape))
+        Ok(Weight::Present(self.stored(WeightRef { name: full, stack }, &shape), shape))
+    }
+
+    /// The weight under the first of its names that the checkpoint has; under its own where it has none.
+    fn stored(&self, weight: WeightRef, shape: &[u64]) -> WeightRef {
+        let request = self.cx.request;
+        let there = |w: &WeightRef| {
+            let swapped = self.names.swapped(&w.name, shape);
+            request.stored_as(w, self.layer, swapped.as_deref().unwrap_or(shape)).is_some()
+        };
+        if self.names.also.is_empty() || there(&weight) {
+            return weight;
+        }
+        let others: Vec<String> = self.names.others(&weight.name).collect();
+        let named = |name| WeightRef { name, stack: weight.stack };
+        others.into_iter().map(named).find(there).unwrap_or(weight)
     }
 
     pub(super) fn weight(
@@ -139,6 +205,8 @@ impl<'a> Builder<'a> {
         }
         self.cx.spend(name, 1024)?;
         let request = self.cx.request;
+        let swapped = self.names.swapped(&weight.name, shape);
+        let shape = swapped.as_deref().unwrap_or(shape);
         let stored = request.stored_as(weight, self.layer, shape);
         let unique = self.unique(&frame.name_prefix, name);
         let param = Param::Weight(weight.clone());
@@ -152,15 +220,31 @@ impl<'a> Builder<'a> {
                 self.dequantised(frame, name, value)?
             }
         };
+        let value = match swapped {
+            Some(_) => self.derived(frame, name, "transpose", value, Vec::new())?,
+            None => value,
+        };
         self.weights.insert(weight.clone(), value);
         Ok(value)
     }
 
     /// The values of an encoded weight, in the type of activations.
     fn dequantised(&mut self, frame: &Frame<'a>, name: &str, w: ValueId) -> Result<ValueId> {
+        let dtype = Attr::DType(self.cx.request.dtype);
+        self.derived(frame, name, "dequantise", w, vec![dtype])
+    }
+
+    /// What an op makes of a weight before anything uses it.
+    fn derived(
+        &mut self,
+        frame: &Frame<'a>,
+        name: &str,
+        op: &str,
+        w: ValueId,
+        attrs: Vec<Attr>,
+    ) -> Result<ValueId> {
         let at = |message: String| self.cx.at(name, message);
-        let op = Op::find("dequantise").map_err(at)?;
-        let attrs = vec![Attr::DType(self.cx.request.dtype)];
+        let op = Op::find(op).map_err(at)?;
         let unique = self.unique(&frame.name_prefix, &format!("{name}.values"));
         let values = self.graph.call(vec![unique], op, &[Some(w)], attrs, None);
         Ok(values.map_err(|message| self.cx.at(name, message))?[0])

@@ -21,7 +21,7 @@ pub const SPEC: [Structure; 6] = [
             (
                 "base",
                 false,
-                "a family file to start from: what is written here replaces what is there, entry by entry in `defaults`, `params`, `checks` and `blocks`, as a whole in `embed`, `layers` and `head`; `ignore` adds to it",
+                "a family file to start from: what is written here replaces what is there, entry by entry in `defaults`, `params`, `layer_params`, `checks` and `blocks`, as a whole in `embed`, `layers` and `head`; `ignore` and `transposed` add to it, `names` and `also_named` go before it",
             ),
             ("architectures", true, "values of `architectures` in config.json that it serves"),
             ("defaults", false, "values for keys that config.json leaves out: literals"),
@@ -29,6 +29,11 @@ pub const SPEC: [Structure; 6] = [
                 "params",
                 false,
                 "parameters by name: expressions over config keys and the parameters before them; a key that config.json lacks is null",
+            ),
+            (
+                "layer_params",
+                false,
+                "parameters that differ from layer to layer: as `params`, over `layer` too, the layer's number; layers for which they are equal share a graph",
             ),
             ("checks", false, "what must hold: `\"message\": \"condition\"`"),
             (
@@ -52,6 +57,21 @@ pub const SPEC: [Structure; 6] = [
                 false,
                 "checkpoint tensors that the model does not use; `*` stands for any text",
             ),
+            (
+                "names",
+                false,
+                "what blocks call tensors, or parts of their names between dots, and what the checkpoint does, replaced in order: `[(\"self_attn.o_proj\", \"attn.dense\")]`",
+            ),
+            (
+                "also_named",
+                false,
+                "the same for checkpoints that were written otherwise: a tensor that is not there is looked for under the first of these names that is",
+            ),
+            (
+                "transposed",
+                false,
+                "tensors that checkpoints hold with their last two dimensions swapped, by their names there; `*` stands for any text",
+            ),
         ],
     },
     Structure {
@@ -73,7 +93,7 @@ pub const SPEC: [Structure; 6] = [
                 true,
                 "calls by the names of their results: `\"y\": op(x: \"x\")`, `\"a, b\": op(..)` for several",
             ),
-            ("result", true, "the name that it yields"),
+            ("result", true, "the name that it yields, or several: `\"q, k, v\"`"),
         ],
     },
     Structure {
@@ -111,7 +131,7 @@ pub const SPEC: [Structure; 6] = [
         name: "weight",
         doc: "A tensor of the checkpoint: `\"q_proj.weight\": (shape: [\"heads * head_dim\", \"hidden\"])`.",
         fields: &[
-            ("shape", true, "its dimensions, as the checkpoint has them"),
+            ("shape", true, "its dimensions, as the checkpoint has them; one that is null is none"),
             (
                 "when",
                 false,

@@ -123,6 +123,9 @@ pub struct Family<'a> {
     /// Parameters, each over config keys and the parameters before it.
     #[serde(default)]
     pub params: Entries<'a, Arg<'a>>,
+    /// Parameters that differ from layer to layer: over `layer`, config keys and the parameters before.
+    #[serde(default)]
+    pub layer_params: Entries<'a, Arg<'a>>,
     /// What must hold of the config: message and condition.
     #[serde(default)]
     pub checks: Entries<'a, Arg<'a>>,
@@ -141,6 +144,17 @@ pub struct Family<'a> {
     /// Checkpoint tensors that the model does not use; `*` stands for any text.
     #[serde(default)]
     pub ignore: Vec<&'a str>,
+    /// What the blocks call tensors, or runs of the parts between dots, and what checkpoints of this family
+    /// call them: replaced in order.
+    #[serde(default)]
+    pub names: Vec<(&'a str, &'a str)>,
+    /// The same for checkpoints that were written otherwise: a tensor that is not there is looked for under
+    /// the first of these names that is.
+    #[serde(default)]
+    pub also_named: Vec<(&'a str, &'a str)>,
+    /// Tensors that checkpoints hold with their last two dimensions swapped; `*` stands for any text.
+    #[serde(default)]
+    pub transposed: Vec<&'a str>,
 }
 
 impl<'a> Family<'a> {
@@ -150,12 +164,16 @@ impl<'a> Family<'a> {
         Family {
             defaults: self.defaults.over(base.defaults),
             params: self.params.over(base.params),
+            layer_params: self.layer_params.over(base.layer_params),
             checks: self.checks.over(base.checks),
             blocks: self.blocks.over(base.blocks),
             embed: self.embed.or(base.embed),
             layers: self.layers.or(base.layers),
             head: self.head.or(base.head),
             ignore: [base.ignore, self.ignore].concat(),
+            names: [self.names, base.names].concat(),
+            also_named: [self.also_named, base.also_named].concat(),
+            transposed: [base.transposed, self.transposed].concat(),
             ..self
         }
     }
@@ -195,7 +213,7 @@ pub struct Block<'a> {
     pub state: Entries<'a, StateDecl<'a>>,
     /// What it computes.
     pub body: Entries<'a, SpecCall<'a>>,
-    /// Which of the body's names it yields.
+    /// Which of the body's names it yields: one, or several with commas between them.
     pub result: &'a str,
 }
 

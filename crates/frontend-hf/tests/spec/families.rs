@@ -21,6 +21,12 @@ fn lowered_ir_is_as_reviewed() {
         ("qwen2", "tied"),
         ("qwen2", "old_windows"),
         ("qwen3", "layer_types"),
+        ("gemma3", "text"),
+        ("phi3", "packed"),
+        ("gpt2", "transposed"),
+        ("stablelm", "parallel"),
+        ("bloom", "alibi"),
+        ("ministral3", "temper"),
     ] {
         insta::assert_snapshot!(format!("{family}-{variant}"), fixture_ir(family, variant));
     }

@@ -1,8 +1,9 @@
 //! Specs and blocks of the user's own, beside ours.
 
+use std::fmt::Write;
 use std::path::Path;
 
-use infernum_frontend_hf::spec::Library;
+use infernum_frontend_hf::spec::{Library, parse_family};
 use infernum_ir::{Graph, Module, NodeKind};
 
 use crate::{CONFIG, check, lowered};
@@ -67,9 +68,12 @@ fn data_replaces_and_adds_files() {
         let families = library.families().unwrap();
         families.iter().map(|f| Path::new(&*f.file).file_stem().unwrap().to_owned()).collect()
     };
-    let (without, with): (Vec<_>, Vec<_>) = (names(&ours), names(&mine));
-    assert_eq!(without, ["llama", "mistral", "qwen2", "qwen3"]);
-    assert_eq!(with, ["llama", "mine", "mistral", "qwen2", "qwen3"]);
+    let (without, with): (Vec<std::ffi::OsString>, Vec<_>) = (names(&ours), names(&mine));
+    assert!(without.contains(&"llama".into()) && !without.contains(&"mine".into()));
+    let mut expected = without;
+    expected.push("mine".into());
+    expected.sort();
+    assert_eq!(with, expected);
     let own = mine.file("mine.ron").unwrap();
     assert!(!uses(&lowered(&own, &mine, CONFIG, 64).unwrap().module, "softmax"));
 }
@@ -169,5 +173,43 @@ fn tensors_are_renamed_where_a_block_is_used() {
     }
     for name in ["self_attn.o_proj", "mlp."] {
         assert!(!text.contains(&format!("\"model.layers.{{layer}}.{name}")), "{name}: {text}");
+    }
+}
+
+/// The lists of families in the README and in `docs/models.md` are those of the files. `INFERNUM_UPDATE=1` writes them.
+#[test]
+fn documents_list_the_families() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let library = Library::default();
+    let sources = library.families().unwrap();
+    let (mut table, mut names) = (String::new(), Vec::new());
+    let mut architectures = 0;
+    for source in &sources {
+        let family = parse_family(source).unwrap();
+        let served: Vec<String> = family.architectures.iter().map(|a| format!("`{a}`")).collect();
+        architectures += served.len();
+        let (name, served, doc) = (family.name, served.join(", "), family.doc);
+        writeln!(table, "| [`{name}`](../models/{name}.ron) | {served} | {doc} |").unwrap();
+        names.push(format!("`{name}`"));
+    }
+    let table = format!("| family | architectures | what it is |\n|---|---|---|\n{table}");
+    let list = format!(
+        "{} architectures in {} families ([what each is](docs/models.md)): {}.\n",
+        architectures,
+        names.len(),
+        names.join(", ")
+    );
+    for (file, expected) in [("docs/models.md", table), ("README.md", list)] {
+        let path = root.join(file);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let (before, rest) = text.split_once("<!-- families -->\n").expect("the list's beginning");
+        let (found, after) = rest.split_once("<!-- end of families -->").expect("the list's end");
+        if std::env::var_os("INFERNUM_UPDATE").is_some() {
+            let new =
+                format!("{before}<!-- families -->\n{expected}<!-- end of families -->{after}");
+            std::fs::write(&path, new).unwrap();
+        } else {
+            assert_eq!(found, expected, "{file}: INFERNUM_UPDATE=1 with this test writes the list");
+        }
     }
 }

@@ -98,6 +98,6 @@ fn fixtures() -> Vec<Fixture> {
         dirs.sort();
         all.extend(dirs.into_iter().map(|dir| Fixture { family: family.clone(), dir }));
     }
-    assert!(all.len() >= 32, "fixtures are missing: {} found", all.len());
+    assert!(all.len() >= 70, "fixtures are missing: {} found", all.len());
     all
 }

@@ -37,11 +37,12 @@ fn attention_factors(graph: &Graph) -> Vec<f64> {
     rotations.map(number).collect()
 }
 
-fn expected(fixture: &crate::Fixture) -> Vec<f32> {
+/// The frequencies of a fixture that has one rotation.
+fn expected(fixture: &crate::Fixture) -> Option<Vec<f32>> {
     let bytes = std::fs::read(fixture.dir.join("expected.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let data = file.tensor("rope_inv_freq").unwrap().data();
-    data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    let data = file.tensor("rope_inv_freq").ok()?.data();
+    Some(data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
 }
 
 /// Distance in units in the last place; both are positive.
@@ -52,18 +53,21 @@ fn ulps(a: f32, b: f32) -> u32 {
 
 #[test]
 fn tables_are_those_of_transformers() {
-    let mut worst = 0;
+    let (mut worst, mut compared) = (0, 0);
     for fixture in fixtures() {
-        let (module, expected) = (fixture.lower(), expected(&fixture));
+        let (module, Some(expected)) = (fixture.lower(), expected(&fixture)) else { continue };
+        compared += 1;
         let factor = fixture.fact("rope_attention_factor");
         let name = fixture.dir.display();
         for graph in module.graphs.iter().filter(|g| !["embed", "head"].contains(&&*g.name)) {
             let tables = tables(graph);
-            assert_eq!(tables.len(), 2, "{name}: one for queries, one for keys");
+            let one_each = tables.len() == 2 || tables.is_empty();
+            assert!(one_each, "{name}: one for queries, one for keys, or none where nothing turns");
             for table in tables {
                 assert_eq!(table.len(), expected.len(), "{name}");
                 for (i, (&found, &expected)) in table.iter().zip(&expected).enumerate() {
-                    let ulps = ulps(found, expected);
+                    // Pairs may turn the other way.
+                    let ulps = ulps(found.abs(), expected);
                     assert!(ulps <= 4, "{name}: pair {i}: {found:e}, expected {expected:e}");
                     worst = worst.max(ulps);
                 }
@@ -73,7 +77,8 @@ fn tables_are_those_of_transformers() {
             }
         }
     }
-    println!("worst distance: {worst} ulp");
+    println!("worst distance: {worst} ulp in {compared} fixtures");
+    assert!(compared >= 50, "{compared} fixtures have one rotation");
 }
 
 /// Gemma 3's form: each type of layer has its own `rope_parameters`.
@@ -83,22 +88,11 @@ const PER_TYPE: &str = r#"Family(
     base: "llama.ron",
     architectures: ["PerType"],
     params: { "layer_types": "layer_types" },
-    layers: (
-        count: "layer_count",
-        kind: "layer_types[layer]",
-        kinds: {
-            "full_attention": (
-                prefix: "model.layers.{layer}.",
-                body: { "x": decoder_layer(x: "x", layer_type: "'full_attention'") },
-                gives: ["x"],
-            ),
-            "sliding_attention": (
-                prefix: "model.layers.{layer}.",
-                body: { "x": decoder_layer(x: "x", window: 5, layer_type: "'sliding_attention'") },
-                gives: ["x"],
-            ),
-        },
-    ),
+    layer_params: {
+        "layer_kind": "layer_types[layer]",
+        "layer_type": "layer_kind",
+        "window": "layer_kind == 'sliding_attention' ? 5 : null",
+    },
 )"#;
 
 const PER_TYPE_CONFIG: &str = r#"{

@@ -2,13 +2,14 @@
 
 use super::common::streaming;
 use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
-use crate::TensorType;
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
+use crate::{DType, TensorType};
 
 pub(super) static OP: OpDef = OpDef {
     name: "cast",
-    doc: "Converts x [..] to another element type, rounding to nearest even: [..].",
+    doc: "Converts x [..], floats or integers such as positions, to another element type, rounding to nearest even: \
+          [..].",
     operands: &[OperandDef::required("x")],
     attrs: &[AttrDef {
         name: "dtype",
@@ -17,7 +18,10 @@ pub(super) static OP: OpDef = OpDef {
         doc: "the element type of the result; a float",
     }],
     infer: |call| {
-        let x = call.float(0, 1)?;
+        let x = match call.tensor(0)? {
+            x if matches!(x.dtype, DType::I32 | DType::U32) && !x.shape.is_empty() => x,
+            _ => call.float(0, 1)?,
+        };
         let dtype = call.dtype("dtype").filter(|d| d.is_float());
         let dtype = dtype.ok_or("attribute `dtype`: expected a float type")?;
         Ok(vec![TensorType { dtype, ..x.clone() }.into()])

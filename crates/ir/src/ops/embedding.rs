@@ -5,15 +5,16 @@ use super::{Effect, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 
 pub(super) static OP: OpDef = OpDef {
     name: "embedding",
-    doc: "Rows of `table` [V, D] picked by `ids` [N]: [N, D].",
+    doc: "Rows of `table` [V, D] picked by `ids` [N] or [N, k]: [N, D] or [N, k, D].",
     operands: &[OperandDef::rows("ids", "table"), OperandDef::required("table")],
     attrs: &[],
     infer: |call| {
-        let (ids, table) = (call.index(0, 1)?, call.dense(1, 2)?);
+        let rank = call.tensor(0)?.rank().clamp(1, 2);
+        let (ids, table) = (call.index(0, rank)?, call.dense(1, 2)?);
         if table.rank() != 2 {
             return Err(call.mismatch(1, "[V, D]", table));
         }
-        dense(table.dtype, [ids.shape[0], table.shape[1]])
+        dense(table.dtype, [&ids.shape[..], &table.shape[1..]].concat())
     },
     effect: Effect::Pure,
     reference: |eval| pick_rows(eval.value(1)?, eval.value(0)?, eval.sizes(0)?),

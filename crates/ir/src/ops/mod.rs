@@ -4,6 +4,7 @@ pub(crate) mod common;
 mod pointwise;
 
 mod add;
+mod alibi;
 mod argmax;
 mod cast;
 mod concat;
@@ -19,6 +20,7 @@ mod layernorm;
 mod linear;
 mod map;
 mod mask;
+mod mask_chunks;
 mod matmul;
 mod mix;
 mod mul;
@@ -35,6 +37,7 @@ mod softcap;
 mod softmax;
 mod table;
 mod topk;
+mod transpose;
 
 pub use argmax::NO_TOKEN;
 
@@ -52,6 +55,7 @@ use crate::{Dims, Type};
 /// Every primitive, in alphabetical order.
 pub static OPS: &[&OpDef] = &[
     &add::OP,
+    &alibi::OP,
     &argmax::OP,
     &cast::OP,
     &concat::OP,
@@ -67,6 +71,7 @@ pub static OPS: &[&OpDef] = &[
     &linear::OP,
     &map::OP,
     &mask::OP,
+    &mask_chunks::OP,
     &matmul::OP,
     &mix::OP,
     &mul::OP,
@@ -83,6 +88,7 @@ pub static OPS: &[&OpDef] = &[
     &softmax::OP,
     &table::OP,
     &topk::OP,
+    &transpose::OP,
 ];
 
 /// Everything there is to know about an op. Printer, parser, verifier, interpreter, executors and

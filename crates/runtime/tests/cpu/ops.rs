@@ -58,6 +58,10 @@ const CASES: &[(&str, &str)] = &[
         "%r, %s",
     ),
     ("%r = cast(%x) {dtype: bf16} : bf16[T, 42]", "%r"),
+    (
+        "%r = cast(%pos) {dtype: f32} : f32[T]\n  %s = cast(%cpos) {dtype: bf16} : bf16[S]",
+        "%r, %s",
+    ),
     ("%r = concat(%x, %y) {axis: 1} : DT[T, 84]", "%r"),
     ("%r = concat(%q, %kt) {axis: 1} : DT[T, 9, 7]", "%r"),
     ("%r = concat(%sc, %sc) {axis: 0} : f32[12, T, S]", "%r"),
@@ -83,7 +87,10 @@ const CASES: &[(&str, &str)] = &[
   %wr = weight "router" : const DT[5, 42]
   %l = linear(%x, %wr, _) {dtype: f32} : f32[T, 5]
   %t, %i = topk(%l, _) {k: 3, groups: 1, keep: 1} : f32[T, 3], u32[T, 3]
-  %r = expert_linear(%x, %w, %i) : DT[T, 3, 9]
+  %b = weight "b" : const DT[5, 9]
+  %rb = embedding(%i, %b) : DT[T, 3, 9]
+  %re = expert_linear(%x, %w, %i) : DT[T, 3, 9]
+  %r = add(%re, %rb) : DT[T, 3, 9]
   %w2 = weight "d.{expert}" stack 5 : const DT[5, 4, 9]
   %s = expert_linear(%r, %w2, %i) : DT[T, 3, 4]"#,
         "%r, %i, %s",
@@ -128,6 +135,13 @@ const CASES: &[(&str, &str)] = &[
   %r = softmax(%m, %sinks) : f32[6, T, S]"#,
         "%r, %m",
     ),
+    ("%r = mask_chunks(%sc) {chunk: 4} : f32[6, T, S]", "%r, %sc"),
+    (
+        r#"%slopes = weight "slopes" : const f32[6]
+  %r = alibi(%sc, %slopes) : f32[6, T, S]"#,
+        "%r",
+    ),
+    ("%r = transpose(%q) : DT[T, 7, 6]", "%r"),
     ("%r = softmax(%x, _) : DT[T, 42]", "%r"),
     ("%r = mix(%sc, %ks) : DT[T, 6, 7]", "%r"),
     (
@@ -244,5 +258,8 @@ fn only_these_ops_fall_back() {
                 .filter_map(|f| f.rsplit(' ').next().map(str::to_owned)),
         );
     }
-    assert_eq!(slow.into_iter().collect::<Vec<_>>(), ["gather_rows", "pick"]);
+    assert_eq!(
+        slow.into_iter().collect::<Vec<_>>(),
+        ["alibi", "cast", "gather_rows", "mask_chunks", "pick", "transpose"]
+    );
 }
