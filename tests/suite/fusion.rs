@@ -74,10 +74,21 @@ const PICKED: f64 = 1e-14;
 fn interpreted(fixture: &Fixture, module: &Module) -> Vec<f64> {
     let checkpoint = fixture.model.checkpoint.as_ref().expect("a fixture has weights");
     let weights = |weight: &WeightRef, layer: Option<u32>, ty: &Type| -> Result<Tensor, String> {
-        let name = &weight.tensors(layer)[0];
-        let view = checkpoint.tensor(name).ok_or_else(|| format!("{name} is missing"))?;
-        let halves = view.data.chunks_exact(2).map(|b| u32::from(u16::from_le_bytes([b[0], b[1]])));
-        let data = halves.map(|bits| f64::from(f32::from_bits(bits << 16))).collect();
+        let mut data = Vec::new();
+        for name in &weight.tensors(layer) {
+            let view = checkpoint.tensor(name).ok_or_else(|| format!("{name} is missing"))?;
+            match view.dtype.ir() {
+                Some(DType::Bf16) => data.extend(view.data.chunks_exact(2).map(|b| {
+                    f64::from(f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16))
+                })),
+                Some(DType::F32) => data.extend(
+                    view.data
+                        .chunks_exact(4)
+                        .map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
+                ),
+                _ => return Err(format!("{name} is {}", view.dtype)),
+            }
+        }
         let shape = ty.tensor()?.sizes(&infernum_ir::Dims::default());
         Ok(Tensor { shape, data })
     };

@@ -95,7 +95,7 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         what: "keys cached before the rotation",
         fixture: "llama/gqa3",
-        change: |t| swap(t, "k_written = kv_write(", "attn.k.rotated", "attn.k_heads"),
+        change: |t| swap(t, "k_written = kv_write(", "attn.k_turned.rotated", "attn.q_heads.k"),
     },
     Mutation {
         what: "YaRN's attention factor dropped",
@@ -134,12 +134,14 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         what: "bias dropped",
         fixture: "qwen2/tied",
-        change: |t| swap(t, "k_flat = linear(", "%x.attn.k_proj.bias", "_"),
+        change: |t| swap(t, "k_flat = linear(", "%x.attn.q_heads.k_proj.bias", "_"),
     },
     Mutation {
         what: "head-wise norm of the keys dropped",
         fixture: "qwen3/gqa3_tied",
-        change: |t| swap(t, "k.rotated = rope(", "%x.attn.k_normed", "%x.attn.k_heads"),
+        change: |t| {
+            swap(t, "k_turned.rotated = rope(", "%x.attn.k_normed.alike.y", "%x.attn.q_heads.k")
+        },
     },
     Mutation {
         what: "norm weights ignored",

@@ -24,6 +24,7 @@ pub(crate) const SPEC: &str = r#"Family(
     checks: { "more than 64 heads": "heads <= 64" },
     blocks: {
         "norm": File("blocks/rmsnorm.ron"),
+        "add_positions": File("blocks/add_positions.ron"),
         "embedder": File("blocks/embed.ron"),
         "lm_head": File("blocks/lm_head.ron"),
         "rotary": File("blocks/rope.ron"),

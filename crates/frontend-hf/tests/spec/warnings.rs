@@ -91,9 +91,9 @@ fn layers_that_change_nothing() {
     let body = "body: { \"x\": mixer(x: \"x\") }";
     let found = warnings(&changed(body, "body: { \"y\": mixer(x: \"x\") }"), DType::Bf16);
     let [unread, unchanged] = &found[..] else { panic!("{found:?}") };
-    assert!(unread.starts_with("tiny.ron:49:26: warning: nothing reads `y`\n"), "{unread}");
+    assert!(unread.starts_with("tiny.ron:50:26: warning: nothing reads `y`\n"), "{unread}");
     let expected =
-        "tiny.ron:50:26: warning: layers of kind `full_attention` give `x` as they took it";
+        "tiny.ron:51:26: warning: layers of kind `full_attention` give `x` as they took it";
     assert!(unchanged.starts_with(expected), "{unchanged}");
     assert_eq!(warnings(&changed(body, "body: {}"), DType::Bf16), [""; 0]);
 }

@@ -9,9 +9,9 @@ use crate::support::{RULES, fixture, fused, kernels, options};
 fn a_firing_has_its_spec_line_and_bindings() {
     let report = fused(&fixture("llama/f32", DType::F32), &kernels(RULES), &options()).report;
     let fired = report.fired.iter().find(|f| f.rule == "t-add-rmsnorm").expect("it fires");
-    assert_eq!(fired.site.value, "x.mid_normed");
+    assert_eq!(fired.site.value, "x.mid_normed.y");
     let loc = fired.site.loc.as_deref().unwrap_or_default();
-    assert!(loc.starts_with("models/blocks/decoder_layer.ron:"), "{loc}");
+    assert!(loc.starts_with("models/blocks/rmsnorm.ron:"), "{loc}");
     let bound =
         |name: &str| fired.bindings.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str());
     assert_eq!(bound("sum"), Some("%x.mid : f32[T, 48]"));
@@ -23,7 +23,7 @@ fn a_near_miss_says_what_stood_in_the_way() {
     let report = fused(&fixture("llama/f32", DType::F32), &kernels(RULES), &options()).report;
     let miss = report.near_misses.iter().find(|m| m.rule == "t-add-rmsnorm").expect("a near miss");
     assert_eq!((miss.matched.len(), miss.statements), (1, 2));
-    assert_eq!((miss.site.value.as_str(), miss.expected.as_str()), ("x.normed", "add"));
+    assert_eq!((miss.site.value.as_str(), miss.expected.as_str()), ("x.normed.y", "add"));
     assert_eq!(miss.found, "the parameter %x");
 }
 
