@@ -27,21 +27,20 @@ struct Op : Neighbours {
         store(2 * q, t, a);
         if (2 * q + 1 < N) store(2 * q + 1, t, b);
     }
-{% if p.activations is defined %}
-    __device__ __forceinline__ void finish(int q, int t, float (&a)[8], const float (&)[8]) const {
+{% if p.activations is defined or p.outputs is defined %}
 {% if adds %}
-        const i64 at = (i64)t * N + q;
-        float r[8];
-        load(r, residual + at);
-        add_bias(a, q);
-#pragma unroll
-        for (int i = 0; i < 8; i++) a[i] += r[i];
-        ::store(result + at, a);
-{% else %}
-        add_bias(a, q);
-        ::store(result + (i64)t * N + q, a);
+    typedef Pack<{{ residual.type }}, 8> Early;
+    __device__ __forceinline__ Early early(int q, int t) const { return *(const Early*)(residual + (i64)t * N + q); }
 {% endif %}
+    __device__ __forceinline__ void finish(int q, int t, float (&a)[8], const float (&)[8], const Early& beside) const {
+        add_bias(a, q);
+{% if adds %}
+#pragma unroll
+        for (int i = 0; i < 8; i++) a[i] += to_f32(beside.v[i]);
+{% endif %}
+        ::store(result + (i64)t * N + q, a);
     }
+    __device__ __forceinline__ void finish(int q, int t, float (&a)[8], const float (&b)[8]) const { finish(q, t, a, b, early(q, t)); }
 {% endif %}
 };
 {% set tokens_of = result %}{% set taken = result.name ~ (", residual" if adds else ", rows" if gathers else "") %}

@@ -19,8 +19,8 @@ use rayon::prelude::*;
 
 use self::guards::Guards;
 use super::cases::{
-    CASES, Case, DECODES, FEW, HEADS, HUNDRED, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE,
-    SIXTEEN, Sizes, Tried, is_written, made,
+    CASES, Case, DECODES, FEW, HEADS, HUNDRED, HUNDREDS, LARGE, MIDDLE, ON_GPUS, PRIMITIVES,
+    RAGGED, SINGLE, SIXTEEN, Sizes, Tried, is_written, made,
 };
 use super::{Batch, Comparison, KernelVerdict, Trial, allowed, encodings};
 use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
@@ -42,7 +42,7 @@ struct Shape {
     variants: &'static [&'static str],
 }
 
-const SHAPES: [Shape; 8] = [
+const SHAPES: [Shape; 11] = [
     Shape {
         inputs: 2048,
         heads: [16, 4, 64],
@@ -93,6 +93,25 @@ const SHAPES: [Shape; 8] = [
         heads: [20, 2, 128],
         batches: &[&HUNDRED],
         variants: &["product128_split", "chain128"],
+    },
+    // Tiles for every pair of multiprocessors: of 128 rows, of 192, of 256.
+    Shape {
+        inputs: 128,
+        heads: [24, 4, 128],
+        batches: &[&HUNDREDS],
+        variants: &["cooperative128"],
+    },
+    Shape {
+        inputs: 192,
+        heads: [32, 8, 128],
+        batches: &[&HUNDREDS],
+        variants: &["cooperative192"],
+    },
+    Shape {
+        inputs: 320,
+        heads: [40, 12, 128],
+        batches: &[&HUNDREDS],
+        variants: &["cooperative256", "chain192_2"],
     },
     // More rows than columns.
     Shape {
