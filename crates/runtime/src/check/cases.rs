@@ -517,7 +517,7 @@ pub(super) static HUNDREDS: Batch = Batch {
     name: "294 and 265 tokens",
     buckets: &[Bucket::ALL],
     steps: &[&[(280, 280), (1, 1), (13, 13)], &[(1, 281), (200, 201), (64, 77)]],
-    limits: Dims { t: 512, b: 3, s: 640, pairs: 131_072, seqs: 3 },
+    limits: Dims { t: 640, b: 3, s: 640, pairs: 131_072, seqs: 3 },
 };
 
 /// Prompts, and decode steps of long and short contexts, which have kernels of their own.

@@ -97,19 +97,19 @@ const SHAPES: [Shape; 11] = [
     // Tiles for every pair of multiprocessors: of 128 rows, of 192, of 256.
     Shape {
         inputs: 128,
-        heads: [24, 4, 128],
+        heads: [18, 2, 128],
         batches: &[&HUNDREDS],
         variants: &["cooperative128"],
     },
     Shape {
         inputs: 192,
-        heads: [32, 8, 128],
+        heads: [24, 4, 128],
         batches: &[&HUNDREDS],
         variants: &["cooperative192"],
     },
     Shape {
         inputs: 320,
-        heads: [40, 12, 128],
+        heads: [36, 4, 128],
         batches: &[&HUNDREDS],
         variants: &["cooperative256", "chain192_2"],
     },
