@@ -8,8 +8,8 @@ struct Op : Gated {
     }
 {% if p.activations is defined or p.mma_rows is defined %}
     __device__ __forceinline__ void finish(int q, int t, float (&a)[8], float (&b)[8]) const {
-        add_bias(a, q);
-        add_bias(b, q + PAIRS);
+        complete(a, q, t);
+        complete(b, q + PAIRS, t);
 #pragma unroll
         for (int i = 0; i < 8; i++) a[i] = {{ act }}(a[i]) * b[i];
         ::store(gated + (i64)t * PAIRS + q, a);

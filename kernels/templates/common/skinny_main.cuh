@@ -9,6 +9,9 @@ extern "C" __global__ void {% if p.split > 1 %}__cluster_dims__({{ p.split }}, 1
 {% if bias %}
     op.bias = bias;
 {% endif %}
+{% if divides %}
+    op.rms = rms;
+{% endif %}
     op.tokens = {{ tokens_of.rows }};
     op.take({{ taken }});
 {% if p.activations is defined %}

@@ -185,18 +185,25 @@ fn setups(
     let wanted = kernels.ops.all().filter(|op| op.name.contains(only));
     let wanted: Vec<Op> = wanted.filter(|op| has_template(op)).collect();
     for op in wanted.into_iter().filter(|op| op.fused.is_some() && !is_written(*op)) {
+        // Kernels are chosen by the most tokens that a step may have.
+        let mut batches = vec![&RAGGED, &SINGLE, &FEW, &SIXTEEN, &DECODES];
+        let sizes = op.cuda.and_then(|t| library.template(t).ok()).map(|t| t.check_sizes);
+        if sizes == Some(CheckSizes::Products) {
+            batches.extend([&LARGE, &HUNDRED]);
+        }
         for dtype in FLOATS {
             match made(kernels, op, dtype, 1) {
-                // Kernels are chosen by the most tokens that a step may have.
-                Ok(calls) => all.extend(calls.into_iter().flat_map(|call| {
-                    [&RAGGED, &SINGLE, &FEW, &SIXTEEN, &DECODES].map(|batch| Setup {
+                Ok(calls) => {
+                    let calls =
+                        calls.iter().flat_map(|call| batches.iter().map(move |b| (call, b)));
+                    all.extend(calls.map(|(call, &batch)| Setup {
                         op,
                         call: call.clone(),
                         dtype,
                         batch,
                         variants: &[],
-                    })
-                })),
+                    }));
+                }
                 Err(why) => {
                     problem(op.name, why);
                     break;
@@ -404,6 +411,8 @@ fn jobs(
         let made: Vec<_> = part.par_iter().map(|s| s.job(ops, library, device)).collect();
         for (setup, job) in part.iter().zip(made) {
             match job {
+                // What no variant is for is not computed.
+                Ok(job) if job.trials.is_empty() => {}
                 Ok(mut job) => {
                     job.trials.iter_mut().for_each(|t| t.kernels = kernels.take(&mut t.plan));
                     jobs.push(job);
