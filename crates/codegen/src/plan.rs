@@ -9,7 +9,7 @@ use infernum_passes::Bucket;
 use serde::{Deserialize, Serialize};
 
 use crate::cuda::abi::Part;
-use crate::cuda::{Device, Geometry};
+use crate::cuda::{Device, Geometry, within};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
 pub const VERSION: u32 = 13;
@@ -402,6 +402,12 @@ impl Plan {
         let all = self.schedules.iter().enumerate();
         let found = all.filter(|(i, s)| s.bucket.holds(tokens, decode) && wanted(self.yields(*i)));
         found.min_by_key(|(_, s)| s.bucket.width()).map(|(i, _)| i)
+    }
+
+    /// The steps of a schedule that are within the plan's limits: none where the fewest tokens are more than the
+    /// most.
+    pub fn steps(&self, schedule: usize) -> Option<Bucket> {
+        self.schedules.get(schedule).map(|s| within(s.bucket, &self.limits))
     }
 
     /// What the last call leaves: the model's outputs, which are those of every schedule but the greedy

@@ -13,6 +13,7 @@
 //   X, K, N, PARTS        element type of x and w; columns and rows of w; rows of w of one output, 1 or
 //                         2: with 2, a box of 64 rows is 32 of the first half of w and 32 of the second
 //   tokens
+//   prepare()             a warpgroup keeps what finish() wants of the tokens, once
 //   finish(q, t, a, b)    takes the sums of outputs q .. q + 7 of token t, b of the second half's rows
 
 // sums[64, TOKENS] = (add ? sums : 0) + w[64, 16] x[TOKENS, 16]'
@@ -131,6 +132,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (step > 0) release();               // the step before has been read
+                if (step == steps / 2 && item == first) op.prepare();  // the ring of weights has run dry, and fills again
                 w_before = w_slot, x_before = x_slot;
                 if (++w_slot == WEIGHTS) w_slot = 0, w_parity ^= 1;
                 if (++x_slot == ACTIVATIONS) x_slot = 0, x_parity ^= 1;
