@@ -240,7 +240,7 @@ fn fused_ops(module: &Module) -> impl Iterator<Item = &'static str> {
     ops.collect::<Vec<_>>().into_iter()
 }
 
-/// Under the pipeline `greedy` the head yields tokens; no target has a kernel for all of it yet.
+/// Under the pipeline `greedy` the head yields tokens: in one launch where a GPU has few of them.
 #[test]
 fn a_greedy_head_yields_tokens() {
     for name in FAMILIES {
@@ -257,9 +257,11 @@ fn a_greedy_head_yields_tokens() {
             let head = b.report.graphs.iter().find(|g| g.graph == "head").expect("a head");
             let ops: Vec<&str> = head.calls.iter().map(|c| c.op.as_str()).collect();
             if b.bucket.max <= 16 {
-                assert_eq!(ops.len(), 2, "{name}, {:?}: {ops:?}", b.bucket);
+                assert_eq!(ops, ["gather_norm_linear_argmax"], "{name}, {:?}", b.bucket);
+            } else {
+                let last = if b.bucket.max <= 128 { "linear_argmax" } else { "argmax" };
+                assert!(ops.contains(&last), "{name}: {ops:?}");
             }
-            assert!(ops.contains(&"argmax"), "{name}: {ops:?}");
         }
         // The CPU runs the head in its parts.
         for b in compiled_with(&fixture, "cpu", false, "greedy", None).buckets {

@@ -7,6 +7,9 @@
 {% if p.boxes is defined %}
 {% include "common/barriers.cuh" %}
 {% include "common/chain.cuh" %}
+{% elif p.mma_rows is defined %}
+{% include "common/vec.cuh" %}
+{% include "common/product_mma.cuh" %}
 {% elif p.activations is defined %}
 {% include "common/vec.cuh" %}
 {% include "common/wgmma.cuh" %}

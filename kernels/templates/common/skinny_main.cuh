@@ -17,6 +17,9 @@ extern "C" __global__ void {% if p.split > 1 %}__cluster_dims__({{ p.split }}, 1
 {% if p.activations is defined %}
     extern __shared__ __align__(128) u8 shared[];
     Product<Op, {{ p.groups }}, {{ p.tokens }}, {{ p.weights }}, {{ p.activations }}, {{ p.split }}>(op, &w_tiles, &x_tiles, shared).run();
+{% elif p.mma_rows is defined %}
+    extern __shared__ __align__(128) u8 shared[];
+    ProductMma<Op, {{ p.mma_rows }}, {{ p.mma_tokens }}, {{ p.row_warps }}, {{ p.token_warps }}, {{ p.stages }}>(op, shared).run();
 {% elif p.boxes is defined %}
     extern __shared__ __align__(128) u8 shared[];
     Chain<Op, {{ p.warps }}, {{ p.stages }}, {{ p.boxes }}>(op, &w_tiles, shared).run();
@@ -28,5 +31,8 @@ extern "C" __global__ void {% if p.split > 1 %}__cluster_dims__({{ p.split }}, 1
     Skinny<Op, {{ p.warps }}, {{ p.stages }}, {{ p.mt }}, {{ p.nt }}, {{ p.rows }}>(op, shared).run();
 {% else %}
     plain_linear(op);
+{% endif %}
+{% if closes is defined %}
+    op.close();
 {% endif %}
 }

@@ -57,7 +57,7 @@ struct Op : Neighbours {
         store(2 * q, t, a);
         if (2 * q + 1 < N) store(2 * q + 1, t, b);
     }
-{% if p.activations is defined %}
+{% if p.activations is defined or p.mma_rows is defined %}
     __device__ __forceinline__ void finish(int q, int t, float (&a)[8], const float (&)[8]) const {
 {% if adds %}
         const i64 at = (i64)t * N + q;

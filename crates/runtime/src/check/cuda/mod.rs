@@ -42,7 +42,7 @@ struct Shape {
     variants: &'static [&'static str],
 }
 
-const SHAPES: [Shape; 8] = [
+const SHAPES: [Shape; 9] = [
     Shape {
         inputs: 2048,
         heads: [16, 4, 64],
@@ -86,13 +86,30 @@ const SHAPES: [Shape; 8] = [
         inputs: 2048,
         heads: [96, 2, 128],
         batches: &[&HUNDRED],
-        variants: &["product128", "product128_2", "chain128", "chain128_2", "chain192_2"],
+        variants: &[
+            "product128",
+            "product128_2",
+            "chain128",
+            "chain128_2",
+            "chain192_2",
+            "mma_128x128",
+            "mma_64x128",
+            "mma_128x64",
+            "mma_64x64",
+        ],
     },
     Shape {
         inputs: 8192,
         heads: [20, 2, 128],
         batches: &[&HUNDRED],
         variants: &["product128_split", "chain128"],
+    },
+    // Several tiles of tokens.
+    Shape {
+        inputs: 512,
+        heads: [8, 1, 64],
+        batches: &[&DECODES],
+        variants: &["chain192_2", "mma_128x128", "mma_64x128", "mma_64x64"],
     },
     // More rows than columns.
     Shape {
@@ -535,13 +552,14 @@ mod tests {
         matches!(words[..], ["#line", n, name] if n.parse::<u32>().is_ok() && name.ends_with('"'))
     }
 
-    /// Every variant that a GPU can have is tried on it.
+    /// Every variant that a GPU can have is tried on it: on Hopper, or where only others have it on one of them.
     #[test]
     fn every_variant_is_tried() {
         let kernels = Kernels::load(None, &[]).expect("the built-in files");
         let ops = &kernels.ops;
         let (library, device) = (Library::default(), Device::named("sm_90a").expect("a device"));
         assert_eq!(unchecked(&kernels, &library), [""; 0]);
+        let others = ["sm_75", "sm_80"].map(|arch| Device::named(arch).expect("a device"));
         let (mut all, mut tried) = (BTreeSet::new(), BTreeSet::new());
         let mut plans = 0;
         let mut problem = |op: &str, why: String| panic!("{op}: {why}");
@@ -560,6 +578,13 @@ mod tests {
             let template = library.template(name).expect("a template");
             all.extend(template.variants.into_iter().map(|v| format!("{name}.{}", v.name)));
             tried.extend(job.trials.into_iter().map(|t| format!("{name}.{}", t.variant)));
+            if library.template(name).expect("a template").check_sizes == CheckSizes::Products {
+                for device in &others {
+                    let job = setup.job(ops, &library, device);
+                    let job = job.unwrap_or_else(|e| panic!("{}: {e}", setup.call));
+                    tried.extend(job.trials.into_iter().map(|t| format!("{name}.{}", t.variant)));
+                }
+            }
         }
         println!("{plans} plans");
         let untried: Vec<_> = all.difference(&tried).collect();
