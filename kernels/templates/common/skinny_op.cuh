@@ -63,8 +63,9 @@ struct Linear {
 };
 // Neighbours in w make a pair.
 struct Neighbours : Linear {
-    static constexpr int PARTS = 1;
+    static constexpr int PARTS = 1, BOX = 64;
     static constexpr int PAIRS = (N + 1) / 2;
+    __device__ __forceinline__ static int row(int q, int) { return q; }
     __device__ __forceinline__ void rows(int q, int& a, int& b) const {
         a = 2 * q;
         b = 2 * q + 1 < N ? 2 * q + 1 : -1;
@@ -72,8 +73,9 @@ struct Neighbours : Linear {
 };
 // Gate and up of a feature, w being the rows of all gates and then of all ups.
 struct Gated : Linear {
-    static constexpr int PARTS = 2;
+    static constexpr int PARTS = 2, BOX = 32;
     static constexpr int PAIRS = N / 2;
+    __device__ __forceinline__ static int row(int q, int part) { return q + part * PAIRS; }
     __device__ __forceinline__ void rows(int q, int& a, int& b) const { a = q; b = q + N / 2; }
 };
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
