@@ -235,8 +235,10 @@ impl<'a> Tuner<'a> {
                 break;
             }
             let inputs = self.inputs(sample)?;
-            let plan = self.plan.clone();
+            // With what was found for the same calls in steps of another kind.
+            let (plan, _) = self.attached(sample.schedule, &self.found)?;
             let mut best = self.time(&plan, sample, &inputs, f64::INFINITY)?;
+            self.plan = plan;
             tell(Found::Start { step: sample.to_string(), ms: best });
             for rivals in &rivals {
                 if Instant::now() > end {
