@@ -145,9 +145,7 @@ impl CostTable {
             Kernels::Templates => op.cuda.is_some(),
             Kernels::Only(names) => names.iter().any(|n| n == op.name),
         };
-        if op.fused.is_none() {
-            return None;
-        }
+        op.fused.as_ref()?;
         if !known {
             return Some(String::new());
         }
