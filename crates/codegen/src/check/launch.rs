@@ -79,7 +79,7 @@ impl Plan {
             if !(1..=TileMap::MOST_ROWS).contains(&tile.rows) {
                 return fault(place, format!("it reads tiles of {} rows", tile.rows));
             }
-            let parted = |n: u64| n % u64::from(TileMap::DEALT) == 0;
+            let parted = |n: u64| n.is_multiple_of(TileMap::DEALT.into());
             let rows = value
                 .and_then(|v| v.ty.tensor().ok())
                 .and_then(|ty| Dim::product_of(ty.shape.split_last()?.1)?.as_const());
