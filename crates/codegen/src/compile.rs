@@ -7,7 +7,7 @@ use infernum_passes::fuse::{self, CostTable, FuseOptions, Report};
 use infernum_passes::{Context, Pipeline};
 
 use crate::check::MAX_ROWS;
-use crate::cuda::{CudaError, Device, Library, TunedVariants, attach};
+use crate::cuda::{Choices, CudaError, Device, Library, TunedVariants, attach};
 use crate::{Bucket, ExpandError, Plan, PlanError, TargetKind, expand, plan_buckets};
 
 /// What a compilation is of and for.
@@ -86,6 +86,8 @@ pub struct Compiled {
     pub buckets: Vec<CompiledBucket>,
     /// The plan of all of them.
     pub plan: Plan,
+    /// Which variants of kernels its launches run, and why; nothing where it has no kernels.
+    pub choices: Choices,
     /// What is likely a mistake in the model's spec.
     pub warnings: Vec<SourceWarning>,
 }
@@ -201,10 +203,11 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     }
     let mut plan = plan_buckets(&modules, options.target(), limits)?;
     plan.reproducible = reproducible;
+    let mut choices = Choices::default();
     if let Some((device, tuned)) = options.device {
-        attach(&mut plan, &options.kernels.ops, options.templates, device, tuned)?;
+        choices = attach(&mut plan, &options.kernels.ops, options.templates, device, tuned)?;
     }
-    Ok(Compiled { buckets, plan, warnings: session.warnings })
+    Ok(Compiled { buckets, plan, choices, warnings: session.warnings })
 }
 
 /// A kind of steps of at most so many tokens; `None` if it has none of them.
@@ -226,7 +229,7 @@ fn usable(options: &Options<'_>) -> Result<CostTable, CompileError> {
             }
         }
         costs.kernels = fuse::Kernels::Only(names);
-        costs.ops.values_mut().for_each(|op| op.most_tokens = None);
+        costs.ops.values_mut().for_each(|op| op.when.clear());
     }
     Ok(costs)
 }
@@ -285,7 +288,7 @@ fn run_passes(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
 /// Fused ops for which the target has no kernel become their bodies.
 fn expand_rest(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let bucket = s.bucket.unwrap_or(Bucket::ALL);
-    s.module = expand(&s.module, &|op| s.costs.has_kernel(op, bucket))?;
+    s.module = expand(&s.module, &|call| s.costs.has_kernel(call, bucket))?;
     check(&s.module, "expand")
 }
 

@@ -68,11 +68,10 @@ impl<'a> Loader<'a> {
         self.plan_with(rows, capacity, &self.tuned()?)
     }
 
-    /// The variants of kernels that `infernum tune` chose for this machine, if they are wanted.
+    /// The variants of kernels that were found to be fastest on this machine, if they are wanted.
     pub fn tuned(&self) -> Result<TunedVariants, Error> {
-        let device = self.machine.device();
-        let tuned = device.map(|d| self.run.tuned(&d.arch)).transpose()?;
-        Ok(tuned.unwrap_or_default())
+        let Machine::Gpu(gpu) = self.machine else { return Ok(TunedVariants::default()) };
+        Ok(self.run.tuned(&gpu.name, self.compile.data.as_deref())?)
     }
 
     /// Compiles the model with these variants of kernels, where it is for a GPU.
@@ -110,6 +109,14 @@ impl<'a> Loader<'a> {
         (self.progress)(Progress::End);
         let compiled = compiled?;
         compiled.warnings.iter().for_each(|w| (self.progress)(Progress::Warning(w)));
+        if let [first, others @ ..] = &compiled.choices.dropped[..] {
+            let others = match others.len() {
+                0 => String::new(),
+                n => format!(", and {n} more"),
+            };
+            let notice = format!("a kernel that was chosen no longer fits: {first}{others}");
+            (self.progress)(Progress::Notice(&notice));
+        }
         Ok(compiled.plan)
     }
 

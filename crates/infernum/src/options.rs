@@ -108,7 +108,7 @@ pub struct RunOptions {
     /// On a GPU that was never tuned: look for faster kernels first, for so many seconds.
     #[cfg_attr(feature = "cli", arg(long, value_name = "SECONDS"))]
     pub autotune: Option<u64>,
-    /// Run the kernels that templates name first, whatever `infernum tune` found.
+    /// Run the kernels that templates name first, whatever `infernum tune` found here or where it was made.
     #[cfg_attr(feature = "cli", arg(long))]
     pub untuned: bool,
     /// Folder of compiled kernels; a folder of the user's own when left out.
@@ -201,9 +201,24 @@ impl fmt::Display for DeviceId {
 }
 
 impl RunOptions {
-    /// What `infernum tune` found for an architecture, if it is wanted.
-    pub fn tuned(&self, arch: &str) -> Result<cuda::TunedVariants, cuda::TunedVariantsError> {
-        if self.untuned { Ok(cuda::TunedVariants::default()) } else { self.kernels().tuned(arch) }
+    /// What was found to be fastest on a device, if it is wanted: by the user's own `infernum tune`, then what is in
+    /// the data folder, then what ships.
+    pub fn tuned(
+        &self,
+        device: &str,
+        data: Option<&Path>,
+    ) -> Result<cuda::TunedVariants, cuda::TunedVariantsError> {
+        if self.untuned {
+            return Ok(cuda::TunedVariants::default());
+        }
+        let mut chosen = Vec::new();
+        if let Some(path) = self.kernels().tuned_file(device)
+            && let Some(own) = cuda::TunedFile::open(&path)?
+        {
+            chosen.push(cuda::Chosen { source: path.display().to_string(), sites: own.choices });
+        }
+        chosen.extend(cuda::TunedFile::shipped(device, data)?);
+        Ok(cuda::TunedVariants::of(chosen))
     }
 
     /// Where compiled kernels are.

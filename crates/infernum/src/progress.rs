@@ -38,4 +38,6 @@ pub enum Progress<'a> {
     End,
     /// Something in the model's spec is likely a mistake.
     Warning(&'a SourceWarning),
+    /// Something that one should know although it goes on.
+    Notice(&'a str),
 }

@@ -1,12 +1,13 @@
 //! The kinds of steps that are compiled by themselves.
 
 use std::fmt;
+use std::str::FromStr;
 
 use infernum_ir::Dims;
 use serde::{Deserialize, Serialize};
 
 /// A kind of steps: those of a number of tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Bucket {
     /// The fewest tokens; at least 1.
     pub min: u64,
@@ -47,6 +48,56 @@ impl fmt::Display for Bucket {
             Bucket { min, max: u64::MAX, .. } => write!(f, "T >= {min}{kind}"),
             Bucket { min, max, .. } if min == max => write!(f, "T = {min}{kind}"),
             Bucket { min, max, .. } => write!(f, "T = {min}..{max}{kind}"),
+        }
+    }
+}
+
+/// A text is no bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "expected steps such as `T = 1`, `T = 17..64`, `T >= 129` or `any T`, with ` (decode)` or without"
+)]
+pub struct BucketError;
+
+/// Reads what is displayed.
+impl FromStr for Bucket {
+    type Err = BucketError;
+
+    fn from_str(text: &str) -> Result<Bucket, BucketError> {
+        let (tokens, decode) = match text.strip_suffix(" (decode)") {
+            Some(tokens) => (tokens, true),
+            None => (text, false),
+        };
+        let number = |n: &str| n.parse::<u64>().map_err(|_| BucketError);
+        let (min, max) = if tokens == "any T" {
+            (1, u64::MAX)
+        } else if let Some(min) = tokens.strip_prefix("T >= ") {
+            (number(min)?, u64::MAX)
+        } else {
+            let tokens = tokens.strip_prefix("T = ").ok_or(BucketError)?;
+            let (min, max) = tokens.split_once("..").unwrap_or((tokens, tokens));
+            (number(min)?, number(max)?)
+        };
+        if min == 0 || min > max { Err(BucketError) } else { Ok(Bucket { min, max, decode }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_displayed_is_read() {
+        for (min, max) in [(1, 1), (1, u64::MAX), (17, 64), (129, u64::MAX), (9, 9)] {
+            for decode in [false, true] {
+                let bucket = Bucket { min, max, decode };
+                assert_eq!(bucket.to_string().parse(), Ok(bucket), "{bucket}");
+            }
+        }
+        for wrong in
+            ["", "T", "T = ", "T = 0", "T = 9..8", "T = 1..2..3", "T >= x", "any T (prompt)"]
+        {
+            assert_eq!(wrong.parse::<Bucket>(), Err(BucketError), "{wrong}");
         }
     }
 }

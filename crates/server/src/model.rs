@@ -225,6 +225,7 @@ fn log_progress(progress: Progress<'_>) {
     match progress {
         Progress::Begin { stage, .. } => tracing::info!("{stage}"),
         Progress::Warning(warning) => tracing::warn!("{warning}"),
+        Progress::Notice(notice) => tracing::warn!("{notice}"),
         Progress::Advance(_) | Progress::End => {}
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use infernum::{CPU, ModelOptions};
 use infernum_codegen::compile::{self, CompileError, Compiled, Options};
-use infernum_codegen::cuda::{Cache, Compiler, Device, Library, TunedVariants};
+use infernum_codegen::cuda::{Cache, Compiler, Device, Library, TunedFile, TunedVariants};
 use infernum_codegen::{Limits, Plan};
 use infernum_frontend_hf::LowerOptions;
 use infernum_ir::{Attr, Module, NodeKind, Sym, Type, nearest, text};
@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long)]
     dump_dot: bool,
     /// Say what each rule did: where it fired, where a condition refused it, where it nearly
-    /// matched, where it lost on cost.
+    /// matched, where it lost on cost. For a GPU's target: which variant each launch runs, and who says so.
     #[arg(long)]
     explain: bool,
     /// Write the explanation as one page: the graphs before and after fusion, side by side.
@@ -41,6 +41,10 @@ pub struct Args {
     /// without a table of costs has that of the one before it). With --out, what is compiled for it.
     #[arg(long, default_value = CPU)]
     target: String,
+    /// The GPU, as its driver names it (see `infernum doctor`): the variants of kernels are used that were found to be
+    /// the fastest on such a one, where that is known.
+    #[arg(long, value_name = "NAME")]
+    gpu: Option<String>,
     /// Most tokens in a step.
     #[arg(long, default_value_t = 128)]
     chunk: u64,
@@ -86,9 +90,10 @@ pub fn run(args: &Args) -> Outcome {
                 format!("--out: expected a GPU's --target ({names}), found {}", args.target);
             return Err(message.into());
         }
-        (out, device) => device.filter(|_| out.is_some()),
+        (out, device) => device.filter(|_| out.is_some() || args.explain),
     };
-    let tuned = TunedVariants::default();
+    let tuned = args.gpu.as_ref().map(|name| TunedFile::shipped(name, args.model.data.as_deref()));
+    let tuned = tuned.transpose()?.map_or_else(TunedVariants::default, TunedVariants::of);
     let options = Options {
         model: &model,
         lower: LowerOptions { dtype: args.model.dtype, max_length: Some(max_length), rows: Sym::B },
@@ -218,6 +223,11 @@ fn show(args: &Args, compiled: &Compiled, nothing_dumped: bool) -> Outcome {
         if args.explain && !args.json {
             report::line(&b.report.coloured().to_string())?;
         }
+    }
+    if args.explain && !args.json && !compiled.choices.made.is_empty() {
+        report::line("// kernels")?;
+        compiled.choices.made.iter().try_for_each(|made| report::line(&made.to_string()))?;
+        compiled.choices.dropped.iter().for_each(|dropped| report::notice(&dropped.to_string()));
     }
     if args.explain && args.json {
         let reports: Vec<_> = compiled.buckets.iter().map(|b| (b.bucket, &b.report)).collect();

@@ -100,6 +100,7 @@ pub fn progress() -> impl Fn(Progress<'_>) {
             }
         }
         (Progress::Warning(warning), _) => self::warning(warning),
+        (Progress::Notice(text), _) => notice(text),
         (Progress::Advance(_), None) => {}
     }
 }

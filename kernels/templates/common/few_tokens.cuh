@@ -7,10 +7,18 @@
 {% if p.boxes is defined %}
 {% include "common/barriers.cuh" %}
 {% include "common/chain.cuh" %}
+{% elif p.mma_rows is defined %}
+{% include "common/vec.cuh" %}
+{% include "common/product_mma.cuh" %}
 {% elif p.activations is defined %}
 {% include "common/vec.cuh" %}
 {% include "common/wgmma.cuh" %}
 {% include "common/barriers.cuh" %}
 {% include "common/product.cuh" %}
+{% elif p.outputs is defined %}
+{% include "common/vec.cuh" %}
+{% include "common/wgmma.cuh" %}
+{% include "common/barriers.cuh" %}
+{% include "common/cooperative.cuh" %}
 {% endif %}
 {% include "common/skinny_op.cuh" %}

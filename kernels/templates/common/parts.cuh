@@ -5,16 +5,11 @@
 #define HELD 16                                   // elements that a thread holds
 #define VECTOR (16 / (int)sizeof({{ x.type }}))   // elements of one load
 typedef {{ x.type }} Logit;
-#define NONE __int_as_float(0xff800000)
-#define BROKEN 0xff80000000000000ull              // ranked(inf, NO_TOKEN), above all ranks: a row with a NaN
+{% include "common/ranked.cuh" %}
 
 // Where in the row a thread's `i`th element is.
 __device__ __forceinline__ int element(int part, int i) {
     return part * {{ p.part }} + (i / VECTOR * {{ block }} + (int)threadIdx.x) * VECTOR + i % VECTOR;
-}
-// NaN is no number to choose by, an infinite one is the largest finite one, and -0 is 0.
-__device__ __forceinline__ float sane(float v) {
-    return v >= -3.4028235e38f ? fminf(v, 3.4028235e38f) + 0.0f : NONE;
 }
 __device__ __forceinline__ void load_vector(const Logit* row, int at, float* v, bool& sound) {
     auto read = [&](float x) { sound &= x == x; return sane(x); };
@@ -34,18 +29,6 @@ __device__ __forceinline__ bool load_part(const Logit* row, int part, float (&v)
 #pragma unroll
     for (int i = 0; i < HELD; i += VECTOR) load_vector(row, element(part, i), v + i, sound);
     return sound;
-}
-
-// A number that is larger the larger `value` is and, of equal ones, the earlier the token.
-__device__ __forceinline__ u64 ranked(float value, u32 token) {
-    const u32 bits = __float_as_uint(value);
-    const u32 key = bits ^ ((u32)((int)bits >> 31) | 0x80000000u);
-    return (u64)key << 32 | (u32)~token;
-}
-__device__ __forceinline__ u32 token_of(u64 rank) { return ~(u32)rank; }
-__device__ __forceinline__ float value_of(u64 rank) {
-    const u32 key = (u32)(rank >> 32);
-    return __uint_as_float(key ^ ((u32)((int)~key >> 31) | 0x80000000u));
 }
 
 // Over the block, all threads get it.

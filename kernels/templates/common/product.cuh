@@ -11,9 +11,11 @@
 //
 // An `Op` says what becomes of sums:
 //   X, K, N, PARTS        element type of x and w; columns and rows of w; rows of w of one output, 1 or
-//                         2: with 2, a box of 64 rows is 32 of the first half of w and 32 of the second
+//                         2: with 2, a tile of 64 rows is the first ones of 32 outputs and then the second ones
+//   BOX, row(q, part)     so many outputs from q on, a multiple of BOX, have their rows side by side, from there on
 //   tokens
-//   finish(q, t, a, b)    takes the sums of outputs q .. q + 7 of token t, b of the second half's rows
+//   prepare()             a warpgroup keeps what finish() wants of the tokens, once
+//   finish(q, t, a, b)    takes the sums of outputs q .. q + 7 of token t, b of their second rows
 
 // sums[64, TOKENS] = (add ? sums : 0) + w[64, 16] x[TOKENS, 16]'
 {% set n = p.tokens // 2 %}
@@ -31,6 +33,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     static constexpr int STEPS = Op::K / 64, CHUNK = TOKENS > 64 ? 32 : TOKENS, SHARE = CHUNK / SPLIT;
     static constexpr int ROW = 68;                     // floats of a token's sums: 64, and 4 against bank conflicts
     static constexpr int OUTPUTS = 64 / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS * GROUPS - 1) / (OUTPUTS * GROUPS);
+    static constexpr int BOXES = GROUPS * 64 / Op::BOX;
     static constexpr bool MERGES = SPLIT > 1;
     static_assert(Op::K % 64 == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % SPLIT == 0 && STEPS >= SPLIT, "shape");
 
@@ -76,15 +79,20 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         int slot = 0;
         u32 round = 0;
         for (int item = first; item < work; item += stride) {
-            const int row0 = place(item).output;
+            const int output = place(item).output;
+            int rows[BOXES];
+#pragma unroll
+            for (int box = 0; box < BOXES; box++) {
+                const int tile = box * Op::BOX / 64, in = box * Op::BOX % 64;
+                rows[box] = Op::row(output + tile * OUTPUTS + in % OUTPUTS, in / OUTPUTS);
+            }
 #pragma unroll 1
             for (int step = 0; step < steps; step++) {
                 if (round > 0) barrier_wait(w_empty + slot * 8, (round - 1) & 1);
                 barrier_expect(w_full + slot * 8, W_BYTES);
 #pragma unroll
-                for (int box = 0; box < GROUPS * Op::PARTS; box++)
-                    copy_tile(w_ring + slot * W_BYTES + box * (OUTPUTS * 128), w_tiles, (begin + step) * 64,
-                              row0 + box / Op::PARTS * OUTPUTS + box % Op::PARTS * ALL, w_full + slot * 8, once);
+                for (int box = 0; box < BOXES; box++)
+                    copy_tile(w_ring + slot * W_BYTES + box * (Op::BOX * 128), w_tiles, (begin + step) * 64, rows[box], w_full + slot * 8, once);
                 if (++slot == WEIGHTS) slot = 0, round++;
             }
         }
@@ -131,6 +139,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (step > 0) release();               // the step before has been read
+                if (step == steps / 2 && item == first) op.prepare();  // the ring of weights has run dry, and fills again
                 w_before = w_slot, x_before = x_slot;
                 if (++w_slot == WEIGHTS) w_slot = 0, w_parity ^= 1;
                 if (++x_slot == ACTIVATIONS) x_slot = 0, x_parity ^= 1;

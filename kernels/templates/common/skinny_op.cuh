@@ -1,12 +1,14 @@
 // What all ops of skinny.cuh share, from the template's x, w and bias (none if the op has none), and norm: an op that
-// norms x has such an operand, none if it has no weight.
+// norms x has such an operand, none if it has no weight. An op with an operand `rms` divides its sums by the root mean square
+// of the row of x before it was weighted: `rms_linear`.
 {% set normed = norm is defined %}
+{% set divides = rms is defined and rms in operands %}
 struct Linear {
     template <class Op, int TILES> using Weights = DenseRows<Op, TILES>;
     typedef {{ x.type }} X;
     static constexpr int K = {{ w.cols }}, N = {{ w.rows }};
     static constexpr int NORM = {{ 0 if not normed else 2 if norm else 1 }}, HEAD = 0;
-    static constexpr float eps = {{ (eps if normed else 0.0) | f32 }}, offset = {{ (offset if normed else 0.0) | f32 }};
+    static constexpr float eps = {{ (eps if normed or divides else 0.0) | f32 }}, offset = {{ (offset if normed else 0.0) | f32 }};
     const {{ x.type }}* x;
     const {{ w.type }}* w;
 {% if normed and norm %}
@@ -18,20 +20,55 @@ struct Linear {
 {% else %}
     __device__ __forceinline__ float bias_of(int row) const { return 0; }
 {% endif %}
-    // Of eight rows, added to their sums.
-    __device__ __forceinline__ void add_bias(float (&v)[8], int row) const {
+    int tokens;
+{% if divides %}
+    // What a token's sums are multiplied by. Each warpgroup has a copy; there is one tile of tokens.
+    const {{ rms.type }}* rms;
+    __device__ __forceinline__ static float* scales() {
+        __shared__ float of_tokens[{{ p.groups * p.tokens }}];
+        return of_tokens + threadIdx.x / 128 * {{ p.tokens }};
+    }
+    __device__ __forceinline__ void prepare() const {
+        constexpr int PARTS = {{ rms.cols }};
+        const int part = threadIdx.x % 8, row = threadIdx.x % 128 / 8;
+        for (int t0 = 0; t0 < tokens; t0 += 16) {
+            const int t = min(t0 + row, tokens - 1);
+            float squares = 0;
+#pragma unroll 8
+            for (int i = part; i < PARTS; i += 8) {
+                const float v = rms[(i64)t * PARTS + i];
+                squares += v * v;
+            }
+#pragma unroll
+            for (int d = 1; d < 8; d *= 2) squares += __shfl_xor_sync(0xffffffffu, squares, d);
+            if (part == 0) scales()[t0 + row] = rsqrtf(squares / PARTS + eps);
+        }
+    }
+{% else %}
+    __device__ __forceinline__ void prepare() const {}
+{% endif %}
+    // What eight rows give for a token, of their sums.
+    __device__ __forceinline__ void complete(float (&v)[8], int row, int t) const {
+{% if divides %}
+        const float scale = scales()[t];
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] *= scale;
+{% endif %}
 {% if bias %}
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] += bias_of(row + i);
 {% endif %}
     }
-    int tokens;
+    // What `finish` reads beside sums, where it can be asked for before they are there.
+    struct Early {};
+    __device__ __forceinline__ Early early(int, int) const { return Early(); }
     __device__ __forceinline__ i64 source(int t) const { return t; }
 };
 // Neighbours in w make a pair.
 struct Neighbours : Linear {
-    static constexpr int PARTS = 1;
+    static constexpr int PARTS = 1, BOX = 64;
     static constexpr int PAIRS = (N + 1) / 2;
+    __device__ __forceinline__ static int row(int q, int) { return q; }
     __device__ __forceinline__ void rows(int q, int& a, int& b) const {
         a = 2 * q;
         b = 2 * q + 1 < N ? 2 * q + 1 : -1;
@@ -39,8 +76,9 @@ struct Neighbours : Linear {
 };
 // Gate and up of a feature, w being the rows of all gates and then of all ups.
 struct Gated : Linear {
-    static constexpr int PARTS = 2;
+    static constexpr int PARTS = 2, BOX = 32;
     static constexpr int PAIRS = N / 2;
+    __device__ __forceinline__ static int row(int q, int part) { return q + part * PAIRS; }
     __device__ __forceinline__ void rows(int q, int& a, int& b) const { a = q; b = q + N / 2; }
 };
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }

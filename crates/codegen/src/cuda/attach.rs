@@ -8,12 +8,13 @@ use infernum_ir::expr::Expr;
 use infernum_ir::{DType, Dims, OpSet, SourceError, Sym, TensorType};
 
 use super::geometry::{Scope, whole};
-use super::template::{Foreign, Kind};
-use super::text::{self, Site, TextError};
+use super::template::{Foreign, Kind, Tiles};
+use super::text::{self, TextError};
+use super::tuned::Choices;
 use super::{Device, Geometry, Library, Template, TemplateError, TunedVariants, Variant};
 use crate::buckets::MAX_ARENA;
 use crate::plan::{
-    Arg, Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Run, TileMap, Value, Yields,
+    Arg, Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Run, TileMap, Value, Yields,
 };
 use infernum_passes::Bucket;
 
@@ -49,35 +50,12 @@ pub fn attach(
     library: &Library,
     device: &Device,
     tuned: &TunedVariants,
-) -> Result<(), CudaError> {
+) -> Result<Choices, CudaError> {
     let mut attach = Attach::new(ops, library, device, plan.limits, tuned.clone());
-    if plan.reproducible {
-        let kinds = plan.schedules.iter().map(|s| within(s.bucket, &plan.limits));
-        attach.one_order = Some(kinds.collect());
-    }
+    attach.keep_orders(plan);
     let programs = std::mem::take(&mut plan.programs);
-    for schedule in &mut plan.schedules {
-        // What is the same in two buckets may run on different kernels.
-        let mut chosen: HashMap<u32, u32> = HashMap::new();
-        let bucket = within(schedule.bucket, &plan.limits);
-        for call in &mut schedule.calls {
-            if let Some(&known) = chosen.get(&call.program) {
-                call.program = known;
-                continue;
-            }
-            let mut program = programs[call.program as usize].clone();
-            for launch in &mut program.launches {
-                let shown = format!("{}/%{}", program.name, launch.name);
-                launch.run = Some(attach.launch_in_parts(launch, bucket, &shown)?);
-            }
-            let same = plan.programs.iter().position(|p| *p == program);
-            let index = same.unwrap_or(plan.programs.len()) as u32;
-            if same.is_none() {
-                plan.programs.push(program);
-            }
-            chosen.insert(call.program, index);
-            call.program = index;
-        }
+    for schedule in 0..plan.schedules.len() {
+        attach.schedule(plan, schedule, &programs)?;
     }
     plan.feed = feed(plan);
     if let Some(launch) = &mut plan.feed {
@@ -86,11 +64,31 @@ pub fn attach(
     }
     plan.kernels = attach.kernels;
     plan.device = Some(device.clone());
-    Ok(())
+    Ok(attach.choices)
+}
+
+/// As [`attach`], for the launches of one schedule of a plan that has kernels already, which it keeps.
+pub fn reattach(
+    plan: &mut Plan,
+    schedule: usize,
+    ops: &OpSet,
+    library: &Library,
+    device: &Device,
+    tuned: &TunedVariants,
+) -> Result<Choices, CudaError> {
+    let mut attach = Attach::new(ops, library, device, plan.limits, tuned.clone());
+    attach.keep_orders(plan);
+    attach.kernels = std::mem::take(&mut plan.kernels);
+    let texts = attach.kernels.iter().enumerate().filter(|(_, k)| !k.is_ptx);
+    attach.known = texts.map(|(i, k)| (k.text.clone(), i as u32)).collect();
+    let programs = plan.programs.clone();
+    attach.schedule(plan, schedule, &programs)?;
+    plan.kernels = attach.kernels;
+    Ok(attach.choices)
 }
 
 /// The bucket's steps that a plan holds.
-pub(super) fn within(bucket: Bucket, limits: &Dims) -> Bucket {
+pub(crate) fn within(bucket: Bucket, limits: &Dims) -> Bucket {
     let most = if bucket.decode { limits.t.min(limits.seqs) } else { limits.t };
     Bucket { max: bucket.max.min(most), ..bucket }
 }
@@ -180,7 +178,8 @@ pub(super) struct Attach<'a> {
     known: HashMap<String, u32>,
     kernels: Vec<Kernel>,
     pub(super) limits: Dims,
-    tuned: TunedVariants,
+    pub(super) tuned: TunedVariants,
+    pub(super) choices: Choices,
     /// The kinds of steps in all of which a launch must sum in one order, if it must.
     pub(super) one_order: Option<Vec<Bucket>>,
 }
@@ -203,8 +202,54 @@ impl<'a> Attach<'a> {
             kernels: Vec::new(),
             limits,
             tuned,
+            choices: Choices::default(),
             one_order: None,
         }
+    }
+
+    /// Has launches of a reproducible plan sum in one order in steps of every kind.
+    fn keep_orders(&mut self, plan: &Plan) {
+        if plan.reproducible {
+            let kinds = plan.schedules.iter().map(|s| within(s.bucket, &plan.limits));
+            self.one_order = Some(kinds.collect());
+        }
+    }
+
+    /// Gives the launches of a schedule, whose calls are of `programs`, their kernels.
+    fn schedule(
+        &mut self,
+        plan: &mut Plan,
+        schedule: usize,
+        programs: &[Program],
+    ) -> Result<(), CudaError> {
+        let schedule = &mut plan.schedules[schedule];
+        // What is the same in two buckets may run on different kernels.
+        let mut chosen: HashMap<u32, u32> = HashMap::new();
+        let bucket = within(schedule.bucket, &plan.limits);
+        for call in &mut schedule.calls {
+            if let Some(&known) = chosen.get(&call.program) {
+                call.program = known;
+                continue;
+            }
+            let mut program = programs[call.program as usize].clone();
+            for launch in &mut program.launches {
+                let shown = format!("{}/%{}", program.name, launch.name);
+                launch.run = Some(self.launch_in_parts(launch, bucket, &shown)?);
+            }
+            let same = plan.programs.iter().position(|p| *p == program);
+            let index = same.unwrap_or(plan.programs.len()) as u32;
+            if same.is_none() {
+                plan.programs.push(program);
+            }
+            chosen.insert(call.program, index);
+            call.program = index;
+        }
+        Ok(())
+    }
+
+    /// Kernels made so far.
+    pub(super) fn into_kernels(self) -> Vec<Kernel> {
+        self.kernels
     }
 
     pub(super) fn template(&mut self, launch: &Launch, shown: &str) -> Result<Template, CudaError> {
@@ -245,35 +290,16 @@ impl<'a> Attach<'a> {
     ) -> Result<Run, CudaError> {
         let template = self.template(launch, shown)?;
         match self.choose(launch, bucket, &template, shown)? {
-            Ok(variant) => self.launch_as(variant, launch, bucket, &template, shown),
+            Ok(choice) => {
+                let run = self.launch_as(choice.variant, launch, bucket, &template, shown)?;
+                self.tell(launch, bucket, &choice);
+                Ok(run)
+            }
             Err(reasons) => {
                 let (launch, path) = (shown.to_owned(), template.path);
                 Err(CudaError::NoVariant { launch, path, reasons })
             }
         }
-    }
-
-    /// The first variant that is admitted, or the one that was tuned; or why there is none.
-    pub(super) fn choose<'t>(
-        &self,
-        launch: &Launch,
-        bucket: Bucket,
-        template: &'t Template,
-        shown: &str,
-    ) -> Result<Result<&'t Variant, String>, CudaError> {
-        let tuned = self.tuned.variant(launch, bucket, &template.name);
-        let order = self.order(launch, bucket, template, shown)?;
-        let may_run = |v: &&Variant| order.is_none() || v.order.as_deref() == order;
-        let mut variants: Vec<&Variant> = template.variants.iter().filter(may_run).collect();
-        variants.sort_by_key(|v| tuned.is_some_and(|name| v.name != name));
-        let mut reasons = Vec::new();
-        for variant in variants {
-            match self.refusal(launch, bucket, template, variant, shown)? {
-                Some(reason) => reasons.push(reason),
-                None => return Ok(Ok(variant)),
-            }
-        }
-        Ok(Err(reasons.join(", ")))
     }
 
     /// A launch of a variant that is admitted.
@@ -320,8 +346,8 @@ impl<'a> Attach<'a> {
             }));
         }
         let has_scratch = scratch > 0;
-        let site = Site { launch, template, variant, block, has_scratch, bucket, device };
-        let tiles = tiles.iter().map(|(name, rows)| tile_map(&scope, name, rows));
+        let site = text::Site { launch, template, variant, block, has_scratch, bucket, device };
+        let tiles = tiles.iter().map(|tiles| tile_map(&scope, tiles));
         let tiles = tiles.collect::<Result<_, _>>().map_err(fail)?;
         let kernel = self.kernel(&site, scratch, shown)?;
         Ok(Run::Kernel(KernelLaunch { kernel, geometry, arguments: None, tiles }))
@@ -350,7 +376,7 @@ impl<'a> Attach<'a> {
         let at_limits = Scope { dims: Some(&self.limits), ..*scope };
         [block]
             .into_iter()
-            .chain(tiles.iter().map(|(_, rows)| rows))
+            .chain(tiles.iter().map(|t| &t.rows))
             .try_for_each(|e| places.known(scope, e))?;
         grid.iter().chain([shared, scratch]).try_for_each(|e| places.known(&largest, e))?;
         let size = |scope: &Scope<'_>, expr: &Expr, what: &str, range: RangeInclusive<u64>| {
@@ -388,7 +414,12 @@ impl<'a> Attach<'a> {
     }
 
     /// The index of the site's kernel.
-    fn kernel(&mut self, site: &Site<'_>, scratch: u64, shown: &str) -> Result<u32, CudaError> {
+    fn kernel(
+        &mut self,
+        site: &text::Site<'_>,
+        scratch: u64,
+        shown: &str,
+    ) -> Result<u32, CudaError> {
         let fail = |error| match error {
             TextError::Placed(error) => CudaError::Source(error),
             TextError::Other(error) => CudaError::Render {
@@ -500,13 +531,14 @@ fn arguments(scope: &Scope<'_>, foreign: &Foreign) -> Result<Vec<Argument>, Stri
     foreign.args.iter().map(one).collect()
 }
 
-/// How the copy engine is to read the operand `name`.
-fn tile_map(scope: &Scope<'_>, name: &str, rows: &Expr) -> Result<TileMap, String> {
+/// How the copy engine is to read an operand.
+fn tile_map(scope: &Scope<'_>, tiles: &Tiles) -> Result<TileMap, String> {
+    let Tiles { operand: name, rows, dealt } = tiles;
     let mut all = scope.launch.named_values();
-    let found = all.position(|(known, value)| known == name && value.is_some());
+    let found = all.position(|(known, value)| known == *name && value.is_some());
     let value = found.ok_or_else(|| format!("`tiles`: there is no operand `{name}`"))? as u32;
     match whole(scope.number(rows)?, rows)? {
-        rows @ 1..=TileMap::MOST_ROWS => Ok(TileMap { value, rows }),
+        rows @ 1..=TileMap::MOST_ROWS => Ok(TileMap { value, rows, dealt: *dealt }),
         n => Err(format!("`{rows}`: expected 1 to {} rows, found {n}", TileMap::MOST_ROWS)),
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::{Digest, Sha256};
 
-use super::{Compiler, NvrtcError, TunedVariants, TunedVariantsError};
+use super::{Compiler, NvrtcError, TunedFile};
 use crate::plan::Kernel;
 
 /// Kernels could not be had.
@@ -48,15 +48,9 @@ impl Cache {
         Cache { folder: base.map(|b| b.join("infernum").join("cubins")) }
     }
 
-    /// The variants that measurements chose for an architecture.
-    pub fn tuned(&self, arch: &str) -> Result<TunedVariants, TunedVariantsError> {
-        self.choices_file(arch)
-            .map_or_else(|| Ok(TunedVariants::default()), |path| TunedVariants::load(&path))
-    }
-
-    /// Where they are kept; `None` if nothing is.
-    pub fn choices_file(&self, arch: &str) -> Option<PathBuf> {
-        Some(self.folder.as_ref()?.join(format!("choices-{arch}.json")))
+    /// Where the variants are kept that were found to be fastest on a device; `None` if nothing is.
+    pub fn tuned_file(&self, device: &str) -> Option<PathBuf> {
+        Some(self.folder.as_ref()?.join("tuned").join(TunedFile::name(device)))
     }
 
     /// Machine code for every kernel, in order, and how many had to be compiled; `compiler` is only

@@ -4,6 +4,7 @@ pub mod abi;
 mod attach;
 mod c_expr;
 mod cache;
+mod choose;
 mod decode;
 mod geometry;
 mod lines;
@@ -14,16 +15,19 @@ mod reach;
 mod template;
 mod text;
 mod tuned;
+mod tuned_file;
 mod variants;
 
-pub use attach::{CudaError, admitted, attach, ceiling};
+pub(crate) use attach::within;
+pub use attach::{CudaError, admitted, attach, ceiling, reattach};
 pub use cache::{Cache, CacheError, Cubin};
 pub use geometry::Geometry;
 pub use nvrtc::{Compiler, NvrtcError};
 pub use reach::{Unreached, unreached};
 pub use template::{CheckSizes, Foreign, Library, Template, TemplateError, Variant};
 pub use text::arguments as launch_arguments;
-pub use tuned::{TunedVariants, TunedVariantsError, site, sites};
+pub use tuned::{Choices, Chosen, Dropped, Made, Rivals, Site, TunedVariants, rivals};
+pub use tuned_file::{TunedFile, TunedVariantsError};
 
 use serde::{Deserialize, Serialize};
 

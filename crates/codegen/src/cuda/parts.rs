@@ -1,6 +1,7 @@
 //! Launches in parts: generated rows and prompt rows of a step, each on the variant that is best for them.
 
 use super::attach::Attach;
+use super::tuned::parts_of;
 use super::{CudaError, Template, Variant};
 use crate::Bucket;
 use crate::plan::{Launch, Run};
@@ -15,8 +16,9 @@ impl Attach<'_> {
         template: &Template,
     ) -> Option<[Bucket; 2]> {
         let most = bucket.max.min(self.limits.seqs);
+        let [generated, prompt] = parts_of(bucket);
         (template.parts && !bucket.decode && most > 1 && launch.has_parts())
-            .then_some([Bucket { min: 1, max: most, decode: true }, Bucket { min: 1, ..bucket }])
+            .then_some([Bucket { max: most, ..generated }, prompt])
     }
 
     /// As [`Attach::launch`], in parts where these run on different variants.
@@ -32,12 +34,17 @@ impl Attach<'_> {
         };
         let [generated, prompt] = parts.map(|part| self.choose(launch, part, &template, shown));
         if let (Ok(generated), Ok(prompt)) = (generated?, prompt?)
-            && generated.name != prompt.name
+            && generated.variant.name != prompt.variant.name
         {
             let [decode, rest] = parts;
-            let generated = self.launch_as(generated, launch, decode, &template, shown)?;
-            let prompt = self.launch_as(prompt, launch, rest, &template, shown)?;
-            if let (Run::Kernel(generated), Run::Kernel(prompt)) = (generated, prompt) {
+            let runs = [
+                self.launch_as(generated.variant, launch, decode, &template, shown)?,
+                self.launch_as(prompt.variant, launch, rest, &template, shown)?,
+            ];
+            if let [Run::Kernel(own), Run::Kernel(others)] = runs {
+                self.tell(launch, decode, &generated);
+                self.tell(launch, rest, &prompt);
+                let (generated, prompt) = (own, others);
                 return Ok(Run::Parts { generated: generated.into(), prompt: prompt.into() });
             }
         }

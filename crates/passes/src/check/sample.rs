@@ -94,7 +94,7 @@ impl Trial {
         let attrs = rule.attrs.iter().map(|(name, def)| {
             let shape = rule.shapes.iter().find(|(n, _)| n == name).map(|(_, s)| s);
             match shape {
-                Some(shape) => dims(shape, &sizes)
+                Some(shape) => small_dims(shape, &sizes)
                     .map(Attr::Dims)
                     .ok_or_else(|| format!("`{name}` has no size")),
                 None => match rule.samples.iter().find(|(n, _)| n == name) {
@@ -196,6 +196,14 @@ fn sizes(rule: &Rule, small: bool, rng: &mut Rng) -> Sizes {
     sizes
 }
 
+/// The dimensions of a type. Sizes must be known, and no larger than a trial's: a mistaken rule must not make us
+/// allocate without bound.
+pub(super) fn small_dims(ty: &VarType, sizes: &Sizes) -> Option<Vec<Dim>> {
+    let dims = dims(ty, sizes)?;
+    dims.iter().all(|d| d.as_const().is_none_or(|n| n <= 1 << 12)).then_some(dims)
+}
+
+/// The dimensions of a type, if all of their sizes are known.
 pub(super) fn dims(ty: &VarType, sizes: &Sizes) -> Option<Vec<Dim>> {
     let mut dims = Vec::new();
     for dim in &ty.dims {
@@ -204,9 +212,7 @@ pub(super) fn dims(ty: &VarType, sizes: &Sizes) -> Option<Vec<Dim>> {
             dim => dims.push(dim.eval(sizes)?),
         }
     }
-    // A mistaken rule must not make us allocate without bound.
-    let small = dims.iter().all(|d| d.as_const().is_none_or(|n| n <= 1 << 12));
-    small.then_some(dims)
+    Some(dims)
 }
 
 /// An encoding that trials have: what holds of its values holds of any.
@@ -228,7 +234,7 @@ fn trial_encoding() -> Option<Encoding> {
 }
 
 fn type_of(ty: &VarType, dtype: DType, sizes: &Sizes) -> Option<Type> {
-    let shape = dims(ty, sizes)?;
+    let shape = small_dims(ty, sizes)?;
     let dtype = ty.dtype.unwrap_or(dtype);
     if ty.state {
         let [heads, dim] = shape[..] else { return None };

@@ -36,6 +36,7 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %w = weight "w" : const DT[$N, $K]
   %bias = weight "bias" : const f32[$N]
   %nb = weight "nb" : const DT[$N]
+  %wn = weight "eighths.w" : const DT[$N, $K]
   %wr = weight "wr" : const DT[$K, $N]
   %kb = weight "kb" : const DT[$K]
   %w2 = weight "w2" : const DT[$N2, $K]
@@ -359,6 +360,25 @@ pub(super) const ON_GPUS: &[Case] = &[
         "%r, %ks, %vs = norm_qkv_rope_kv_write(%k, %kb, %wqkv, %pb, %pos, %freqs, %k0, %v0, _, _) {eps: 0.1, offset: 1, head_eps: none, head_offset: none, style: interleaved, scale: 1} : DT[T, $H, $D], state DT[$G, $D], state DT[$G, $E]",
         "%r",
     ),
+    // Sums of eighths are exact, so that equal ones are; the row of the weights shows which was taken.
+    Case(
+        "%r = linear_argmax(%e, %wn, _) {dtype: f32} : u32[T]\n  %row = gather_rows(%wn, %r) : DT[T, $K]",
+        "%row",
+    ),
+    Case(
+        "%r = linear_argmax(%e, %wn, %bias) {dtype: none} : u32[T]\n  %row = gather_rows(%wn, %r) : DT[T, $K]",
+        "%row",
+    ),
+    // What is normed is not exact: of nearly equal ones either may be taken.
+    Case(
+        "%r = gather_norm_linear_argmax(%x, %rows, %norm, %wr, _) {eps: 0.01, offset: 1, dtype: f32} : u32[B]
+  %row = gather_rows(%wr, %r) : DT[B, $N]
+  %from = gather_rows(%x, %rows) : DT[B, $N]
+  %normed = rmsnorm(%from, %norm) {eps: 0.01, offset: 1} : DT[B, $N]
+  %terms = mul(%normed, %row) : DT[B, $N]
+  %largest = reduce(%terms) {by: sum, axis: 1} : DT[B, 1]",
+        "%largest",
+    ),
     Case("%r = expert_ffn(%x, %best, %picked, %gate, %up, %down) : DT[T, $N]", "%r, %x"),
     Case(
         "%r, %i = router_topk(%x, %router, _, _) {sigmoid: false, k: 3, groups: 1, keep: 1, renormalise: true, dtype: f32} : f32[T, 3], u32[T, 3]",
@@ -515,6 +535,14 @@ pub(super) static HUNDRED: Batch = Batch {
     buckets: &[Bucket::ALL],
     steps: &[&[(90, 90), (1, 1), (3, 3)], &[(1, 91), (64, 65), (30, 33)]],
     limits: Dims { t: 128, b: 3, s: 256, pairs: 16_384, seqs: 3 },
+};
+
+/// As [`SINGLE`]: more tokens than a pair of tiles of 128.
+pub(super) static HUNDREDS: Batch = Batch {
+    name: "294 and 265 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(280, 280), (1, 1), (13, 13)], &[(1, 281), (200, 201), (64, 77)]],
+    limits: Dims { t: 640, b: 3, s: 640, pairs: 131_072, seqs: 3 },
 };
 
 /// Prompts, and decode steps of long and short contexts, which have kernels of their own.

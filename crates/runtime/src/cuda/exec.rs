@@ -115,7 +115,7 @@ impl CudaExecutor {
         let told = plan.outputs().get(2).filter(|_| plan.picks());
         let told = told.and_then(|o| o.ty.last_const()).unwrap_or(0) as usize;
         let picks = if plan.picks() { most_rows } else { 0 };
-        let read = (reads_contexts(&plan), runs_parts(&plan));
+        let read = (reads_contexts(&plan), options.exchanges || runs_parts(&plan));
         // A ring's table has a place for the blocks that were given back, too.
         let rings = GroupKind::of_layout(&cache).iter().any(|g| *g != GroupKind::Paged);
         let longest = options.max_length.unwrap_or(plan.limits.s as usize);
@@ -128,7 +128,7 @@ impl CudaExecutor {
         let turn = || Turn::new(gpu, layout.bytes(), most_rows, told);
         let turns = [turn()?, turn()?];
         let core = Core {
-            blas: uses_library(&plan).then(|| Blas::new(gpu)).transpose()?,
+            blas: (options.exchanges || uses_library(&plan)).then(|| Blas::new(gpu)).transpose()?,
             device,
             stream,
             functions,
@@ -324,7 +324,9 @@ impl Executor for CudaExecutor {
         let ticket = self.finish(schedule, &dims.all, inputs)?;
         // While the GPU is busy: the next recording that a growing batch will want. That it fails
         // matters when it is wanted.
-        if let Some(next) = self.missing(key, greedy) {
+        if !self.core.options.exchanges
+            && let Some(next) = self.missing(key, greedy)
+        {
             let _ = self.record(next);
         }
         Ok(ticket)

@@ -16,6 +16,9 @@ pub struct CudaOptions {
     pub poison: bool,
     /// Measures the time that each op takes: see [`profile`](crate::exec::PlanExecutor::profile). Slow; no graphs.
     pub profile: bool,
+    /// Kernels are to be [exchanged](super::CudaExecutor::retarget): there is room for whatever others need, and
+    /// nothing is recorded ahead of its use.
+    pub exchanges: bool,
 }
 
 impl Default for CudaOptions {
@@ -27,6 +30,7 @@ impl Default for CudaOptions {
             overlap: true,
             poison: false,
             profile: false,
+            exchanges: false,
         }
     }
 }

@@ -8,6 +8,7 @@ use infernum_passes::data::Kernels;
 
 use super::*;
 use crate::cuda::abi::Part;
+use crate::cuda::tuned::{Chosen, Site};
 
 /// `sum = x + by * (a + b)`.
 const OP: &str = r#"Fused(
@@ -281,7 +282,7 @@ schedule g 0..1
     let told = refusal(&|plan| {
         let run = plan.programs[0].launches[at("twice")].run.as_mut();
         let Some(Run::Parts { generated, .. }) = run else { return };
-        generated.tiles.push(TileMap { value: 0, rows: 8 });
+        generated.tiles.push(TileMap { value: 0, rows: 8, dealt: false });
     });
     assert!(told.contains("cannot be launched for a part"), "{told}");
     let told = refusal(&|plan| plan.programs[0].launches[at("gather_rows")].run = run.clone());
@@ -292,4 +293,48 @@ schedule g 0..1
         prompt.kernel = 99;
     });
     assert!(told.contains("there is no kernel 99"), "{told}");
+}
+
+/// Files of choices: which goes before which, and what no longer fits.
+#[test]
+fn choices_go_before_the_order_and_stale_ones_are_told() {
+    let rows = || TensorType::act(DType::Bf16, [Sym::T.into(), 4096.into()]);
+    let limits = Dims { t: 128, b: 4, s: 4096, pairs: 1 << 20, seqs: 4 };
+    let mixed = Bucket { min: 17, ..Bucket::ALL };
+    let launch = apart("twice", rows(), rows());
+    let site = |steps: &str| Site::of(&launch, steps.parse().expect(steps));
+    let chosen = |source: &str, choices: &[(&str, &str)]| Chosen {
+        source: source.to_owned(),
+        sites: choices.iter().map(|(s, v)| (site(s), (*v).to_owned())).collect(),
+    };
+    let made = |files: &[Chosen]| {
+        with_twice(IN_PARTS, |ops, library, device| {
+            let tuned = TunedVariants::of(files.to_vec());
+            let mut attach = Attach::new(ops, library, device, limits, tuned);
+            let run = attach.launch_in_parts(&launch, within(mixed, &limits), "check/%y");
+            run.unwrap_or_else(|e| panic!("{e}"));
+            let made = attach.choices.made.iter();
+            let made = made.map(|m| format!("{} {} {:?}", m.site.steps, m.variant, m.source));
+            let dropped = attach.choices.dropped.iter().map(ToString::to_string);
+            (made.collect::<Vec<_>>(), dropped.collect::<Vec<_>>())
+        })
+    };
+    let by_order = ["T = 1..4 (decode) few None".to_owned(), "T = 1..128 many None".to_owned()];
+    assert_eq!(made(&[]), (by_order.to_vec(), vec![]));
+    // The user's own file goes before what ships, and that before the order.
+    let own = chosen("own", &[("any T (decode)", "many")]);
+    let ships = chosen("ships", &[("any T (decode)", "few"), ("any T", "many")]);
+    let (found, dropped) = made(&[own.clone(), ships.clone()]);
+    // Both parts on one variant are one launch, which nothing was chosen for.
+    assert_eq!((found, dropped), (vec!["T = 17..128 many None".to_owned()], vec![]));
+    let (found, _) = made(&[ships.clone(), own]);
+    assert_eq!(found[0], "T = 1..4 (decode) few Some(\"ships\")");
+    assert_eq!(found[1], "T = 1..128 many Some(\"ships\")");
+    // A variant that is gone, and one that is not admitted: the next file has its turn.
+    let stale = chosen("stale", &[("any T (decode)", "fewest"), ("any T", "few")]);
+    let (found, dropped) = made(&[stale, ships]);
+    assert_eq!(found[0], "T = 1..4 (decode) few Some(\"ships\")");
+    assert!(dropped.len() == 2 && dropped[0].starts_with("stale: twice("), "{dropped:?}");
+    assert!(dropped[0].contains("has no variant `fewest`"), "{dropped:?}");
+    assert!(dropped[1].contains("`few` wants"), "{dropped:?}");
 }

@@ -19,8 +19,8 @@ use rayon::prelude::*;
 
 use self::guards::Guards;
 use super::cases::{
-    CASES, Case, DECODES, FEW, HEADS, HUNDRED, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE,
-    SIXTEEN, Sizes, Tried, is_written, made,
+    CASES, Case, DECODES, FEW, HEADS, HUNDRED, HUNDREDS, LARGE, MIDDLE, ON_GPUS, PRIMITIVES,
+    RAGGED, SINGLE, SIXTEEN, Sizes, Tried, is_written, made,
 };
 use super::{Batch, Comparison, KernelVerdict, Trial, allowed, encodings};
 use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
@@ -42,7 +42,7 @@ struct Shape {
     variants: &'static [&'static str],
 }
 
-const SHAPES: [Shape; 8] = [
+const SHAPES: [Shape; 12] = [
     Shape {
         inputs: 2048,
         heads: [16, 4, 64],
@@ -86,13 +86,49 @@ const SHAPES: [Shape; 8] = [
         inputs: 2048,
         heads: [96, 2, 128],
         batches: &[&HUNDRED],
-        variants: &["product128", "product128_2", "chain128", "chain128_2", "chain192_2"],
+        variants: &[
+            "product128",
+            "product128_2",
+            "chain128",
+            "chain128_2",
+            "chain192_2",
+            "mma_128x128",
+            "mma_64x128",
+            "mma_128x64",
+            "mma_64x64",
+        ],
     },
     Shape {
         inputs: 8192,
         heads: [20, 2, 128],
         batches: &[&HUNDRED],
         variants: &["product128_split", "chain128"],
+    },
+    // Tiles for every pair of multiprocessors: of 128 rows, of 192, of 256.
+    Shape {
+        inputs: 128,
+        heads: [18, 2, 128],
+        batches: &[&HUNDREDS],
+        variants: &["cooperative128"],
+    },
+    Shape {
+        inputs: 192,
+        heads: [24, 4, 128],
+        batches: &[&HUNDREDS],
+        variants: &["cooperative192"],
+    },
+    Shape {
+        inputs: 320,
+        heads: [36, 4, 128],
+        batches: &[&HUNDREDS],
+        variants: &["cooperative256", "chain192_2"],
+    },
+    // Several tiles of tokens.
+    Shape {
+        inputs: 512,
+        heads: [8, 1, 64],
+        batches: &[&DECODES],
+        variants: &["mma_128x128", "mma_64x128", "mma_64x64"],
     },
     // More rows than columns.
     Shape {
@@ -168,18 +204,25 @@ fn setups(
     let wanted = kernels.ops.all().filter(|op| op.name.contains(only));
     let wanted: Vec<Op> = wanted.filter(|op| has_template(op)).collect();
     for op in wanted.into_iter().filter(|op| op.fused.is_some() && !is_written(*op)) {
+        // Kernels are chosen by the most tokens that a step may have.
+        let mut batches = vec![&RAGGED, &SINGLE, &FEW, &SIXTEEN, &DECODES];
+        let sizes = op.cuda.and_then(|t| library.template(t).ok()).map(|t| t.check_sizes);
+        if sizes == Some(CheckSizes::Products) {
+            batches.extend([&LARGE, &HUNDRED]);
+        }
         for dtype in FLOATS {
             match made(kernels, op, dtype, 1) {
-                // Kernels are chosen by the most tokens that a step may have.
-                Ok(calls) => all.extend(calls.into_iter().flat_map(|call| {
-                    [&RAGGED, &SINGLE, &FEW, &SIXTEEN, &DECODES].map(|batch| Setup {
+                Ok(calls) => {
+                    let calls =
+                        calls.iter().flat_map(|call| batches.iter().map(move |b| (call, b)));
+                    all.extend(calls.map(|(call, &batch)| Setup {
                         op,
                         call: call.clone(),
                         dtype,
                         batch,
                         variants: &[],
-                    })
-                })),
+                    }));
+                }
                 Err(why) => {
                     problem(op.name, why);
                     break;
@@ -387,6 +430,8 @@ fn jobs(
         let made: Vec<_> = part.par_iter().map(|s| s.job(ops, library, device)).collect();
         for (setup, job) in part.iter().zip(made) {
             match job {
+                // What no variant is for is not computed.
+                Ok(job) if job.trials.is_empty() => {}
                 Ok(mut job) => {
                     job.trials.iter_mut().for_each(|t| t.kernels = kernels.take(&mut t.plan));
                     jobs.push(job);
@@ -526,13 +571,14 @@ mod tests {
         matches!(words[..], ["#line", n, name] if n.parse::<u32>().is_ok() && name.ends_with('"'))
     }
 
-    /// Every variant that a GPU can have is tried on it.
+    /// Every variant that a GPU can have is tried on it: on Hopper, or where only others have it on one of them.
     #[test]
     fn every_variant_is_tried() {
         let kernels = Kernels::load(None, &[]).expect("the built-in files");
         let ops = &kernels.ops;
         let (library, device) = (Library::default(), Device::named("sm_90a").expect("a device"));
         assert_eq!(unchecked(&kernels, &library), [""; 0]);
+        let others = ["sm_75", "sm_80"].map(|arch| Device::named(arch).expect("a device"));
         let (mut all, mut tried) = (BTreeSet::new(), BTreeSet::new());
         let mut plans = 0;
         let mut problem = |op: &str, why: String| panic!("{op}: {why}");
@@ -551,6 +597,13 @@ mod tests {
             let template = library.template(name).expect("a template");
             all.extend(template.variants.into_iter().map(|v| format!("{name}.{}", v.name)));
             tried.extend(job.trials.into_iter().map(|t| format!("{name}.{}", t.variant)));
+            if library.template(name).expect("a template").check_sizes == CheckSizes::Products {
+                for device in &others {
+                    let job = setup.job(ops, &library, device);
+                    let job = job.unwrap_or_else(|e| panic!("{}: {e}", setup.call));
+                    tried.extend(job.trials.into_iter().map(|t| format!("{name}.{}", t.variant)));
+                }
+            }
         }
         println!("{plans} plans");
         let untried: Vec<_> = all.difference(&tried).collect();
