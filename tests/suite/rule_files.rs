@@ -41,7 +41,7 @@ fn options(rule: &Rule, kernels: &Kernels, bucket: Bucket) -> FuseOptions {
     let fused = kernels.ops.fused().map(|op| op.name.to_owned());
     costs.kernels = fuse::Kernels::Only(fused.collect());
     for made in rule.right.iter().filter(|s| rule.left.iter().all(|l| l.op != s.op)) {
-        let nothing = OpCost { launch_us: Some(0.0), factor: 0.0, most_tokens: None };
+        let nothing = OpCost { launch_us: Some(0.0), factor: 0.0, when: Vec::new() };
         costs.ops.insert(made.op.name.to_owned(), nothing);
     }
     FuseOptions {

@@ -229,7 +229,7 @@ fn usable(options: &Options<'_>) -> Result<CostTable, CompileError> {
             }
         }
         costs.kernels = fuse::Kernels::Only(names);
-        costs.ops.values_mut().for_each(|op| op.most_tokens = None);
+        costs.ops.values_mut().for_each(|op| op.when.clear());
     }
     Ok(costs)
 }
@@ -288,7 +288,7 @@ fn run_passes(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
 /// Fused ops for which the target has no kernel become their bodies.
 fn expand_rest(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let bucket = s.bucket.unwrap_or(Bucket::ALL);
-    s.module = expand(&s.module, &|op| s.costs.has_kernel(op, bucket))?;
+    s.module = expand(&s.module, &|call| s.costs.has_kernel(call, bucket))?;
     check(&s.module, "expand")
 }
 

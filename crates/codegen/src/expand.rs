@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use infernum_ir::body::{Emit, Env, apply};
-use infernum_ir::{Attr, Graph, Loc, Module, NodeKind, Op, Type, ValueId};
+use infernum_ir::{Attr, Graph, Loc, Module, NodeKind, Op, OpCall, Type, ValueId};
 
 /// A fused op's body does not apply where the op does.
 #[derive(Debug, thiserror::Error)]
@@ -17,11 +17,11 @@ pub struct ExpandError {
     pub message: String,
 }
 
-/// Puts its body in the place of every fused op that `keep` refuses, and of those in the body.
+/// Puts its body in the place of every call of a fused op that `keep` refuses, and of those in the body.
 /// What the ops compute stays, and so do the names of their results; values of a body are named
 /// after the first one (`%n.sum`). Fused ops of constants always go: they are evaluated, not
 /// launched. An op of elementwise ops becomes the one `map` that they compose to.
-pub fn expand(module: &Module, keep: &dyn Fn(Op) -> bool) -> Result<Module, ExpandError> {
+pub fn expand(module: &Module, keep: &dyn Fn(&OpCall<'_>) -> bool) -> Result<Module, ExpandError> {
     let graphs = module.graphs.iter().map(|g| expand_graph(g, keep));
     Ok(Module {
         name: module.name.clone(),
@@ -30,7 +30,7 @@ pub fn expand(module: &Module, keep: &dyn Fn(Op) -> bool) -> Result<Module, Expa
     })
 }
 
-fn expand_graph(old: &Graph, keep: &dyn Fn(Op) -> bool) -> Result<Graph, ExpandError> {
+fn expand_graph(old: &Graph, keep: &dyn Fn(&OpCall<'_>) -> bool) -> Result<Graph, ExpandError> {
     let names = old.nodes().flat_map(|(_, n)| n.names.iter().cloned()).collect();
     let mut expansion = Expansion { graph: Graph::new(old.name.as_str()), keep, names };
     // The new values of each node's results.
@@ -59,7 +59,7 @@ fn expand_graph(old: &Graph, keep: &dyn Fn(Op) -> bool) -> Result<Graph, ExpandE
 
 struct Expansion<'a> {
     graph: Graph,
-    keep: &'a dyn Fn(Op) -> bool,
+    keep: &'a dyn Fn(&OpCall<'_>) -> bool,
     /// Names that are taken.
     names: HashSet<String>,
 }
@@ -75,7 +75,9 @@ impl Expansion<'_> {
     ) -> Result<Vec<ValueId>, String> {
         let is_constant = |v: &ValueId| self.graph.ty(*v).tensor().is_ok_and(|t| t.constant);
         let constant = operands.iter().flatten().all(is_constant);
-        let Some(fused) = op.fused.as_ref().filter(|_| constant || !(self.keep)(op)) else {
+        let types: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.ty(v))).collect();
+        let kept = !constant && (self.keep)(&OpCall { op, operands: &types, attrs: &attrs });
+        let Some(fused) = op.fused.as_ref().filter(|_| !kept) else {
             return self.graph.call(names, op, operands, attrs, loc.cloned());
         };
         if let Some((map, attrs)) = op.as_map(&attrs).filter(|_| !constant) {

@@ -12,7 +12,7 @@ use crate::cuda::abi::Part;
 use crate::cuda::{Device, Geometry, within};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -204,6 +204,10 @@ pub struct TileMap {
     pub value: u32,
     /// Rows of a tile, at most [`TileMap::MOST_ROWS`].
     pub rows: u32,
+    /// Whether rows are dealt: of every [`TileMap::DEALT`], a tile's row `8 j + 2 q + c` (j and q below 4, c below 2) is the
+    /// matrix' row `8 q + 2 j + c`. The four threads that have a row of a tensor core's product then have eight
+    /// neighbours each, where they would have four pairs. The rows of both are multiples of [`TileMap::DEALT`].
+    pub dealt: bool,
 }
 
 /// What a foreign kernel is given.
@@ -367,6 +371,8 @@ impl TileMap {
     pub const MOST_ROWS: u32 = 256;
     /// Elements in a row of a tile: 128 bytes of 16-bit ones.
     pub const COLUMNS: u32 = 64;
+    /// Rows that are dealt among themselves.
+    pub const DEALT: u32 = 32;
 }
 
 impl Launch {

@@ -203,7 +203,8 @@ impl<'a> Tuner<'a> {
     /// that has the site, with fewer layers. No new one is tried after so much time of measuring; kernels are
     /// compiled before. Tells what it finds.
     pub fn tune(&mut self, time: Duration, tell: &mut dyn FnMut(Found)) -> Result<(), Error> {
-        let (samples, mut known, mut kernels) = (self.samples(), BTreeSet::new(), Vec::new());
+        let (samples, mut known, mut kernels) =
+            (samples(&self.plan, &self.tuning), BTreeSet::new(), Vec::new());
         let mut all: Vec<(Sample, Vec<Rivals>)> = Vec::new();
         for sample in samples {
             let (ops, library, device) = (&self.kernels.ops, &self.templates, &self.device);
@@ -234,8 +235,10 @@ impl<'a> Tuner<'a> {
                 break;
             }
             let inputs = self.inputs(sample)?;
-            let plan = self.plan.clone();
+            // With what was found for the same calls in steps of another kind.
+            let (plan, _) = self.attached(sample.schedule, &self.found)?;
             let mut best = self.time(&plan, sample, &inputs, f64::INFINITY)?;
+            self.plan = plan;
             tell(Found::Start { step: sample.to_string(), ms: best });
             for rivals in &rivals {
                 if Instant::now() > end {
@@ -394,58 +397,28 @@ impl<'a> Tuner<'a> {
         Ok(self.executor.retarget(plan, &cubins)?)
     }
 
-    /// A step of each kind that is tuned.
-    fn samples(&self) -> Vec<Sample> {
-        let Tuning { batches, prompts, .. } = &self.tuning;
-        let wanted = |steps: Bucket| match (&batches[..], steps.decode) {
-            ([], true) => !prompts,
-            ([], false) => true,
-            (some, true) => some.iter().any(|n| steps.holds(*n as u64, true)),
-            (_, false) => *prompts,
-        };
-        let one = |schedule: usize| {
-            let steps = self.plan.steps(schedule).filter(|s| s.min <= s.max && wanted(*s))?;
-            let (most, sequences) = (steps.max as usize, self.tuning.sequences);
-            // A prompt, and beside it as many generated rows as there are sequences, but not more than half.
-            let beside = if sequences > 1 { sequences.min(most / 2) } else { 0 };
-            let generated = if steps.decode { most } else { beside };
-            let draws = self.plan.yields(schedule) == Some(Yields::Picks);
-            Some(Sample { schedule, generated, prompt: most - generated, draws })
-        };
-        let is_run = |sample: &Sample| {
-            let rows = ((sample.generated + sample.prompt) as u64, sample.prompt == 0);
-            let schedule = if sample.draws { Plan::schedule } else { Plan::greedy_schedule };
-            schedule(&self.plan, rows.0, rows.1) == Some(sample.schedule)
-        };
-        (0..self.plan.schedules.len()).filter_map(one).filter(is_run).collect()
-    }
-
     fn inputs(&self, sample: Sample) -> Result<StepInputs, Error> {
         let (groups, chunk) = (self.executor.groups(), self.loader.chunk());
         let mut inputs = StepInputs::asking(StepInputs::BLOCK_SIZE).with_groups(&groups);
         let params = SamplingParams { temperature: 1.0, ..SamplingParams::GREEDY };
         let pick = TokenPick { params, ..TokenPick::default() };
+        let prompt: Vec<u32> = (0..sample.prompt as u32).map(|i| i % 64).collect();
+        let generated =
+            (0..sample.generated as u32).map(|token| (vec![token], self.tuning.context + 1));
+        let rows = generated.chain((!prompt.is_empty()).then_some((prompt, sample.prompt)));
         let mut first = 0;
-        let mut push = |tokens: &[u32], context: usize| -> Result<(), Error> {
+        for (row, (tokens, context)) in rows.enumerate() {
+            if row == sample.generated {
+                inputs.begin_prompts();
+            }
             let most = most_blocks(&groups, context, StepInputs::BLOCK_SIZE, chunk) as u32;
             let blocks = first..first + most;
             first += most;
-            inputs.push(
-                tokens,
-                context,
-                &tables(&groups, context, StepInputs::BLOCK_SIZE, chunk, blocks),
-            )?;
+            let table = tables(&groups, context, StepInputs::BLOCK_SIZE, chunk, blocks);
+            inputs.push(&tokens, context, &table)?;
             if sample.draws {
                 inputs.set_pick(&pick);
             }
-            Ok(())
-        };
-        for sequence in 0..sample.generated as u32 {
-            push(&[sequence], self.tuning.context + 1)?;
-        }
-        if sample.prompt > 0 {
-            let tokens: Vec<u32> = (0..sample.prompt as u32).map(|i| i % 64).collect();
-            push(&tokens, sample.prompt)?;
         }
         Ok(inputs)
     }
@@ -498,6 +471,32 @@ impl fmt::Display for Sample {
         };
         write!(f, "{rows}{}", if *draws { ", tokens drawn" } else { "" })
     }
+}
+
+/// A step of each kind that is tuned.
+fn samples(plan: &Plan, tuning: &Tuning) -> Vec<Sample> {
+    let Tuning { batches, prompts, .. } = tuning;
+    let wanted = |steps: Bucket| match (&batches[..], steps.decode) {
+        ([], true) => !prompts,
+        ([], false) => true,
+        (some, true) => some.iter().any(|n| steps.holds(*n as u64, true)),
+        (_, false) => *prompts,
+    };
+    let one = |schedule: usize| {
+        let steps = plan.steps(schedule).filter(|s| s.min <= s.max && wanted(*s))?;
+        let most = steps.max as usize;
+        // A prompt, and beside it rows of all other sequences, but not more than half.
+        let beside = tuning.sequences.saturating_sub(1).min(most / 2);
+        let generated = if steps.decode { most } else { beside };
+        let draws = plan.yields(schedule) == Some(Yields::Picks);
+        Some(Sample { schedule, generated, prompt: most - generated, draws })
+    };
+    let is_run = |sample: &Sample| {
+        let (tokens, decode) = ((sample.generated + sample.prompt) as u64, sample.prompt == 0);
+        let schedule = if sample.draws { Plan::schedule } else { Plan::greedy_schedule };
+        schedule(plan, tokens, decode) == Some(sample.schedule)
+    };
+    (0..plan.schedules.len()).filter_map(one).filter(is_run).collect()
 }
 
 /// A plan with fewer calls of the programs of a schedule that is run again and again, as layers are: as many as read

@@ -53,6 +53,8 @@ pub fn run(args: &Args) -> Outcome {
     if args.batch.contains(&0) || args.context == 0 || args.sequences == 0 {
         return Err("--batch, --sequences and --context: expected at least 1".into());
     }
+    let known = args.subject.kernels()?.ops;
+    args.only.iter().try_for_each(|op| known.find(op).map(drop))?;
     let machine = Machine::open(args.run.device)?;
     let model = args.subject.open()?;
     let progress = report::progress();

@@ -15,5 +15,10 @@
 {% include "common/wgmma.cuh" %}
 {% include "common/barriers.cuh" %}
 {% include "common/product.cuh" %}
+{% elif p.outputs is defined %}
+{% include "common/vec.cuh" %}
+{% include "common/wgmma.cuh" %}
+{% include "common/barriers.cuh" %}
+{% include "common/cooperative.cuh" %}
 {% endif %}
 {% include "common/skinny_op.cuh" %}

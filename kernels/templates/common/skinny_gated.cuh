@@ -6,8 +6,8 @@ struct Op : Gated {
         const float gate = a + bias_of(q), up = b + bias_of(q + PAIRS);
         gated[(i64)t * PAIRS + q] = from_f32<{{ gated.type }}>({{ act }}(gate) * up);
     }
-{% if p.activations is defined or p.mma_rows is defined %}
-    __device__ __forceinline__ void finish(int q, int t, float (&a)[8], float (&b)[8]) const {
+{% if p.activations is defined or p.mma_rows is defined or p.outputs is defined %}
+    __device__ __forceinline__ void finish(int q, int t, float (&a)[8], float (&b)[8], const Early& = Early()) const {
         complete(a, q, t);
         complete(b, q + PAIRS, t);
 #pragma unroll

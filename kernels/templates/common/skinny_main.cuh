@@ -1,5 +1,5 @@
 // The kernel of an `Op` of skinny.cuh, in the variant's body.
-extern "C" __global__ void {% if p.split > 1 %}__cluster_dims__({{ p.split }}, 1, 1) {% endif %}__launch_bounds__({{ block }}, {{ p.blocks }}) {{ kernel }}({{ params }}) {
+extern "C" __global__ void {% if p.outputs is defined %}__cluster_dims__(2, 1, 1) {% elif p.split > 1 %}__cluster_dims__({{ p.split }}, 1, 1) {% endif %}__launch_bounds__({{ block }}, {{ p.blocks }}) {{ kernel }}({{ params }}) {
     Op op;
     op.x = x;
     op.w = w;
@@ -17,6 +17,9 @@ extern "C" __global__ void {% if p.split > 1 %}__cluster_dims__({{ p.split }}, 1
 {% if p.activations is defined %}
     extern __shared__ __align__(128) u8 shared[];
     Product<Op, {{ p.groups }}, {{ p.tokens }}, {{ p.weights }}, {{ p.activations }}, {{ p.split }}>(op, &w_tiles, &x_tiles, shared).run();
+{% elif p.outputs is defined %}
+    extern __shared__ __align__(128) u8 shared[];
+    Cooperative<Op, {{ p.outputs }}, {{ p.stages }}>(op, &w_tiles, &x_tiles, shared).run();
 {% elif p.mma_rows is defined %}
     extern __shared__ __align__(128) u8 shared[];
     ProductMma<Op, {{ p.mma_rows }}, {{ p.mma_tokens }}, {{ p.row_warps }}, {{ p.token_warps }}, {{ p.stages }}>(op, shared).run();

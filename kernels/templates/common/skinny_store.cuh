@@ -57,24 +57,23 @@ struct Op : Neighbours {
         store(2 * q, t, a);
         if (2 * q + 1 < N) store(2 * q + 1, t, b);
     }
-{% if p.activations is defined or p.mma_rows is defined %}
-    __device__ __forceinline__ void finish(int q, int t, float (&a)[8], const float (&)[8]) const {
+{% if p.activations is defined or p.mma_rows is defined or p.outputs is defined %}
 {% if adds %}
-        const i64 at = (i64)t * N + q;
-        float r[8];
-        load(r, residual + at);
+    typedef Pack<{{ residual.type }}, 8> Early;
+    __device__ __forceinline__ Early early(int q, int t) const { return *(const Early*)(residual + (i64)t * N + q); }
+{% endif %}
+    __device__ __forceinline__ void finish(int q, int t, float (&a)[8], const float (&)[8], const Early& beside) const {
         complete(a, q, t);
+{% if adds %}
 #pragma unroll
-        for (int i = 0; i < 8; i++) a[i] += r[i];
-        ::store(result + at, a);
+        for (int i = 0; i < 8; i++) a[i] += to_f32(beside.v[i]);
+{% endif %}
+        ::store(result + (i64)t * N + q, a);
 {% if tells %}
         tell(q, t, a);
 {% endif %}
-{% else %}
-        complete(a, q, t);
-        ::store(result + (i64)t * N + q, a);
-{% endif %}
     }
+    __device__ __forceinline__ void finish(int q, int t, float (&a)[8], const float (&b)[8]) const { finish(q, t, a, b, early(q, t)); }
 {% endif %}
 };
 {% set tokens_of = result %}{% set taken = result.name ~ (", residual, weighted, rms" ~ (", next_norm" if next_norm else "") if tells else ", residual" if adds else ", rows" if gathers else "") %}

@@ -1,6 +1,6 @@
 //! Launches: their places, their kernels, and their types.
 
-use infernum_ir::{Attr, DType, OpSet, StepInput, Sym, TensorType, Type};
+use infernum_ir::{Attr, DType, Dim, OpSet, StepInput, Sym, TensorType, Type};
 
 use super::{Checked, FaultKind, PlanFault, fault};
 use crate::cuda::abi::Part;
@@ -78,6 +78,14 @@ impl Plan {
             }
             if !(1..=TileMap::MOST_ROWS).contains(&tile.rows) {
                 return fault(place, format!("it reads tiles of {} rows", tile.rows));
+            }
+            let parted = |n: u64| n.is_multiple_of(TileMap::DEALT.into());
+            let rows = value
+                .and_then(|v| v.ty.tensor().ok())
+                .and_then(|ty| Dim::product_of(ty.shape.split_last()?.1)?.as_const());
+            if tile.dealt && !(parted(tile.rows.into()) && rows.is_some_and(parted)) {
+                let n = TileMap::DEALT;
+                return fault(place, format!("expected rows to deal in multiples of {n}"));
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ use infernum_ir::expr::Expr;
 use infernum_ir::{DType, Dims, OpSet, SourceError, Sym, TensorType};
 
 use super::geometry::{Scope, whole};
-use super::template::{Foreign, Kind};
+use super::template::{Foreign, Kind, Tiles};
 use super::text::{self, TextError};
 use super::tuned::Choices;
 use super::{Device, Geometry, Library, Template, TemplateError, TunedVariants, Variant};
@@ -347,7 +347,7 @@ impl<'a> Attach<'a> {
         }
         let has_scratch = scratch > 0;
         let site = text::Site { launch, template, variant, block, has_scratch, bucket, device };
-        let tiles = tiles.iter().map(|(name, rows)| tile_map(&scope, name, rows));
+        let tiles = tiles.iter().map(|tiles| tile_map(&scope, tiles));
         let tiles = tiles.collect::<Result<_, _>>().map_err(fail)?;
         let kernel = self.kernel(&site, scratch, shown)?;
         Ok(Run::Kernel(KernelLaunch { kernel, geometry, arguments: None, tiles }))
@@ -376,7 +376,7 @@ impl<'a> Attach<'a> {
         let at_limits = Scope { dims: Some(&self.limits), ..*scope };
         [block]
             .into_iter()
-            .chain(tiles.iter().map(|(_, rows)| rows))
+            .chain(tiles.iter().map(|t| &t.rows))
             .try_for_each(|e| places.known(scope, e))?;
         grid.iter().chain([shared, scratch]).try_for_each(|e| places.known(&largest, e))?;
         let size = |scope: &Scope<'_>, expr: &Expr, what: &str, range: RangeInclusive<u64>| {
@@ -531,13 +531,14 @@ fn arguments(scope: &Scope<'_>, foreign: &Foreign) -> Result<Vec<Argument>, Stri
     foreign.args.iter().map(one).collect()
 }
 
-/// How the copy engine is to read the operand `name`.
-fn tile_map(scope: &Scope<'_>, name: &str, rows: &Expr) -> Result<TileMap, String> {
+/// How the copy engine is to read an operand.
+fn tile_map(scope: &Scope<'_>, tiles: &Tiles) -> Result<TileMap, String> {
+    let Tiles { operand: name, rows, dealt } = tiles;
     let mut all = scope.launch.named_values();
-    let found = all.position(|(known, value)| known == name && value.is_some());
+    let found = all.position(|(known, value)| known == *name && value.is_some());
     let value = found.ok_or_else(|| format!("`tiles`: there is no operand `{name}`"))? as u32;
     match whole(scope.number(rows)?, rows)? {
-        rows @ 1..=TileMap::MOST_ROWS => Ok(TileMap { value, rows }),
+        rows @ 1..=TileMap::MOST_ROWS => Ok(TileMap { value, rows, dealt: *dealt }),
         n => Err(format!("`{rows}`: expected 1 to {} rows, found {n}", TileMap::MOST_ROWS)),
     }
 }

@@ -196,11 +196,22 @@ pub enum Kind {
         scratch: Expr,
         /// Where the kernel is not the template's text but somebody else's PTX.
         ptx: Option<Foreign>,
-        /// Operands that the GPU's copy engine reads in tiles, and the rows of a tile.
-        tiles: Vec<(String, Expr)>,
+        /// What the GPU's copy engine reads in tiles, in the order in which the kernel takes the maps.
+        tiles: Vec<Tiles>,
     },
     /// A library's matrix product.
     Matmul(MatmulRoles),
+}
+
+/// An operand that the GPU's copy engine reads in tiles.
+#[derive(Clone, Debug)]
+pub struct Tiles {
+    /// Its name.
+    pub operand: String,
+    /// Rows of a tile.
+    pub rows: Expr,
+    /// See [`TileMap::dealt`](crate::TileMap::dealt).
+    pub dealt: bool,
 }
 
 /// A kernel that was compiled by something else: Triton, say.

@@ -162,7 +162,7 @@ fn parameters(site: &Site<'_>) -> String {
     list.push("const Step* step".to_owned());
     if let Kind::Kernel { tiles, .. } = &site.variant.kind {
         list.extend(
-            tiles.iter().map(|(name, _)| format!("const __grid_constant__ TileMap {name}_tiles")),
+            tiles.iter().map(|t| format!("const __grid_constant__ TileMap {}_tiles", t.operand)),
         );
     }
     list.join(", ")

@@ -11,7 +11,7 @@ use infernum_ir::{SourceError, nearest};
 use serde::Deserialize;
 
 use super::geometry::{EVERYWHERE, STEP};
-use super::template::{Foreign, Kind, Library, MatmulRoles, TemplateError, Variant};
+use super::template::{Foreign, Kind, Library, MatmulRoles, TemplateError, Tiles, Variant};
 
 /// What stands in `variants: [..]`. A group's fields are those of a variant once more: RON cannot
 /// flatten a struct that both would share.
@@ -36,6 +36,8 @@ pub(super) enum Entry<'a> {
         #[serde(default)]
         tiles: Entries<'a, &'a str>,
         #[serde(default)]
+        dealt: Vec<&'a str>,
+        #[serde(default)]
         order: Option<&'a str>,
         #[serde(default)]
         library: Option<MatmulRoles>,
@@ -58,6 +60,8 @@ pub(super) enum Entry<'a> {
         scratch: Option<&'a str>,
         #[serde(default)]
         tiles: Entries<'a, &'a str>,
+        #[serde(default)]
+        dealt: Vec<&'a str>,
         #[serde(default)]
         order: Option<&'a str>,
         variants: Vec<Entry<'a>>,
@@ -127,6 +131,7 @@ struct Common {
     shared: Option<Expr>,
     scratch: Option<Expr>,
     tiles: BTreeMap<String, Expr>,
+    dealt: Vec<String>,
     order: Option<String>,
 }
 
@@ -270,8 +275,21 @@ impl<'s> Scope<'s> {
 impl Common {
     /// This and what an entry says, which goes before; conditions and constants are added.
     fn with(&self, scope: &Scope<'_>, entry: &Entry<'_>) -> Result<Common, SourceError> {
-        let (Entry::Variant { when, params, grid, block, shared, scratch, tiles, order, .. }
-        | Entry::Group { when, params, grid, block, shared, scratch, tiles, order, .. }) = entry
+        let (Entry::Variant {
+            when,
+            params,
+            grid,
+            block,
+            shared,
+            scratch,
+            tiles,
+            dealt,
+            order,
+            ..
+        }
+        | Entry::Group {
+            when, params, grid, block, shared, scratch, tiles, dealt, order, ..
+        }) = entry
         else {
             return Ok(self.clone());
         };
@@ -291,6 +309,7 @@ impl Common {
                 *slot = Some(scope.expression(text)?);
             }
         }
+        all.dealt.extend(dealt.iter().map(|&name| name.to_owned()));
         for (name, rows) in tiles.iter() {
             all.tiles.insert(name.to_owned(), scope.expression(rows)?);
         }
@@ -309,6 +328,11 @@ impl Common {
             return None;
         }
         let number = |n: f64| Expr::Lit(Value::Num(n));
+        let (tiles, dealt) = (self.tiles.into_iter(), self.dealt);
+        let tiles = tiles.map(|(operand, rows)| {
+            let dealt = dealt.contains(&operand);
+            Tiles { operand, rows, dealt }
+        });
         let kind = match library {
             Some(roles) => Kind::Matmul(roles),
             None => Kind::Kernel {
@@ -317,7 +341,7 @@ impl Common {
                 shared: self.shared.unwrap_or(number(0.0)),
                 scratch: self.scratch.unwrap_or(number(0.0)),
                 ptx,
-                tiles: self.tiles.into_iter().collect(),
+                tiles: tiles.collect(),
             },
         };
         let when = self.when.into_iter().filter(|e| !known(e, true)).collect();

@@ -1,5 +1,85 @@
+use infernum_codegen::Limits;
+use infernum_codegen::compile::{Options, compile};
+use infernum_frontend_hf::LowerOptions;
+
 use super::*;
 use crate::options::{ModelOptions, RunOptions};
+
+/// What a GPU would run, without one.
+fn compiled(limits: Limits, run: impl FnOnce(&Plan, &Kernels, &Library, &Device)) {
+    let options = ModelOptions::default();
+    let model = options.open_bare().expect("the demo");
+    let (pipeline, kernels) = (options.pipeline("cuda"), options.kernels().expect("ours"));
+    let (templates, device) = (Library::new(None), Device::named("sm_90a").expect("known"));
+    let costs = options.cost_table("sm_90a").expect("known");
+    let tuned = TunedVariants::default();
+    let options = Options {
+        model: &model,
+        lower: LowerOptions {
+            dtype: Some(infernum_ir::DType::Bf16),
+            max_length: Some(limits.max_length),
+            rows: Sym::B,
+        },
+        pipeline: &pipeline.expect("known"),
+        kernels: &kernels,
+        costs: ("sm_90a", &costs),
+        rules: None,
+        explain: false,
+        limits,
+        templates: &templates,
+        device: Some((&device, &tuned)),
+    };
+    let compiled = compile(&options, &mut |_, _, _| {}).expect("a plan");
+    run(&compiled.plan, &kernels, &templates, &device);
+}
+
+#[test]
+fn each_kind_of_steps_has_a_sample_and_each_rival_can_be_chosen() {
+    let limits = Limits { chunk: 256, sequences: 70, max_length: 256 };
+    compiled(limits, |plan, kernels, templates, device| {
+        let (batches, only) = (Vec::new(), Vec::new());
+        let tuning = Tuning { sequences: 70, context: 64, batches, prompts: false, only };
+        let all = samples(plan, &tuning);
+        let empty = (0..plan.schedules.len())
+            .filter(|i| plan.steps(*i).is_some_and(|steps| steps.min > steps.max));
+        assert_eq!(all.len() + empty.count(), plan.schedules.len(), "{all:?}");
+        for sample in &all {
+            let sequences = (sample.generated + usize::from(sample.prompt > 0)) as u64;
+            let tokens = (sample.generated + sample.prompt) as u64;
+            assert!(sequences <= plan.limits.seqs && tokens <= plan.limits.t, "{sample}");
+        }
+        let has_both = |s: &&Sample| s.generated > 0 && s.prompt > 0;
+        assert_eq!(all.iter().filter(has_both).count(), 4, "greedy and drawn, few and many rows");
+        // Restricted: of one kind, and with prompts.
+        let one = Tuning { batches: vec![5], ..tuning.clone() };
+        assert!(samples(plan, &one).iter().all(|s| (s.generated, s.prompt) == (8, 0)));
+        let prompts = Tuning { prompts: true, ..tuning };
+        assert!(samples(plan, &prompts).iter().all(|s| s.prompt > 0));
+
+        let mut contested = 0;
+        for sample in &all {
+            let found = rivals(plan, sample.schedule, &kernels.ops, templates, device);
+            for rivals in found.expect("rivals").0 {
+                let site = &rivals.site;
+                assert_eq!(rivals.refused, [""; 0], "{site}");
+                // Rows that run on one variant are launched together, as a site of its own.
+                let decode = plan.schedules[sample.schedule].bucket.decode;
+                let is_part = !decode && site.op == "paged_attention";
+                // The one that the order would take last.
+                let Some(variant) = rivals.variants.last().filter(|_| !is_part) else { continue };
+                let sites = [(site.clone(), variant.clone())].into();
+                let tuned = TunedVariants::of(vec![Chosen { source: String::new(), sites }]);
+                let (mut other, ops) = (plan.clone(), &kernels.ops);
+                let choices = reattach(&mut other, sample.schedule, ops, templates, device, &tuned);
+                let choices = choices.expect("kernels");
+                assert_eq!(rivals.running(&choices), Some(variant.as_str()), "{site}");
+                assert_eq!(choices.dropped, []);
+                contested += 1;
+            }
+        }
+        assert!(contested > 20, "{contested}");
+    });
+}
 
 #[test]
 fn a_shortened_step_calls_each_program_a_few_times() {

@@ -159,7 +159,11 @@ pub const COSTS: [Structure; 2] = [
         fields: &[
             ("launch_us", false, "microseconds of an empty call"),
             ("factor", false, "factor on the time that bytes and operations take"),
-            ("most_tokens", false, "the largest step that there is a kernel for"),
+            (
+                "when",
+                false,
+                "conditions on calls that there is a kernel for, over operands, attributes and `tokens`",
+            ),
         ],
     },
 ];

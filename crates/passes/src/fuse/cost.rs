@@ -5,7 +5,9 @@ use std::path::Path;
 
 use include_dir::{Dir, include_dir};
 use infernum_frontend_hf::spec::{Source, read_ron};
-use infernum_ir::{Op, is_there, nearest};
+use infernum_ir::body::{attr_value, type_value};
+use infernum_ir::expr::{Expr, Value};
+use infernum_ir::{OpCall, is_there, nearest};
 use serde::Deserialize;
 
 use super::measured::Measurements;
@@ -68,22 +70,39 @@ pub enum Kernels {
 }
 
 /// How an op differs from the rest.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct OpCost {
     /// Microseconds of an empty call.
-    #[serde(default)]
     pub launch_us: Option<f64>,
     /// Factor on the time that bytes and operations take.
-    #[serde(default = "one")]
     pub factor: f64,
-    /// The largest step that the target has the op's kernel for; any when left out.
-    #[serde(default)]
-    pub most_tokens: Option<u64>,
+    /// The calls that the target has the op's kernel for: conditions over its operands, attributes and `tokens`.
+    pub when: Vec<Condition>,
 }
 
-fn one() -> f64 {
-    1.0
+impl Default for OpCost {
+    fn default() -> OpCost {
+        OpCost { launch_us: None, factor: 1.0, when: Vec::new() }
+    }
+}
+
+/// An expression that is true or false.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Condition {
+    /// As it was written.
+    pub text: String,
+    expr: Expr,
+}
+
+impl TryFrom<String> for Condition {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Condition, String> {
+        let expr = text.parse().map_err(|e| format!("`{text}`: {e}"))?;
+        Ok(Condition { text, expr })
+    }
 }
 
 impl CostTable {
@@ -114,15 +133,41 @@ impl CostTable {
         Ok(read_ron(source)?)
     }
 
-    /// Whether the target has a kernel of `op`'s own for the steps of a bucket.
-    pub fn has_kernel(&self, op: Op, bucket: Bucket) -> bool {
-        let most = self.ops.get(op.name).and_then(|o| o.most_tokens);
+    /// Whether the target has a kernel of the op's own for a call in the steps of a bucket.
+    pub fn has_kernel(&self, call: &OpCall<'_>, bucket: Bucket) -> bool {
+        self.kernel_refusal(call, bucket).is_none()
+    }
+
+    /// Why the target has no kernel of the op's own for a call, where it has none.
+    pub(super) fn kernel_refusal(&self, call: &OpCall<'_>, bucket: Bucket) -> Option<String> {
+        let op = call.op;
         let known = match &self.kernels {
             Kernels::Templates => op.cuda.is_some(),
             Kernels::Only(names) => names.iter().any(|n| n == op.name),
         };
-        op.fused.is_none() || (known && most.is_none_or(|most| bucket.max <= most))
+        op.fused.as_ref()?;
+        if !known {
+            return Some(String::new());
+        }
+        let mut when = self.ops.get(op.name).map_or(&[][..], |cost| &cost.when).iter();
+        let lookup = |name: &str| lookup(call, bucket, name);
+        let refuses = |c: &&Condition| c.expr.eval(&lookup) != Ok(Value::Bool(true));
+        when.find(refuses).map(|c| format!(" where not `{}`", c.text))
     }
+}
+
+/// What a condition's names mean.
+fn lookup(call: &OpCall<'_>, bucket: Bucket, name: &str) -> Option<Value> {
+    if name == "tokens" {
+        let bounds = [("min", bucket.min), ("max", bucket.max)];
+        let bounds = bounds.map(|(name, n)| (name.to_owned(), Value::Num(n as f64)));
+        return Some(Value::Map(bounds.into()));
+    }
+    if let Some(i) = call.op.operands.iter().position(|o| o.name == name) {
+        return Some(call.operands.get(i)?.map_or(Value::Null, type_value));
+    }
+    let attr = call.op.attrs.iter().position(|a| a.name == name)?;
+    attr_value(call.attrs.get(attr)?)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use infernum_ir::expr::Value;
-use infernum_ir::{Graph, Module, verify};
+use infernum_ir::{Graph, Module, OpCall, verify};
 
 use crate::Pass;
 use crate::data::{self, Numerics, Rule};
@@ -340,9 +340,9 @@ impl Told<'_, '_> {
         let rule = |firing: &Firing| patterns[firing.pattern].rule.name.clone();
         let outcomes = outcomes.judge(firings, &rule, &|node| self.price(node));
         let no_kernel = |firing: &Firing| -> Vec<String> {
-            let op = |node: &language::Node| match node.head {
-                Head::Op(op) => self.prices.without_kernel(op),
-                _ => None,
+            let op = |node: &language::Node| {
+                let (op, operands, attrs) = self.imported.graph.signature(node)?;
+                self.prices.without_kernel(&OpCall { op, operands: &operands, attrs: &attrs })
             };
             firing.made.iter().filter_map(|(_, node)| op(node)).collect()
         };

@@ -52,7 +52,7 @@ impl<'a> Prices<'a> {
             return Price::NOTHING;
         }
         let call = OpCall { op, operands, attrs };
-        if !self.is_one_call(op)
+        if !self.is_one_call(&call)
             && let Ok(instance) = Instance::new(&call)
         {
             return self.parts(&instance);
@@ -80,23 +80,15 @@ impl<'a> Prices<'a> {
         launch + special.map_or(1.0, |s| s.factor) * moving.max(computing) / 1e3
     }
 
-    /// Why the target does not run `op` as one call, where it does not: its body was priced then.
-    pub(super) fn without_kernel(&self, op: Op) -> Option<String> {
-        if self.is_one_call(op) {
-            return None;
-        }
-        let most = self.table.ops.get(op.name).and_then(|o| o.most_tokens);
-        let has_some = self.table.has_kernel(op, Bucket { max: 1, ..self.bucket });
-        let steps = match most.filter(|_| has_some) {
-            Some(most) => format!(" for steps of more than {most} tokens"),
-            None => String::new(),
-        };
-        Some(format!("`{}` has no kernel on {}{steps}", op.name, self.target))
+    /// Why the target does not run a call as one, where it does not: the op's body was priced then.
+    pub(super) fn without_kernel(&self, call: &OpCall<'_>) -> Option<String> {
+        let why = self.table.kernel_refusal(call, self.bucket).filter(|_| !call.op.is_map())?;
+        Some(format!("`{}` has no kernel on {}{why}", call.op.name, self.target))
     }
 
-    /// Whether the target runs `op` as one call: by a kernel of its own, or as a `map`.
-    fn is_one_call(&self, op: Op) -> bool {
-        op.is_map() || self.table.has_kernel(op, self.bucket)
+    /// Whether the target runs a call as one: by a kernel of its own, or as a `map`.
+    fn is_one_call(&self, call: &OpCall<'_>) -> bool {
+        call.op.is_map() || self.table.has_kernel(call, self.bucket)
     }
 
     fn parts(&self, instance: &Instance) -> Price {

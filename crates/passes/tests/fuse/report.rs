@@ -60,7 +60,7 @@ fn parts_of_a_match_are_no_near_misses() {
 fn what_lost_on_cost_has_its_price() {
     let mut options = options();
     let dear =
-        infernum_passes::fuse::OpCost { launch_us: Some(50.0), factor: 1.0, most_tokens: None };
+        infernum_passes::fuse::OpCost { launch_us: Some(50.0), factor: 1.0, when: Vec::new() };
     options.costs.ops.insert("t_swiglu".to_owned(), dear);
     let report = fused(&fixture("llama/f32", DType::F32), &kernels(RULES), &options).report;
     let fired = report.fired.iter().find(|f| f.rule == "t-swiglu").expect("it fires");
@@ -153,10 +153,13 @@ fn a_kernel_for_small_steps_only_says_so() {
         "sm_90a",
         infernum_passes::fuse::Bucket { min: 17, max: 64, decode: false },
     );
-    let few = infernum_passes::fuse::OpCost { launch_us: None, factor: 1.0, most_tokens: Some(16) };
+    let few = infernum_passes::fuse::OpCost {
+        when: vec!["tokens.max <= 16".to_owned().try_into().expect("a condition")],
+        ..Default::default()
+    };
     options.costs.ops.insert("t_attention".to_owned(), few);
     let report = fused(&fixture("llama/f32", DType::F32), &kernels(RULES), &options).report;
     let fired = report.fired.iter().find(|f| f.rule == "t-attention").expect("it fires");
-    let why = "`t_attention` has no kernel on sm_90a for steps of more than 16 tokens";
+    let why = "`t_attention` has no kernel on sm_90a where not `tokens.max <= 16`";
     assert!(fired.no_kernel.iter().any(|w| w == why), "{:?}", fired.no_kernel);
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use infernum_frontend_hf::spec::Source;
 use infernum_passes::Bucket;
-use infernum_passes::data::Kernels;
+use infernum_passes::data::{Kernels, Rule};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -245,10 +245,14 @@ fn graph(parts: &[Part], head: u8) -> String {
     text.line(&format!("%h1 = {first} : f32[{}, 8]", if head == 0 { "B" } else { "T" }));
     text.line(&format!("%h2 = {second} : f32[B, 8]"));
     text.line("%logits = linear(%h2, %e, _) {dtype: none} : f32[B, 8]");
-    // The logits alone, or what a rule may not swallow as well.
+    // The logits alone, what a rule may not swallow as well, or the likeliest tokens in place of the logits.
     let also = if head == 2 { format!("%v{}, ", last.div_ceil(2)) } else { String::new() };
+    let yields = if head == 3 { "%ids" } else { "%logits" };
+    if head == 3 {
+        text.line("%ids = argmax(%logits) : u32[B]");
+    }
     let (ks, vs) = text.states.clone();
-    text.line(&format!("return {also}%logits, %{ks}, %{vs}"));
+    text.line(&format!("return {also}{yields}, %{ks}, %{vs}"));
     text.out
 }
 
@@ -262,7 +266,7 @@ fn shipped_rules_keep_what_random_graphs_mean() {
     let part = (0..14u8, 0..9usize, 0..9usize, any::<u16>());
     let strategy = (
         prop::collection::vec(part, 1..9),
-        0..3u8,
+        0..4u8,
         // Half of the time all of them, as a model has it.
         prop::option::of(prop::collection::vec(any::<bool>(), names.len())),
         prop::sample::select(vec!["cpu", "sm_90a"]),
@@ -289,6 +293,9 @@ fn shipped_rules_keep_what_random_graphs_mean() {
         Ok(())
     });
     result.unwrap_or_else(|e| panic!("{e}"));
+    // What takes tiles of 64 columns in bf16 is tried by filetests and `check-rules`.
+    let tiled = |r: &&Rule| !r.when.iter().any(|(text, _)| text.contains("'bf16'"));
+    let names: Vec<String> = kernels.rules.iter().filter(tiled).map(|r| r.name.clone()).collect();
     let seldom = |name: &&String| fired.get(*name).is_none_or(|n| *n < 5);
     let seldom: Vec<&String> = names.iter().filter(seldom).collect();
     assert!(seldom.len() * 10 < names.len(), "the graphs hardly reach {seldom:?}: {fired:?}");

@@ -97,7 +97,7 @@ fn packed_weights_are_one_product_and_cost_nothing_to_join() {
     // Slices of a row are views on this imaginary target.
     options.costs.ops.insert(
         "slice".to_owned(),
-        infernum_passes::fuse::OpCost { launch_us: Some(0.0), factor: 0.0, most_tokens: None },
+        infernum_passes::fuse::OpCost { launch_us: Some(0.0), factor: 0.0, when: Vec::new() },
     );
     let after = fused(&before, &kernels(RULES), &options);
     let calls = calls(&after.module);
@@ -173,7 +173,7 @@ fn a_version_has_one_writer_whatever_is_cheapest() {
             let cost = infernum_passes::fuse::OpCost {
                 launch_us: Some(price),
                 factor: 1.0,
-                most_tokens: None,
+                when: Vec::new(),
             };
             options.costs.ops.insert(op.to_owned(), cost);
         }

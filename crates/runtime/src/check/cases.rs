@@ -532,6 +532,14 @@ pub(super) static HUNDRED: Batch = Batch {
     limits: Dims { t: 128, b: 3, s: 256, pairs: 16_384, seqs: 3 },
 };
 
+/// As [`SINGLE`]: more tokens than a pair of tiles of 128.
+pub(super) static HUNDREDS: Batch = Batch {
+    name: "294 and 265 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(280, 280), (1, 1), (13, 13)], &[(1, 281), (200, 201), (64, 77)]],
+    limits: Dims { t: 640, b: 3, s: 640, pairs: 131_072, seqs: 3 },
+};
+
 /// Prompts, and decode steps of long and short contexts, which have kernels of their own.
 pub(super) static DECODES: Batch = Batch {
     name: "prompts and decodes",

@@ -20,6 +20,7 @@ struct Matrix {
     columns: u64,
     dtype: DType,
     tile_rows: u32,
+    dealt: bool,
 }
 
 /// The maps that launches asked for. There are as many as there are operands read in tiles, in all
@@ -65,29 +66,39 @@ fn matrix(
         columns: columns.eval(limits),
         dtype: ty.dtype,
         tile_rows: tile.rows,
+        dealt: tile.dealt,
     })
 }
 
 fn encode(matrix: &Matrix) -> Result<sys::CUtensorMap, String> {
-    let Matrix { address, rows, columns, dtype, tile_rows } = *matrix;
+    let Matrix { address, rows, columns, dtype, tile_rows, dealt } = *matrix;
     let data_type = match dtype {
         DType::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         other => return Err(format!("tiles: expected bf16 or f16, found {other}")),
     };
-    let (sizes, row_bytes) = ([columns, rows], [columns * 2]);
-    let (tile, steps) = ([TileMap::COLUMNS, tile_rows], [1u32, 1]);
+    let row = columns * 2;
+    let n = TileMap::DEALT;
+    // Dimensions from the innermost: their sizes, the bytes between neighbours of all but the first, and a tile's part.
+    let (sizes, strides, tile) = if dealt {
+        let sizes = vec![columns, 2, 4, 4, rows / u64::from(n)];
+        let strides = vec![row, 8 * row, 2 * row, u64::from(n) * row];
+        (sizes, strides, vec![TileMap::COLUMNS, 2, 4, 4, tile_rows / n])
+    } else {
+        (vec![columns, rows], vec![row], vec![TileMap::COLUMNS, tile_rows])
+    };
+    let steps = vec![1u32; sizes.len()];
     let mut map = sys::CUtensorMap { opaque: [0; 16] };
-    // SAFETY: each array has an entry for each of the two dimensions, strides one less; the matrix
+    // SAFETY: each array has an entry for each dimension, strides one less; the matrix
     // lies in memory of the GPU that outlives the executor's launches, and is not read here.
     let status = unsafe {
         sys::cuTensorMapEncodeTiled(
             &raw mut map,
             data_type,
-            2,
+            sizes.len() as u32,
             address as *mut std::ffi::c_void,
             sizes.as_ptr(),
-            row_bytes.as_ptr(),
+            strides.as_ptr(),
             tile.as_ptr(),
             steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,

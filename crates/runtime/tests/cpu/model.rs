@@ -157,7 +157,7 @@ schedule embed, full 0..2, window 2..3, head
     );
     let ops = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}")).ops;
     let module = text::parse_with(&text, "fused.ir", &ops).unwrap_or_else(|e| panic!("{e}"));
-    expand(&module, &|op| has_kernel(op.name)).unwrap_or_else(|e| panic!("{e}"))
+    expand(&module, &|call| has_kernel(call.op.name)).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Decodes by fused ops and larger steps by primitives, and the other way round.

@@ -282,7 +282,7 @@ schedule g 0..1
     let told = refusal(&|plan| {
         let run = plan.programs[0].launches[at("twice")].run.as_mut();
         let Some(Run::Parts { generated, .. }) = run else { return };
-        generated.tiles.push(TileMap { value: 0, rows: 8 });
+        generated.tiles.push(TileMap { value: 0, rows: 8, dealt: false });
     });
     assert!(told.contains("cannot be launched for a part"), "{told}");
     let told = refusal(&|plan| plan.programs[0].launches[at("gather_rows")].run = run.clone());

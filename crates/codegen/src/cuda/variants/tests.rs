@@ -17,8 +17,11 @@ fn listing(library: &Library) -> String {
             let launch = match kind {
                 Kind::Kernel { grid, block, shared, scratch, ptx, tiles } => {
                     let grid: Vec<String> = grid.iter().map(Expr::to_string).collect();
-                    let tiles: Vec<_> =
-                        tiles.iter().map(|(n, rows)| format!("{n}: {rows}")).collect();
+                    let shown = |t: &Tiles| {
+                        let dealt = if t.dealt { " dealt" } else { "" };
+                        format!("{}: {}{dealt}", t.operand, t.rows)
+                    };
+                    let tiles: Vec<_> = tiles.iter().map(shown).collect();
                     assert!(ptx.is_none(), "{name}: none of ours is foreign");
                     format!(
                         "[{}] x {block}, shared {shared}, scratch {scratch}, tiles {{{}}}",

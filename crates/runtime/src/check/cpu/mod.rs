@@ -66,7 +66,7 @@ fn verdict(
     // An op without a kernel of its own runs as what it stands for.
     let module = tried.and_then(|tried| tried.module(dtype, ops));
     let module = module.and_then(|meant| {
-        let run = expand(&meant, &|op: Op| has_kernel(op.name)).map_err(|e| e.to_string())?;
+        let run = expand(&meant, &|call| has_kernel(call.op.name)).map_err(|e| e.to_string())?;
         Ok((meant, run))
     });
     KernelVerdict {

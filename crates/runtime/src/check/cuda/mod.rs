@@ -19,8 +19,8 @@ use rayon::prelude::*;
 
 use self::guards::Guards;
 use super::cases::{
-    CASES, Case, DECODES, FEW, HEADS, HUNDRED, LARGE, MIDDLE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE,
-    SIXTEEN, Sizes, Tried, is_written, made,
+    CASES, Case, DECODES, FEW, HEADS, HUNDRED, HUNDREDS, LARGE, MIDDLE, ON_GPUS, PRIMITIVES,
+    RAGGED, SINGLE, SIXTEEN, Sizes, Tried, is_written, made,
 };
 use super::{Batch, Comparison, KernelVerdict, Trial, allowed, encodings};
 use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
@@ -42,7 +42,7 @@ struct Shape {
     variants: &'static [&'static str],
 }
 
-const SHAPES: [Shape; 9] = [
+const SHAPES: [Shape; 12] = [
     Shape {
         inputs: 2048,
         heads: [16, 4, 64],
@@ -104,12 +104,31 @@ const SHAPES: [Shape; 9] = [
         batches: &[&HUNDRED],
         variants: &["product128_split", "chain128"],
     },
+    // Tiles for every pair of multiprocessors: of 128 rows, of 192, of 256.
+    Shape {
+        inputs: 128,
+        heads: [18, 2, 128],
+        batches: &[&HUNDREDS],
+        variants: &["cooperative128"],
+    },
+    Shape {
+        inputs: 192,
+        heads: [24, 4, 128],
+        batches: &[&HUNDREDS],
+        variants: &["cooperative192"],
+    },
+    Shape {
+        inputs: 320,
+        heads: [36, 4, 128],
+        batches: &[&HUNDREDS],
+        variants: &["cooperative256", "chain192_2"],
+    },
     // Several tiles of tokens.
     Shape {
         inputs: 512,
         heads: [8, 1, 64],
         batches: &[&DECODES],
-        variants: &["chain192_2", "mma_128x128", "mma_64x128", "mma_64x64"],
+        variants: &["mma_128x128", "mma_64x128", "mma_64x64"],
     },
     // More rows than columns.
     Shape {
