@@ -46,7 +46,7 @@ for wanted in $parts; do
     reproducible) part reproducible "$here/infernum" check-reproducible --device cuda --dtype bf16 --requests 1000 ;;
     fused_numbers) part fused_numbers "$here/suite" fused_numbers:: --test-threads 4 ;;
     fast) # kernels for the sizes of real models, which the fixtures do not reach
-        for op in paged_attention norm_qkv; do
+        for op in paged_attention norm_qkv linear_qkv rms_linear; do
             part "memcheck-$op" compute-sanitizer --tool memcheck --error-exitcode 9 \
                 "$here/infernum" check-kernels --device cuda --only $op
         done
