@@ -7,6 +7,7 @@ mod add;
 mod alibi;
 mod argmax;
 mod cast;
+mod combine_heads;
 mod concat;
 mod dequantise;
 mod embedding;
@@ -21,6 +22,7 @@ mod linear;
 mod map;
 mod mask;
 mod mask_chunks;
+mod mask_topk;
 mod matmul;
 mod mix;
 mod mul;
@@ -58,6 +60,7 @@ pub static OPS: &[&OpDef] = &[
     &alibi::OP,
     &argmax::OP,
     &cast::OP,
+    &combine_heads::OP,
     &concat::OP,
     &dequantise::OP,
     &embedding::OP,
@@ -72,6 +75,7 @@ pub static OPS: &[&OpDef] = &[
     &map::OP,
     &mask::OP,
     &mask_chunks::OP,
+    &mask_topk::OP,
     &matmul::OP,
     &mix::OP,
     &mul::OP,

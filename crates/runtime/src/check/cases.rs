@@ -449,6 +449,14 @@ pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = mask(%dots) {window: 5} : f32[$H, T, S]", "%r"),
     Case("%r = mask_chunks(%dots) {chunk: 5} : f32[$H, T, S]", "%r"),
     Case("%r = alibi(%dots, %sinks) : f32[$H, T, S]", "%r"),
+    Case(
+        "%one = slice(%dots) {axis: 0, start: 0, len: 1} : f32[1, T, S]\n  %r = mask_topk(%dots, %one) {k: 3} : f32[$H, T, S]",
+        "%r",
+    ),
+    Case(
+        "%hw = slice(%x) {axis: 1, start: 0, len: $H} : DT[T, $H]\n  %r = combine_heads(%dots, %hw) : f32[1, T, S]",
+        "%r",
+    ),
     Case("%r = transpose(%qh) : DT[T, $D, $H]", "%r"),
     Case("%r = embedding(%picked, %router) : DT[T, 3, $N]", "%r"),
     Case("%r = matmul(%x, %wt) : DT[T, 5]", "%r"),

@@ -137,6 +137,17 @@ const CASES: &[(&str, &str)] = &[
     ),
     ("%r = mask_chunks(%sc) {chunk: 4} : f32[6, T, S]", "%r, %sc"),
     (
+        "%six = slice(%x) {axis: 1, start: 3, len: 6} : DT[T, 6]
+  %by = combine_heads(%sc, %six) : f32[1, T, S]
+  %r = mask_topk(%sc, %by) {k: 4} : f32[6, T, S]",
+        "%by",
+    ),
+    (
+        "%one = slice(%sc) {axis: 0, start: 2, len: 1} : f32[1, T, S]
+  %r = mask_topk(%sc, %one) {k: 4} : f32[6, T, S]",
+        "%r",
+    ),
+    (
         r#"%slopes = weight "slopes" : const f32[6]
   %r = alibi(%sc, %slopes) : f32[6, T, S]"#,
         "%r",
@@ -260,6 +271,15 @@ fn only_these_ops_fall_back() {
     }
     assert_eq!(
         slow.into_iter().collect::<Vec<_>>(),
-        ["alibi", "cast", "gather_rows", "mask_chunks", "pick", "transpose"]
+        [
+            "alibi",
+            "cast",
+            "combine_heads",
+            "gather_rows",
+            "mask_chunks",
+            "mask_topk",
+            "pick",
+            "transpose"
+        ]
     );
 }
