@@ -61,7 +61,7 @@ fn tables_are_those_of_transformers() {
         let name = fixture.dir.display();
         for graph in module.graphs.iter().filter(|g| !["embed", "head"].contains(&&*g.name)) {
             let tables = tables(graph);
-            let one_each = tables.len() % 2 == 0;
+            let one_each = tables.len().is_multiple_of(2);
             assert!(one_each, "{name}: one for queries, one for keys, of an indexer too");
             for table in tables {
                 assert_eq!(table.len(), expected.len(), "{name}");
