@@ -174,24 +174,24 @@ fn launches_of_a_layer_at_every_size() {
 /// Norms, each after the product that makes what it norms and before one that takes it.
 const PRE_NORM: &str = "module pre_norm
 graph g {
-  %x = carry 0 : bf16[T, 128]
+  %x = carry 0 : bf16[T, 4096]
   %heads = carry 1 : bf16[T, 64]
-  %o = weight \"o\" : const bf16[128, 64]
-  %norm = weight \"norm\" : const bf16[128]
-  %gate = weight \"gate\" : const bf16[192, 128]
-  %up = weight \"up\" : const bf16[192, 128]
-  %down = weight \"down\" : const bf16[128, 192]
-  %last = weight \"last\" : const bf16[64, 128]
-  %a = linear(%heads, %o, _) {dtype: none} : bf16[T, 128]
-  %mid = add(%x, %a) : bf16[T, 128]
-  %n = rmsnorm(%mid, %norm) {eps: 1e-5, offset: 1} : bf16[T, 128]
+  %o = weight \"o\" : const bf16[4096, 64]
+  %norm = weight \"norm\" : const bf16[4096]
+  %gate = weight \"gate\" : const bf16[192, 4096]
+  %up = weight \"up\" : const bf16[192, 4096]
+  %down = weight \"down\" : const bf16[4096, 192]
+  %last = weight \"last\" : const bf16[64, 4096]
+  %a = linear(%heads, %o, _) {dtype: none} : bf16[T, 4096]
+  %mid = add(%x, %a) : bf16[T, 4096]
+  %n = rmsnorm(%mid, %norm) {eps: 1e-5, offset: 1} : bf16[T, 4096]
   %g = linear(%n, %gate, _) {dtype: none} : bf16[T, 192]
   %u = linear(%n, %up, _) {dtype: none} : bf16[T, 192]
   %act = gelu_tanh(%g) : bf16[T, 192]
   %gated = mul(%act, %u) : bf16[T, 192]
-  %d = linear(%gated, %down, _) {dtype: none} : bf16[T, 128]
-  %out = add(%mid, %d) : bf16[T, 128]
-  %m = rmsnorm(%out, _) {eps: 1e-5, offset: 0} : bf16[T, 128]
+  %d = linear(%gated, %down, _) {dtype: none} : bf16[T, 4096]
+  %out = add(%mid, %d) : bf16[T, 4096]
+  %m = rmsnorm(%out, _) {eps: 1e-5, offset: 0} : bf16[T, 4096]
   %y = linear(%m, %last, _) {dtype: f32} : f32[T, 64]
   return %out, %y
 }
@@ -282,6 +282,9 @@ fn a_greedy_head_yields_tokens() {
     }
 }
 
+/// Measured as slower than the parts, and priced so.
+const SLOWER: [&str; 1] = ["linear_qkv_rope_kv_write"];
+
 /// Every fused op that has a kernel somewhere is what some shipped family or layer comes to: a rule
 /// puts it there and its cost keeps it there.
 #[test]
@@ -301,7 +304,7 @@ fn every_fused_op_is_chosen_somewhere() {
     chosen.extend(fused_ops(&tens_of_tokens(PRE_NORM)));
     let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
     let all = kernels.ops.fused().filter(|op| op.cuda.is_some()).map(|op| op.name);
-    let never: Vec<&str> = all.filter(|op| !chosen.contains(op)).collect();
+    let never: Vec<&str> = all.filter(|op| !chosen.contains(op) && !SLOWER.contains(op)).collect();
     assert_eq!(never, STEPPING_STONES.map(|(op, ..)| op), "of {chosen:?}");
     for (op, layer, larger) in STEPPING_STONES {
         let bucket = Bucket { min: 16, max: 16, decode: false };

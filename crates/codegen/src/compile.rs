@@ -7,7 +7,7 @@ use infernum_passes::fuse::{self, CostTable, FuseOptions, Report};
 use infernum_passes::{Context, Pipeline};
 
 use crate::check::MAX_ROWS;
-use crate::cuda::{Choices, CudaError, Device, Library, TunedVariants, attach};
+use crate::cuda::{Choices, CudaError, Device, Library, TunedVariants, attach, within};
 use crate::{Bucket, ExpandError, Plan, PlanError, TargetKind, expand, plan_buckets};
 
 /// What a compilation is of and for.
@@ -181,7 +181,7 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     let reproducible = options.pipeline.reproducible;
     let whole = [Bucket::ALL];
     for bucket in if reproducible { &whole } else { &options.pipeline.buckets[..] } {
-        let Some(bucket) = most(*bucket, limits.t) else { continue };
+        let Some(bucket) = held(*bucket, &limits) else { continue };
         session.module = lowered.clone();
         session.bucket = Some(bucket);
         session.run(PER_BUCKET)?;
@@ -196,7 +196,7 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
         let own = [b.bucket];
         // Steps of all kinds compute the same in a reproducible plan; which kernels do it may differ.
         for kind in if reproducible { &options.pipeline.buckets[..] } else { &own } {
-            let Some(kind) = most(*kind, limits.t) else { continue };
+            let Some(kind) = held(*kind, &limits) else { continue };
             let all = [Some(&b.module), greedy.as_ref()].into_iter().flatten();
             modules.extend(all.map(|module| (kind, module.clone())));
         }
@@ -210,9 +210,9 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     Ok(Compiled { buckets, plan, choices, warnings: session.warnings })
 }
 
-/// A kind of steps of at most so many tokens; `None` if it has none of them.
-fn most(bucket: Bucket, tokens: u64) -> Option<Bucket> {
-    let bucket = Bucket { max: bucket.max.min(tokens), ..bucket };
+/// The steps of a kind that a plan of these limits holds; `None` if it has none of them.
+fn held(bucket: Bucket, limits: &Dims) -> Option<Bucket> {
+    let bucket = within(bucket, limits);
     (bucket.min <= bucket.max).then_some(bucket)
 }
 

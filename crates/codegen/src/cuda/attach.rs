@@ -87,9 +87,10 @@ pub fn reattach(
     Ok(attach.choices)
 }
 
-/// The bucket's steps that a plan holds.
+/// The bucket's steps that a plan holds: a decode step has a token a sequence. One that needs more sequences than the plan
+/// has keeps its least, so that no bucket is turned around.
 pub(crate) fn within(bucket: Bucket, limits: &Dims) -> Bucket {
-    let most = if bucket.decode { limits.t.min(limits.seqs) } else { limits.t };
+    let most = if bucket.decode { limits.t.min(limits.seqs.max(bucket.min)) } else { limits.t };
     Bucket { max: bucket.max.min(most), ..bucket }
 }
 
