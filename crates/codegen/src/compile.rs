@@ -7,7 +7,7 @@ use infernum_passes::fuse::{self, CostTable, FuseOptions, Report};
 use infernum_passes::{Context, Pipeline};
 
 use crate::check::MAX_ROWS;
-use crate::cuda::{Choices, CudaError, Device, Library, TunedVariants, attach, within};
+use crate::cuda::{Choices, CudaError, Device, Library, TunedVariants, attach, meant_for};
 use crate::{Bucket, ExpandError, Plan, PlanError, TargetKind, expand, plan_buckets};
 
 /// What a compilation is of and for.
@@ -210,10 +210,9 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     Ok(Compiled { buckets, plan, choices, warnings: session.warnings })
 }
 
-/// The steps of a kind that a plan of these limits holds; `None` if it has none of them.
+/// What a kind of steps is compiled for; `None` if a plan of these limits has too few tokens for any.
 fn held(bucket: Bucket, limits: &Dims) -> Option<Bucket> {
-    let bucket = within(bucket, limits);
-    (bucket.min <= bucket.max).then_some(bucket)
+    (bucket.min <= limits.t).then(|| meant_for(bucket, limits))
 }
 
 /// The target's costs. A reproducible plan has the kernels of those fused ops alone that declare orders of

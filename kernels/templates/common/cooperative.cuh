@@ -12,17 +12,6 @@
 //   Early, early(q, t)    what `finish` reads beside sums, asked for while the last products run
 //   finish(q, t, a, b, early)  takes the sums of outputs q .. q + 7 of token t, b of the second half's rows
 
-// sums[64, ROWS] = (add ? sums : 0) + x[64, 16] w[ROWS, 16]'
-{% set n = p.outputs // 2 %}
-__device__ __forceinline__ void tile_product(float (&s)[{{ p.outputs // 8 }}][4], u64 x, u64 w, int add) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %{{ n + 2 }}, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n{{ p.outputs }}k16.f32.{{ x.type }}.{{ x.type }} { {% for i in range(n) %}%{{ i }}{{ "" if loop.last else ", " }}{% endfor %} }, "
-                 "%{{ n }}, %{{ n + 1 }}, p, 1, 1, 0, 0; }\n"
-                 : {% for i in range(n) %}"+f"(s[{{ i // 4 }}][{{ i % 4 }}]){{ "" if loop.last else ", " }}{% endfor %}
-
-                 : "l"(x), "l"(w), "r"(add));
-}
-
 template <class Op, int ROWS, int STAGES> struct Cooperative {
     static constexpr int GROUPS = 2, TOKENS = 64 * GROUPS, PAIR = 2, BAND = 8;
     static constexpr u32 X_BYTES = TOKENS * 128, W_BYTES = ROWS * 128, STAGE = X_BYTES + W_BYTES;

@@ -14,11 +14,13 @@
 {% include "common/vec.cuh" %}
 {% include "common/wgmma.cuh" %}
 {% include "common/barriers.cuh" %}
+{% include "common/tile_product.cuh" %}
 {% include "common/product.cuh" %}
 {% elif p.outputs is defined %}
 {% include "common/vec.cuh" %}
 {% include "common/wgmma.cuh" %}
 {% include "common/barriers.cuh" %}
+{% include "common/tile_product.cuh" %}
 {% include "common/cooperative.cuh" %}
 {% endif %}
 {% include "common/skinny_op.cuh" %}

@@ -17,17 +17,6 @@
 //   prepare()             a warpgroup keeps what finish() wants of the tokens, once
 //   finish(q, t, a, b)    takes the sums of outputs q .. q + 7 of token t, b of their second rows
 
-// sums[64, TOKENS] = (add ? sums : 0) + w[64, 16] x[TOKENS, 16]'
-{% set n = p.tokens // 2 %}
-__device__ __forceinline__ void tile_product(float (&s)[{{ p.tokens // 8 }}][4], u64 w, u64 x, int add) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %{{ n + 2 }}, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n{{ p.tokens }}k16.f32.{{ x.type }}.{{ x.type }} { {% for i in range(n) %}%{{ i }}{{ "" if loop.last else ", " }}{% endfor %} }, "
-                 "%{{ n }}, %{{ n + 1 }}, p, 1, 1, 0, 0; }\n"
-                 : {% for i in range(n) %}"+f"(s[{{ i // 4 }}][{{ i % 4 }}]){{ "" if loop.last else ", " }}{% endfor %}
-
-                 : "l"(w), "l"(x), "r"(add));
-}
-
 template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SPLIT> struct Product {
     static constexpr u32 W_BYTES = GROUPS * 64 * 128, X_BYTES = TOKENS * 128;
     static constexpr int STEPS = Op::K / 64, CHUNK = TOKENS > 64 ? 32 : TOKENS, SHARE = CHUNK / SPLIT;

@@ -87,11 +87,17 @@ pub fn reattach(
     Ok(attach.choices)
 }
 
-/// The bucket's steps that a plan holds: a decode step has a token a sequence. One that needs more sequences than the plan
-/// has keeps its least, so that no bucket is turned around.
+/// The bucket's steps that a plan holds: a decode step has a token a sequence.
 pub(crate) fn within(bucket: Bucket, limits: &Dims) -> Bucket {
-    let most = if bucket.decode { limits.t.min(limits.seqs.max(bucket.min)) } else { limits.t };
+    let most = if bucket.decode { limits.t.min(limits.seqs) } else { limits.t };
     Bucket { max: bucket.max.min(most), ..bucket }
+}
+
+/// The steps that a bucket's graph and kernels are chosen for: those that the plan holds or, where it has too few sequences
+/// for any, the bucket's least, which never come.
+pub(crate) fn meant_for(bucket: Bucket, limits: &Dims) -> Bucket {
+    let held = within(bucket, limits);
+    Bucket { max: held.max.max(held.min), ..held }
 }
 
 /// The variants that launches of `op` in a plan could run, in their template's order; `plan` has no
@@ -106,7 +112,7 @@ pub fn admitted(
     let mut attach = Attach::new(ops, library, device, plan.limits, TunedVariants::default());
     let (mut found, mut order) = (HashSet::new(), Vec::new());
     for schedule in &plan.schedules {
-        let bucket = within(schedule.bucket, &plan.limits);
+        let bucket = meant_for(schedule.bucket, &plan.limits);
         let programs = schedule.calls.iter().map(|c| &plan.programs[c.program as usize]);
         for launch in programs.flat_map(|p| &p.launches).filter(|l| l.op == op) {
             let template = attach.template(launch, &launch.name)?;
@@ -211,7 +217,7 @@ impl<'a> Attach<'a> {
     /// Has launches of a reproducible plan sum in one order in steps of every kind.
     fn keep_orders(&mut self, plan: &Plan) {
         if plan.reproducible {
-            let kinds = plan.schedules.iter().map(|s| within(s.bucket, &plan.limits));
+            let kinds = plan.schedules.iter().map(|s| meant_for(s.bucket, &plan.limits));
             self.one_order = Some(kinds.collect());
         }
     }
@@ -226,7 +232,7 @@ impl<'a> Attach<'a> {
         let schedule = &mut plan.schedules[schedule];
         // What is the same in two buckets may run on different kernels.
         let mut chosen: HashMap<u32, u32> = HashMap::new();
-        let bucket = within(schedule.bucket, &plan.limits);
+        let bucket = meant_for(schedule.bucket, &plan.limits);
         for call in &mut schedule.calls {
             if let Some(&known) = chosen.get(&call.program) {
                 call.program = known;

@@ -18,8 +18,8 @@ mod tuned;
 mod tuned_file;
 mod variants;
 
-pub(crate) use attach::within;
 pub use attach::{CudaError, admitted, attach, ceiling, reattach};
+pub(crate) use attach::{meant_for, within};
 pub use cache::{Cache, CacheError, Cubin};
 pub use geometry::Geometry;
 pub use nvrtc::{Compiler, NvrtcError};

@@ -49,7 +49,11 @@ fn each_kind_of_steps_has_a_sample_and_each_rival_can_be_chosen() {
             assert!(sequences <= plan.limits.seqs && tokens <= plan.limits.t, "{sample}");
         }
         let has_both = |s: &&Sample| s.generated > 0 && s.prompt > 0;
-        assert_eq!(all.iter().filter(has_both).count(), 4, "greedy and drawn, few and many rows");
+        assert_eq!(
+            all.iter().filter(has_both).count(),
+            6,
+            "greedy and drawn, in three kinds of steps"
+        );
         // Restricted: of one kind, and with prompts.
         let one = Tuning { batches: vec![5], ..tuning.clone() };
         assert!(samples(plan, &one).iter().all(|s| (s.generated, s.prompt) == (8, 0)));

@@ -2,6 +2,7 @@
 
 mod compiled;
 mod guards;
+mod shapes;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,9 +19,10 @@ use infernum_passes::data::Kernels;
 use rayon::prelude::*;
 
 use self::guards::Guards;
+use self::shapes::SHAPES;
 use super::cases::{
-    CASES, Case, DECODES, FEW, HEADS, HUNDRED, HUNDREDS, LARGE, MIDDLE, ON_GPUS, PRIMITIVES,
-    RAGGED, SINGLE, SIXTEEN, Sizes, Tried, is_written, made,
+    CASES, Case, DECODES, FEW, HEADS, HUNDRED, LARGE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE, SIXTEEN,
+    Sizes, Tried, is_written, made,
 };
 use super::{Batch, Comparison, KernelVerdict, Trial, allowed, encodings};
 use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
@@ -31,119 +33,6 @@ pub use self::compiled::{CompiledKernel, compile};
 const BLOCK: usize = StepInputs::BLOCK_SIZE;
 
 const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
-
-/// Products by what admits their variants.
-struct Shape {
-    inputs: usize,
-    /// `[H, G, D]`, which say the output channels: see [`Sizes::product`].
-    heads: [usize; 3],
-    batches: &'static [&'static Batch],
-    /// The variants that are tried; all where none is named.
-    variants: &'static [&'static str],
-}
-
-const SHAPES: [Shape; 12] = [
-    Shape {
-        inputs: 2048,
-        heads: [16, 4, 64],
-        batches: &[&SINGLE, &FEW, &SIXTEEN, &LARGE],
-        variants: &[],
-    },
-    // Long rows, few of them.
-    Shape {
-        inputs: 8192,
-        heads: [2, 1, 64],
-        batches: &[&SINGLE, &FEW, &SIXTEEN, &LARGE],
-        variants: &[
-            "t1_deep",
-            "t1_long",
-            "few8",
-            "few16",
-            "direct8",
-            "direct16",
-            "t32_split8",
-            "t64_split8",
-            "t8_long",
-            "library",
-        ],
-    },
-    // 16M elements.
-    Shape {
-        inputs: 2048,
-        heads: [64, 32, 64],
-        batches: &[&FEW, &SIXTEEN],
-        variants: &["t8", "t16"],
-    },
-    // Rows for every multiprocessor.
-    Shape {
-        inputs: 128,
-        heads: [80, 10, 128],
-        batches: &[&MIDDLE, &LARGE],
-        variants: &["t32", "t32_split4", "t64", "t64_split4", "head128"],
-    },
-    // More than fits a cache: as many rows as columns, and fewer.
-    Shape {
-        inputs: 2048,
-        heads: [96, 2, 128],
-        batches: &[&HUNDRED],
-        variants: &[
-            "product128",
-            "product128_2",
-            "chain128",
-            "chain128_2",
-            "chain192_2",
-            "mma_128x128",
-            "mma_64x128",
-            "mma_128x64",
-            "mma_64x64",
-        ],
-    },
-    Shape {
-        inputs: 8192,
-        heads: [20, 2, 128],
-        batches: &[&HUNDRED],
-        variants: &["product128_split", "chain128"],
-    },
-    // Tiles for every pair of multiprocessors: of 128 rows, of 192, of 256.
-    Shape {
-        inputs: 128,
-        heads: [18, 2, 128],
-        batches: &[&HUNDREDS],
-        variants: &["cooperative128"],
-    },
-    Shape {
-        inputs: 192,
-        heads: [24, 4, 128],
-        batches: &[&HUNDREDS],
-        variants: &["cooperative192"],
-    },
-    Shape {
-        inputs: 320,
-        heads: [36, 4, 128],
-        batches: &[&HUNDREDS],
-        variants: &["cooperative256", "chain192_2"],
-    },
-    // Several tiles of tokens.
-    Shape {
-        inputs: 512,
-        heads: [8, 1, 64],
-        batches: &[&DECODES],
-        variants: &["mma_128x128", "mma_64x128", "mma_64x64"],
-    },
-    // More rows than columns.
-    Shape {
-        inputs: 512,
-        heads: [28, 4, 64],
-        batches: &[&SINGLE],
-        variants: &["t1_tall", "chain_tall", "chain8"],
-    },
-    Shape {
-        inputs: 4096,
-        heads: [3, 1, 128],
-        batches: &[&SINGLE, &FEW],
-        variants: &["t1_small", "t1_deep", "t4", "direct8", "direct16", "head128"],
-    },
-];
 
 /// Rows that a warp, a block and a large block take.
 const ROWS: [usize; 3] = [1024, 4096, 9216];

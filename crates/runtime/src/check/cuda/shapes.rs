@@ -1,0 +1,117 @@
+//! The shapes of products that are tried: each admits variants that others do not.
+
+use super::super::Batch;
+use super::super::cases::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, MIDDLE, SINGLE, SIXTEEN};
+
+/// Products by what admits their variants.
+pub(super) struct Shape {
+    pub(super) inputs: usize,
+    /// `[H, G, D]`, which say the output channels: see `Sizes::product`.
+    pub(super) heads: [usize; 3],
+    pub(super) batches: &'static [&'static Batch],
+    /// The variants that are tried; all where none is named.
+    pub(super) variants: &'static [&'static str],
+}
+
+pub(super) const SHAPES: [Shape; 12] = [
+    Shape {
+        inputs: 2048,
+        heads: [16, 4, 64],
+        batches: &[&SINGLE, &FEW, &SIXTEEN, &LARGE],
+        variants: &[],
+    },
+    // Long rows, few of them.
+    Shape {
+        inputs: 8192,
+        heads: [2, 1, 64],
+        batches: &[&SINGLE, &FEW, &SIXTEEN, &LARGE],
+        variants: &[
+            "t1_deep",
+            "t1_long",
+            "few8",
+            "few16",
+            "direct8",
+            "direct16",
+            "t32_split8",
+            "t64_split8",
+            "t8_long",
+            "library",
+        ],
+    },
+    // 16M elements.
+    Shape {
+        inputs: 2048,
+        heads: [64, 32, 64],
+        batches: &[&FEW, &SIXTEEN],
+        variants: &["t8", "t16"],
+    },
+    // Rows for every multiprocessor.
+    Shape {
+        inputs: 128,
+        heads: [80, 10, 128],
+        batches: &[&MIDDLE, &LARGE],
+        variants: &["t32", "t32_split4", "t64", "t64_split4", "head128"],
+    },
+    // More than fits a cache: as many rows as columns, and fewer.
+    Shape {
+        inputs: 2048,
+        heads: [96, 2, 128],
+        batches: &[&HUNDRED],
+        variants: &[
+            "product128",
+            "product128_2",
+            "chain128",
+            "chain128_2",
+            "chain192_2",
+            "mma_128x128",
+            "mma_64x128",
+            "mma_128x64",
+            "mma_64x64",
+        ],
+    },
+    Shape {
+        inputs: 8192,
+        heads: [20, 2, 128],
+        batches: &[&HUNDRED],
+        variants: &["product128_split", "chain128"],
+    },
+    // Tiles for every pair of multiprocessors: of 128 rows, of 192, of 256.
+    Shape {
+        inputs: 128,
+        heads: [18, 2, 128],
+        batches: &[&HUNDREDS],
+        variants: &["cooperative128"],
+    },
+    Shape {
+        inputs: 192,
+        heads: [24, 4, 128],
+        batches: &[&HUNDREDS],
+        variants: &["cooperative192"],
+    },
+    Shape {
+        inputs: 320,
+        heads: [36, 4, 128],
+        batches: &[&HUNDREDS],
+        variants: &["cooperative256", "chain192_2"],
+    },
+    // Several tiles of tokens.
+    Shape {
+        inputs: 512,
+        heads: [8, 1, 64],
+        batches: &[&DECODES],
+        variants: &["mma_128x128", "mma_64x128", "mma_64x64"],
+    },
+    // More rows than columns.
+    Shape {
+        inputs: 512,
+        heads: [28, 4, 64],
+        batches: &[&SINGLE],
+        variants: &["t1_tall", "chain_tall", "chain8"],
+    },
+    Shape {
+        inputs: 4096,
+        heads: [3, 1, 128],
+        batches: &[&SINGLE, &FEW],
+        variants: &["t1_small", "t1_deep", "t4", "direct8", "direct16", "head128"],
+    },
+];

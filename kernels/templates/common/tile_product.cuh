@@ -1,0 +1,10 @@
+{% set columns = p.outputs if p.outputs is defined else p.tokens %}{% set n = columns // 2 %}
+// sums[64, {{ columns }}] = (add ? sums : 0) + a[64, 16] b[{{ columns }}, 16]'
+__device__ __forceinline__ void tile_product(float (&s)[{{ columns // 8 }}][4], u64 a, u64 b, int add) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %{{ n + 2 }}, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n{{ columns }}k16.f32.{{ x.type }}.{{ x.type }} { {% for i in range(n) %}%{{ i }}{{ "" if loop.last else ", " }}{% endfor %} }, "
+                 "%{{ n }}, %{{ n + 1 }}, p, 1, 1, 0, 0; }\n"
+                 : {% for i in range(n) %}"+f"(s[{{ i // 4 }}][{{ i % 4 }}]){{ "" if loop.last else ", " }}{% endfor %}
+
+                 : "l"(a), "l"(b), "r"(add));
+}
