@@ -82,6 +82,8 @@ const WRITTEN: &str = "  %k1 = kv_write(%k0, %kh) : state DT[$G, $D]
   %k2 = kv_write(%k0, %ek) : state DT[$G, $D]
   %ec = kv_read(%k2) : DT[S, $G, $D]
   %dots = scores(%eq, %ec) : f32[$H, T, S]
+  %first_head = slice(%dots) {axis: 0, start: 0, len: 1} : f32[1, T, S]
+  %each_head = slice(%q) {axis: 1, start: 0, len: $H} : DT[T, $H]
   %r1 = kv_write(%r0, %kh) : state ring(2) DT[$G, $D]
 ";
 
@@ -448,9 +450,11 @@ pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = mask(%dots) {window: none} : f32[$H, T, S]", "%r"),
     Case("%r = mask(%dots) {window: 5} : f32[$H, T, S]", "%r"),
     Case("%r = mask_chunks(%dots) {chunk: 5} : f32[$H, T, S]", "%r"),
+    Case("%r = combine_heads(%dots, %each_head) : f32[1, T, S]", "%r"),
+    Case("%r = mask_topk(%dots, %first_head) {k: 4} : f32[$H, T, S]", "%r"),
     Case("%r = alibi(%dots, %sinks) : f32[$H, T, S]", "%r"),
     Case(
-        "%one = slice(%dots) {axis: 0, start: 0, len: 1} : f32[1, T, S]\n  %r = mask_topk(%dots, %one) {k: 3} : f32[$H, T, S]",
+        "%one = slice(%dots) {axis: 0, start: 0, len: 1} : f32[1, T, S]\n  %r = mask_topk(%dots, %first_head) {k: 3} : f32[$H, T, S]",
         "%r",
     ),
     Case(
