@@ -44,7 +44,7 @@ fuzz_target!(|data: &[u8]| {
     let (library, device) = (Library::new(Some(folder)), Device::named("sm_90a").expect("known"));
     let mut plan = PLAN.clone();
     match attach(&mut plan, &OpSet::default(), &library, &device, &TunedVariants::default()) {
-        Ok(()) => {
+        Ok(_) => {
             std::hint::black_box(plan.check().map_err(|e| e.to_string())).ok();
         }
         Err(e) => {
