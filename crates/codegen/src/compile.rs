@@ -176,31 +176,31 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     session.run(SHARED)?;
     let lowered = session.module.clone();
     let mut limits = options.limits.within(&lowered);
-    limits.pairs = u64::MAX;
+    let mut pairs = u64::MAX;
     let mut buckets = Vec::new();
     let reproducible = options.pipeline.reproducible;
-    let whole = [Bucket::ALL];
-    for bucket in if reproducible { &whole } else { &options.pipeline.buckets[..] } {
-        let Some(bucket) = held(*bucket, &limits) else { continue };
+    let all = || options.pipeline.buckets.iter().filter_map(|kind| most(*kind, limits.t));
+    let kinds: Vec<Bucket> = if reproducible { vec![Bucket::ALL] } else { all().collect() };
+    for kind in &kinds {
         session.module = lowered.clone();
-        session.bucket = Some(bucket);
+        session.bucket = Some(meant_for(*kind, &limits));
         session.run(PER_BUCKET)?;
         // What is left ragged, if anything, says how large a step may be.
-        limits.pairs = limits.pairs.min(options.limits.within(&session.module).pairs);
-        let report = std::mem::take(&mut session.report);
+        pairs = pairs.min(options.limits.within(&session.module).pairs);
+        let (bucket, report) = (meant_for(*kind, &limits), std::mem::take(&mut session.report));
         buckets.push(CompiledBucket { bucket, module: session.module.clone(), report });
     }
     let mut modules = Vec::new();
-    for b in &buckets {
+    for (b, kind) in buckets.iter().zip(&kinds) {
         let greedy = infernum_passes::greedy_steps(&b.module);
-        let own = [b.bucket];
-        // Steps of all kinds compute the same in a reproducible plan; which kernels do it may differ.
-        for kind in if reproducible { &options.pipeline.buckets[..] } else { &own } {
-            let Some(kind) = held(*kind, &limits) else { continue };
-            let all = [Some(&b.module), greedy.as_ref()].into_iter().flatten();
-            modules.extend(all.map(|module| (kind, module.clone())));
+        // Steps of all kinds compute the same in a reproducible plan; which kernels do it may differ. The plan keeps kinds as
+        // they are meant, so that what is tuned for one fits plans of other limits.
+        for kind in if reproducible { all().collect() } else { vec![*kind] } {
+            let modules_of = [Some(&b.module), greedy.as_ref()].into_iter().flatten();
+            modules.extend(modules_of.map(|module| (kind, module.clone())));
         }
     }
+    limits.pairs = pairs;
     let mut plan = plan_buckets(&modules, options.target(), limits)?;
     plan.reproducible = reproducible;
     let mut choices = Choices::default();
@@ -210,9 +210,10 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     Ok(Compiled { buckets, plan, choices, warnings: session.warnings })
 }
 
-/// What a kind of steps is compiled for; `None` if a plan of these limits has too few tokens for any.
-fn held(bucket: Bucket, limits: &Dims) -> Option<Bucket> {
-    (bucket.min <= limits.t).then(|| meant_for(bucket, limits))
+/// A kind of steps of at most so many tokens; `None` if it has none of them.
+fn most(bucket: Bucket, tokens: u64) -> Option<Bucket> {
+    let bucket = Bucket { max: bucket.max.min(tokens), ..bucket };
+    (bucket.min <= bucket.max).then_some(bucket)
 }
 
 /// The target's costs. A reproducible plan has the kernels of those fused ops alone that declare orders of

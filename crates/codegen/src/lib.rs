@@ -14,6 +14,7 @@ mod lower;
 mod plan;
 mod planner;
 mod recipe;
+mod tile_map;
 
 pub use buckets::{plan, plan_buckets};
 pub use cache::{CacheLayout, PlanePlace};
@@ -25,6 +26,6 @@ pub use layout::row_bytes;
 pub use lower::PlanError;
 pub use plan::{
     Arg, Argument, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, ProgramCall,
-    Recipe, Region, Run, Schedule, StateSpec, Summary, TargetKind, TileMap, VERSION, Value, Weight,
-    Yields,
+    Recipe, Region, Run, Schedule, StateSpec, Summary, TargetKind, VERSION, Value, Weight, Yields,
 };
+pub use tile_map::TileMap;

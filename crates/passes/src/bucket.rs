@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use infernum_ir::Dims;
+use infernum_ir::expr::Value;
 use serde::{Deserialize, Serialize};
 
 /// A kind of steps: those of a number of tokens.
@@ -24,6 +25,12 @@ impl Bucket {
     /// Whether a step of `tokens` is one of these; `decode` where every sequence has one token.
     pub fn holds(&self, tokens: u64, decode: bool) -> bool {
         (self.min..=self.max).contains(&tokens) && (decode || !self.decode)
+    }
+
+    /// Its interval, as conditions see it: `tokens.min` and `tokens.max`.
+    pub(crate) fn tokens(&self) -> Value {
+        let bounds = [("min", self.min), ("max", self.max)];
+        Value::Map(bounds.map(|(name, n)| (name.to_owned(), Value::Num(n as f64))).into())
     }
 
     /// Orders the buckets that hold a step: less is more specific.

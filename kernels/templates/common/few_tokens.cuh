@@ -1,4 +1,6 @@
-{# A product of up to 64 tokens, but for its `Op` and the kernel: see skinny_store.cuh and skinny_gated.cuh. #}
+{# What a variant's product needs, of any number of tokens, but for its `Op` and the kernel: see skinny_store.cuh, skinny_gated.cuh and
+   skinny_argmax.cuh. Its constants say whose it is: `boxes` of chain.cuh, `mma_rows` of product_mma.cuh, `activations` of
+   product.cuh, `outputs` of cooperative.cuh. #}
 {% include "common/prelude.cuh" %}
 {% include "common/async_copy.cuh" %}
 {% include "common/dense_rows.cuh" %}

@@ -3,9 +3,10 @@
 use infernum_ir::{Attr, DType, Dim, OpSet, StepInput, Sym, TensorType, Type};
 
 use super::{Checked, FaultKind, PlanFault, fault};
+use crate::TileMap;
 use crate::cuda::abi::Part;
 use crate::plan::{
-    Arg, Argument, KernelLaunch, Launch, Matmul, Plan, Program, Run, TargetKind, TileMap, Value,
+    Arg, Argument, KernelLaunch, Launch, Matmul, Plan, Program, Run, TargetKind, Value,
 };
 
 impl Plan {

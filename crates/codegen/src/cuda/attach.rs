@@ -1,6 +1,6 @@
 //! Gives each launch of a plan its kernel.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -10,11 +10,12 @@ use infernum_ir::{DType, Dims, OpSet, SourceError, Sym, TensorType};
 use super::geometry::{Scope, whole};
 use super::template::{Foreign, Kind, Tiles};
 use super::text::{self, TextError};
-use super::tuned::Choices;
+use super::tuned::{Choices, Site};
 use super::{Device, Geometry, Library, Template, TemplateError, TunedVariants, Variant};
+use crate::TileMap;
 use crate::buckets::MAX_ARENA;
 use crate::plan::{
-    Arg, Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Run, TileMap, Value, Yields,
+    Arg, Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Run, Value, Yields,
 };
 use infernum_passes::Bucket;
 
@@ -187,6 +188,8 @@ pub(super) struct Attach<'a> {
     pub(super) limits: Dims,
     pub(super) tuned: TunedVariants,
     pub(super) choices: Choices,
+    /// The sites that `choices` has.
+    pub(super) told: BTreeSet<Site>,
     /// The kinds of steps in all of which a launch must sum in one order, if it must.
     pub(super) one_order: Option<Vec<Bucket>>,
 }
@@ -210,6 +213,7 @@ impl<'a> Attach<'a> {
             limits,
             tuned,
             choices: Choices::default(),
+            told: BTreeSet::new(),
             one_order: None,
         }
     }

@@ -59,7 +59,7 @@ impl Attach<'_> {
     /// Keeps what runs a launch, and why.
     pub(super) fn tell(&mut self, launch: &Launch, steps: Bucket, choice: &Choice<'_>) {
         let site = Site::of(launch, steps);
-        if !self.choices.made.iter().any(|made| made.site == site) {
+        if self.told.insert(site.clone()) {
             let (variant, source) = (choice.variant.name.clone(), choice.source.clone());
             self.choices.made.push(Made { site, variant, source });
         }

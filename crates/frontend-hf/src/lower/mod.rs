@@ -25,6 +25,9 @@ use weights::Names;
 
 /// Layers a model may have: more is a mistake in a config, not a model.
 const MAX_LAYERS: u64 = 4096;
+
+/// Other names and patterns of a family's tensors: each is tried on each of them.
+const MAX_NAMES: usize = 256;
 const LAYER_COUNT: &str = "at most 4096 layers";
 /// Files a family may be made of.
 const MAX_BASES: usize = 8;
@@ -230,6 +233,13 @@ fn lower_parts(
     let embed = family.embed.as_ref().ok_or_else(|| needs("embed"))?;
     let layers = family.layers.as_ref().ok_or_else(|| needs("layers"))?;
     let head = family.head.as_ref().ok_or_else(|| needs("head"))?;
+    let named = family.names.len() + family.also_named.len() + family.transposed.len();
+    if named > MAX_NAMES {
+        let message = format!(
+            "expected at most {MAX_NAMES} entries of `names`, `also_named` and `transposed`, found {named}"
+        );
+        return Err(cx.at(family.name, message));
+    }
     for (from, to) in family.names.iter().chain(&family.also_named) {
         if from.is_empty() {
             return Err(cx.at(to, "expected the name that this stands for, found an empty one"));
@@ -405,6 +415,7 @@ impl<'a> Parts<'a> {
             let names = (known.len() + 1..).map(|i| format!("{kind}_{i}"));
             graph.name = names.into_iter().find(|name| !taken(name)).unwrap_or_default();
         }
+        values.iter().try_for_each(|value| scope.cx.spend(kind, scope::weight(value)))?;
         known.push((values, add(module, graph, Some(layer))));
         Ok(())
     }

@@ -161,8 +161,8 @@ impl<'a> Scope<'a> {
         self.push(Param { name, value, from: None })
     }
 
-    /// The values of parameters in one layer: each over `layer`, its number, and those before it. They are not
-    /// counted: they are held for one layer at a time.
+    /// The values of parameters in one layer: each over `layer`, its number, and those before it. Who keeps
+    /// them counts them.
     pub(super) fn layer_values(
         &self,
         params: &Entries<'a, Arg<'a>>,
@@ -380,7 +380,7 @@ fn word<'t>(text: &'t str, name: &str) -> &'t str {
 }
 
 /// Bytes that a value takes.
-fn weight(value: &Value) -> usize {
+pub(super) fn weight(value: &Value) -> usize {
     let inner = match value {
         Value::Str(s) => s.len(),
         Value::List(items) => items.iter().map(weight).sum(),

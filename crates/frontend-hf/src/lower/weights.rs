@@ -42,6 +42,10 @@ impl Names<'_> {
     /// The name that checkpoints have.
     fn apply(self, mut name: String) -> String {
         for (from, to) in self.always {
+            // Too long is refused; here it must only end.
+            if name.len() > MAX_TENSOR_NAME {
+                break;
+            }
             if let Some(replaced) = replaced(&name, from, to) {
                 name = replaced;
             }

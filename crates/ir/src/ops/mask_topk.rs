@@ -45,7 +45,8 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
     let k = eval.call.int("k") as usize;
     let pairs = eval.step.dims().pairs as usize;
     for token in eval.step.tokens() {
-        let ranks = &by.data[token.pairs()];
+        // Zeros are equal, whatever their sign.
+        let ranks: Vec<f64> = by.data[token.pairs()].iter().map(|rank| rank + 0.0).collect();
         let mut order: Vec<usize> = (0..ranks.len()).collect();
         order.sort_by(|&a, &b| ranks[b].total_cmp(&ranks[a]).then(a.cmp(&b)));
         for head in x.data.chunks_mut(pairs.max(1)) {

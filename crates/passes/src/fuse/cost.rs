@@ -1,6 +1,7 @@
 //! What a call costs on a target, in microseconds.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 use include_dir::{Dir, include_dir};
@@ -135,33 +136,57 @@ impl CostTable {
 
     /// Whether the target has a kernel of the op's own for a call in the steps of a bucket.
     pub fn has_kernel(&self, call: &OpCall<'_>, bucket: Bucket) -> bool {
-        self.kernel_refusal(call, bucket).is_none()
+        self.refusal(call, bucket).is_none()
     }
 
     /// Why the target has no kernel of the op's own for a call, where it has none.
-    pub(super) fn kernel_refusal(&self, call: &OpCall<'_>, bucket: Bucket) -> Option<String> {
+    pub(super) fn refusal(&self, call: &OpCall<'_>, bucket: Bucket) -> Option<Refusal<'_>> {
         let op = call.op;
+        op.fused.as_ref()?;
         let known = match &self.kernels {
             Kernels::Templates => op.cuda.is_some(),
             Kernels::Only(names) => names.iter().any(|n| n == op.name),
         };
-        op.fused.as_ref()?;
         if !known {
-            return Some(String::new());
+            return Some(Refusal::NoKernel);
         }
-        let mut when = self.ops.get(op.name).map_or(&[][..], |cost| &cost.when).iter();
         let lookup = |name: &str| lookup(call, bucket, name);
-        let refuses = |c: &&Condition| c.expr.eval(&lookup) != Ok(Value::Bool(true));
-        when.find(refuses).map(|c| format!(" where not `{}`", c.text))
+        let when = self.ops.get(op.name).map_or(&[][..], |cost| &cost.when);
+        when.iter().find_map(|condition| match condition.expr.eval(&lookup) {
+            Ok(Value::Bool(true)) => None,
+            Ok(Value::Bool(false)) => Some(Refusal::Unless(condition)),
+            Ok(found) => {
+                Some(Refusal::Unclear(condition, format!("it is {found}, neither true nor false")))
+            }
+            Err(error) => Some(Refusal::Unclear(condition, error.to_string())),
+        })
+    }
+}
+
+/// Why a target has no kernel for a call.
+pub(super) enum Refusal<'t> {
+    /// It has none for any.
+    NoKernel,
+    /// A condition is false.
+    Unless(&'t Condition),
+    /// A condition has no answer, which is a mistake in the table.
+    Unclear(&'t Condition, String),
+}
+
+impl fmt::Display for Refusal<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::NoKernel => Ok(()),
+            Refusal::Unless(c) => write!(f, " where not `{}`", c.text),
+            Refusal::Unclear(c, why) => write!(f, ", as `{}` has no answer ({why})", c.text),
+        }
     }
 }
 
 /// What a condition's names mean.
 fn lookup(call: &OpCall<'_>, bucket: Bucket, name: &str) -> Option<Value> {
     if name == "tokens" {
-        let bounds = [("min", bucket.min), ("max", bucket.max)];
-        let bounds = bounds.map(|(name, n)| (name.to_owned(), Value::Num(n as f64)));
-        return Some(Value::Map(bounds.into()));
+        return Some(bucket.tokens());
     }
     if let Some(i) = call.op.operands.iter().position(|o| o.name == name) {
         return Some(call.operands.get(i)?.map_or(Value::Null, type_value));

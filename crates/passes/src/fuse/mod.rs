@@ -278,8 +278,6 @@ fn context(options: &FuseOptions) -> Context {
     let map = |entries: Vec<(&str, Value)>| {
         Value::Map(entries.into_iter().map(|(k, v)| (k.to_owned(), v)).collect())
     };
-    let tokens =
-        map(vec![("min", number(options.bucket.min)), ("max", number(options.bucket.max))]);
     let sm = options.costs.sm.map_or(Value::Null, |sm| number(sm.into()));
     let device = map(vec![
         ("kind", Value::Str(options.costs.kind.clone())),
@@ -287,7 +285,7 @@ fn context(options: &FuseOptions) -> Context {
         ("sm", sm),
     ]);
     Context::from([
-        ("tokens", tokens),
+        ("tokens", options.bucket.tokens()),
         ("decode", Value::Bool(options.bucket.decode)),
         ("device", device),
     ])

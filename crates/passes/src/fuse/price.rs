@@ -82,7 +82,7 @@ impl<'a> Prices<'a> {
 
     /// Why the target does not run a call as one, where it does not: the op's body was priced then.
     pub(super) fn without_kernel(&self, call: &OpCall<'_>) -> Option<String> {
-        let why = self.table.kernel_refusal(call, self.bucket).filter(|_| !call.op.is_map())?;
+        let why = self.table.refusal(call, self.bucket).filter(|_| !call.op.is_map())?;
         Some(format!("`{}` has no kernel on {}{why}", call.op.name, self.target))
     }
 
