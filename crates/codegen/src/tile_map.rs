@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// exchanged by its number modulo 8, as tensor cores read them. Rows beyond the last are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TileMap {
-    /// Index into [`Launch::named_values`].
+    /// Index into [`crate::Launch::named_values`].
     pub value: u32,
     /// Rows of a tile, at most [`TileMap::MOST_ROWS`].
     pub rows: u32,
