@@ -58,9 +58,9 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %packed = embedding(%ids, %wp) : DT[T, $P]
   %z = embedding(%ids, %wz) : DT[T, $N3]
   %each = reshape(%z) {shape: [T, 3, $N]} : DT[T, 3, $N]
-  %wh = weight "h" : const DT[31, $K3]
-  %flat = embedding(%ids, %wh) : DT[T, $K3]
-  %hidden = reshape(%flat) {shape: [T, 3, $K]} : DT[T, 3, $K]
+  %wi = weight "i" : const DT[31, $K3]
+  %parts = embedding(%ids, %wi) : DT[T, $K3]
+  %inner = reshape(%parts) {shape: [T, 3, $K]} : DT[T, 3, $K]
   %column = embedding(%ids, %wc) : DT[T, 1]
   %f = embedding(%ids, %wf) : f32[T, $N]
   %q = embedding(%ids, %wq) : DT[T, $M]
@@ -395,8 +395,8 @@ pub(super) const ON_GPUS: &[Case] = &[
         r#"%r = expert_gated(%x, %gate, %up, %picked, %order, %starts) {act: "max(a, 0) * (b + 1)"} : DT[T, 3, $K]"#,
         "%r",
     ),
-    Case("%r = expert_sum(%hidden, %best, %picked, %down, _) : DT[T, $N]", "%r"),
-    Case("%r = expert_sum(%hidden, %best, %picked, %down, %x) : DT[T, $N]", "%r"),
+    Case("%r = expert_sum(%inner, %best, %picked, %down, _) : DT[T, $N]", "%r"),
+    Case("%r = expert_sum(%inner, %best, %picked, %down, %x) : DT[T, $N]", "%r"),
     Case("%r = combine_experts(%each, %best, _) : DT[T, $N]", "%r"),
     Case("%r = combine_experts(%each, %best, %x) : DT[T, $N]", "%r"),
     Case(
