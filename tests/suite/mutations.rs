@@ -155,6 +155,16 @@ const MUTATIONS: &[Mutation] = &[
         },
     },
     Mutation {
+        what: "latents cached before their norm",
+        fixture: "deepseek_v2/lite",
+        change: |t| swap(t, "latent_row = reshape(", "%x.attn.kv_latent", "%x.attn.kv_part"),
+    },
+    Mutation {
+        what: "the rotated part of latent scores left out",
+        fixture: "deepseek_v3/groups",
+        change: |t| swap(t, ".dots = add(", "%x.attn.dots_rope", "%x.attn.dots_nope"),
+    },
+    Mutation {
         what: "gelu for silu",
         fixture: "llama/gqa3",
         change: |t| swap(t, " = silu(", "silu(", "gelu("),

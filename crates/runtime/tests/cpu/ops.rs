@@ -153,6 +153,11 @@ const CASES: &[(&str, &str)] = &[
         "%r",
     ),
     ("%r = transpose(%q) : DT[T, 7, 6]", "%r"),
+    (
+        r#"%w = weight "heads" : const DT[6, 5, 7]
+  %r = head_linear(%q, %w) : DT[T, 6, 5]"#,
+        "%r",
+    ),
     ("%r = softmax(%x, _) : DT[T, 42]", "%r"),
     ("%r = mix(%sc, %ks) : DT[T, 6, 7]", "%r"),
     (
