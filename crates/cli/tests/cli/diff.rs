@@ -19,8 +19,9 @@ fn model() -> String {
 /// A spec that is Gemma 2 but for a parameter of its layers.
 fn spec(name: &str, wrong: &str) -> String {
     let family = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/gemma2.ron");
+    let family = family.display();
     let text = format!(
-        "Family(name: \"gemma2\", doc: \"With a mistake.\", base: {family:?}, architectures: [\"Gemma2ForCausalLM\"],\n\
+        "Family(name: \"gemma2\", doc: \"With a mistake.\", base: \"{family}\", architectures: [\"Gemma2ForCausalLM\"],\n\
          layer_params: {{ {wrong} }})"
     );
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.ron"));

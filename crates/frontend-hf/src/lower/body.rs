@@ -132,13 +132,12 @@ impl<'a> Builder<'a> {
             let dim = frame.scope.eval_int(name, decl.dim)?;
             let ty = StateType::paged(self.cx.request.dtype, heads, dim);
             let plane = self.unique(&frame.name_prefix, name);
-            let value = match self.owner(frame, name, decl)? {
-                Some(layer) => self.graph.param(plane.clone(), Param::Shared { plane, layer }, ty),
-                None => {
-                    let value = self.graph.param(plane.clone(), Param::State(plane), ty);
-                    self.states.push(value);
-                    value
-                }
+            let value = if let Some(layer) = self.owner(frame, name, decl)? {
+                self.graph.param(plane.clone(), Param::Shared { plane, layer }, ty)
+            } else {
+                let value = self.graph.param(plane.clone(), Param::State(plane), ty);
+                self.states.push(value);
+                value
             };
             frame.values.insert(name, value);
         }

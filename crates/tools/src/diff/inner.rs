@@ -151,9 +151,9 @@ fn by_name(stage: &Stage<'_>, dump: &Dump, values: &BTreeMap<ValueId, &Observed>
                 if *in_layer { module == path } else { last(module) == last(path) }
             };
             let nodes = by_module.iter().filter(|(module, _)| same(module)).map(|(_, node)| *node);
-            let value = |node: usize| match given {
-                false => Some(ValueId { node, result: 0 }),
-                true => graph.operands(node).first().copied().flatten(),
+            let value = |node: usize| {
+                let first = || graph.operands(node).first().copied().flatten();
+                if given { first() } else { Some(ValueId { node, result: 0 }) }
             };
             keep(name, &nodes.filter_map(value).collect::<Vec<_>>());
         }

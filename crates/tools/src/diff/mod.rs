@@ -205,33 +205,34 @@ impl Report {
             Some(layer) => format!("layer {layer} ({kind})"),
             None => format!("`{stage}`"),
         };
-        let mut text = format!("{layer} is the first that departs: NMSE {:.1e}", figures.nmse);
-        let Some(found) = &self.within else { return text };
-        let Some(row) = found.rows.get(found.first) else { return text };
+        let head = format!("{layer} is the first that departs: NMSE {:.1e}", figures.nmse);
+        let Some(found) = &self.within else { return head };
+        let Some(row) = found.rows.get(found.first) else { return head };
         let at = |row: &Row| row.at.as_ref().map(|at| format!(" at {at}")).unwrap_or_default();
         let named = |row: &Row| format!("{} (`%{}`{})", row.op, row.value, at(row));
         let (theirs, shown) = (row.theirs.as_deref().unwrap_or(stage), named(row));
-        if found.suspects.len() <= 1 {
-            text += &format!("; in it {shown}, which is given what agrees, departs from {theirs}");
+        let op = if found.suspects.len() <= 1 {
+            format!("in it {shown}, which is given what agrees, departs from {theirs}")
         } else {
-            let all: Vec<String> = found.suspects.iter().map(|i| named(&found.rows[*i])).collect();
-            text += &format!(
-                "; in it {shown} is the first that departs, from {theirs}. What led to it from values that agree:\n  {}",
-                all.join("\n  ")
-            );
-        }
+            let all = found.suspects.iter().map(|i| named(&found.rows[*i]));
+            let all = all.collect::<Vec<_>>().join("\n  ");
+            format!(
+                "in it {shown} is the first that departs, from {theirs}. What led to it from values that agree:\n  {all}"
+            )
+        };
+        let mut lines = vec![format!("{head}; {op}")];
         if let Some(Figures { zeros: [ours, theirs], .. }) = row.figures
             && row.op == "softmax"
             && (ours, theirs) != (0, 0)
         {
-            text += &format!(
-                "\nprobabilities that are 0 in one alone: {ours} in ours, {theirs} in theirs: a mask"
-            );
+            lines.push(format!(
+                "probabilities that are 0 in one alone: {ours} in ours, {theirs} in theirs: a mask"
+            ));
         }
         if let Some(broken) = found.rows.iter().find(|r| r.spread.nans > 0) {
-            text += &format!("\nthe first that yields NaN: {}", named(broken));
+            lines.push(format!("the first that yields NaN: {}", named(broken)));
         }
-        text
+        lines.join("\n")
     }
 }
 
