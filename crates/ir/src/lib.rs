@@ -40,4 +40,4 @@ pub use ops::{
 };
 pub use types::{StateKind, StateType, TensorType, Type};
 pub use verify::{Finding, VerifyError, verify};
-pub use windows::{Window, state_kind, windows};
+pub use windows::{Window, state_kinds, windows};

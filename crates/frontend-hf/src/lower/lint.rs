@@ -107,6 +107,7 @@ impl<'a> Lint<'a, '_> {
         block.checks.iter().for_each(|(_, check)| mentioned.extend(names(*check)));
         for (_, state) in block.state.iter() {
             mentioned.extend(names(state.heads).into_iter().chain(names(state.dim)));
+            mentioned.extend(state.of.into_iter().flat_map(names));
         }
         mentioned.extend(body_names(&block.body));
         for name in mentioned {

@@ -152,7 +152,15 @@ pub const SPEC: [Structure; 6] = [
     Structure {
         name: "state",
         doc: "A plane of the KV cache: a row [heads, dim] a token, of the activations' element type.",
-        fields: &[("heads", true, "heads of a row"), ("dim", true, "elements of a head")],
+        fields: &[
+            ("heads", true, "heads of a row"),
+            ("dim", true, "elements of a head"),
+            (
+                "of",
+                false,
+                "number of a layer before, whose plane of this name is read in place of one of its own; null for its own",
+            ),
+        ],
     },
 ];
 

@@ -274,6 +274,9 @@ pub struct StateDecl<'a> {
     pub heads: Arg<'a>,
     /// Values per head.
     pub dim: Arg<'a>,
+    /// The layer whose plane of this name it is, to be read; this layer's own where it is left out or null.
+    #[serde(default)]
+    pub of: Option<Arg<'a>>,
 }
 
 /// Reads a family file.
