@@ -89,10 +89,10 @@ const CASES: &[(&str, &str)] = &[
   %t, %i = topk(%l, _) {k: 3, groups: 1, keep: 1} : f32[T, 3], u32[T, 3]
   %b = weight "b" : const DT[5, 9]
   %rb = embedding(%i, %b) : DT[T, 3, 9]
-  %re = expert_linear(%x, %w, %i) : DT[T, 3, 9]
+  %re = expert_linear(%x, %w, %i, _, _) : DT[T, 3, 9]
   %r = add(%re, %rb) : DT[T, 3, 9]
   %w2 = weight "d.{expert}" stack 5 : const DT[5, 4, 9]
-  %s = expert_linear(%r, %w2, %i) : DT[T, 3, 4]"#,
+  %s = expert_linear(%r, %w2, %i, _, _) : DT[T, 3, 4]"#,
         "%r, %i, %s",
     ),
     (
@@ -153,6 +153,13 @@ const CASES: &[(&str, &str)] = &[
         "%r",
     ),
     ("%r = transpose(%q) : DT[T, 7, 6]", "%r"),
+    // A constant that is turned when it is loaded.
+    (
+        r#"%w = weight "turned" : const DT[6, 7, 35]
+  %t = transpose(%w) : const DT[6, 35, 7]
+  %r = head_linear(%q, %t) : DT[T, 6, 35]"#,
+        "%r",
+    ),
     (
         r#"%w = weight "heads" : const DT[6, 5, 7]
   %r = head_linear(%q, %w) : DT[T, 6, 5]"#,
