@@ -13,7 +13,7 @@ use crate::cuda::abi::Part;
 use crate::cuda::{Device, Geometry, within};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -328,7 +328,7 @@ pub struct StateSpec {
     pub layer: Option<u32>,
     /// Its name.
     pub plane: String,
-    /// Its rows, one for each cached token.
+    /// Its rows, one for each cached token, or a sequence's one state.
     pub ty: StateType,
 }
 
@@ -438,11 +438,14 @@ impl Plan {
 
     /// Bytes of KV cache for one token.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        let row = |s: &StateSpec| {
-            let elements = s.ty.heads.saturating_mul(s.ty.dim);
-            s.ty.dtype.bytes(elements).unwrap_or(u64::MAX)
-        };
-        self.states.iter().map(row).fold(0, u64::saturating_add)
+        let rows = self.states.iter().filter(|s| !s.ty.is_slot());
+        rows.map(|s| s.ty.bytes()).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of KV cache for one sequence, whatever its length: its states of fixed size.
+    pub fn slot_bytes_per_sequence(&self) -> u64 {
+        let slots = self.states.iter().filter(|s| s.ty.is_slot());
+        slots.map(|s| s.ty.bytes()).fold(0, u64::saturating_add)
     }
 
     /// Sizes and counts, for people.
@@ -470,6 +473,7 @@ impl Plan {
             weight_bytes: weight_bytes.fold(0, u64::saturating_add),
             arena_bytes: self.arena_bytes,
             kv_bytes_per_token: self.kv_bytes_per_token(),
+            slot_bytes_per_sequence: self.slot_bytes_per_sequence(),
             limits: self.limits,
         }
     }
@@ -543,6 +547,7 @@ pub struct Summary {
     pub weight_bytes: u64,
     pub arena_bytes: u64,
     pub kv_bytes_per_token: u64,
+    pub slot_bytes_per_sequence: u64,
     pub limits: Dims,
 }
 
@@ -583,6 +588,10 @@ impl fmt::Display for Summary {
         writeln!(f, "at most      {t} tokens, {seqs} sequences, {s} context rows")?;
         writeln!(f, "weights      {}: {:.1} MiB", self.weights, mib(self.weight_bytes))?;
         writeln!(f, "arena        {:.1} MiB", mib(self.arena_bytes))?;
-        write!(f, "KV cache     {} bytes a token", self.kv_bytes_per_token)
+        write!(f, "KV cache     {} bytes a token", self.kv_bytes_per_token)?;
+        match self.slot_bytes_per_sequence {
+            0 => Ok(()),
+            bytes => write!(f, ", {bytes} bytes a sequence"),
+        }
     }
 }

@@ -21,7 +21,9 @@ fn keep_windows(graph: &Graph) -> Graph {
     }
     for node in 0..graph.len() {
         for ty in &mut graph.node_mut(node).types {
-            if let Type::State(state) = ty {
+            if let Type::State(state) = ty
+                && !state.is_slot()
+            {
                 state.kind = kind;
             }
         }
