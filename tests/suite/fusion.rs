@@ -159,16 +159,46 @@ fn shape(name: &str) -> Compiled {
     compile(&options, &mut |_, _, _| {}).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// Launches of a layer on an H100: of one token to 16, of 17 to 128, and of more.
-#[test]
-fn launches_of_a_layer_at_every_size() {
-    let compiled = shape("llama-3.1-8b");
+/// The launches of a shape's first layer on an H100, for each kind of step.
+fn launches_at_every_size(name: &str) -> String {
+    let compiled = shape(name);
     let layer = |b: &infernum_codegen::compile::CompiledBucket| {
         let layer = b.report.graphs.iter().find(|g| g.graph == "decoder").expect("a layer");
         let ops: Vec<&str> = layer.calls.iter().map(|c| c.op.as_str()).collect();
         format!("{:?}: {} {}", b.bucket, layer.launches.1, ops.join(" "))
     };
-    insta::assert_snapshot!(compiled.buckets.iter().map(layer).collect::<Vec<_>>().join("\n"));
+    compiled.buckets.iter().map(layer).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn launches_of_a_layer_at_every_size() {
+    insta::assert_snapshot!(launches_at_every_size("llama-3.1-8b"));
+}
+
+/// Latent attention is five launches, whatever the step: none makes keys or values of the context.
+#[test]
+fn launches_of_a_latent_layer_at_every_size() {
+    insta::assert_snapshot!(launches_at_every_size("deepseek-v2-lite"));
+}
+
+/// No buffer of latent attention grows with the context, which may be long and of many sequences.
+#[test]
+fn latent_attention_needs_no_memory_for_its_context() {
+    for bucket in shape("deepseek-v2-lite").buckets {
+        for (graph, node) in
+            bucket.module.graphs.iter().flat_map(|g| g.nodes().map(move |n| (g, n.1)))
+        {
+            for ty in &node.types {
+                let grows = ty.tensor().is_ok_and(|t| t.shape.contains(&Sym::S.into()));
+                assert!(
+                    !grows || matches!(node.kind, NodeKind::Param(_)),
+                    "{:?}, {}: {ty}",
+                    bucket.bucket,
+                    graph.name
+                );
+            }
+        }
+    }
 }
 
 /// Norms, each after the product that makes what it norms and before one that takes it.
@@ -217,7 +247,7 @@ fn norms_between_products_are_parted() {
 
 #[test]
 fn fused_ir_and_explanations() {
-    for name in FAMILIES {
+    for name in FAMILIES.into_iter().chain(["deepseek_v2/lite"]) {
         let fixture = Fixture::open(name);
         let compiled = compiled(&fixture, "sm_90a", true);
         let shown: Vec<String> = compiled
@@ -300,7 +330,9 @@ fn every_fused_op_is_chosen_somewhere() {
         let module = ir_fixtures::fused(name, Bucket { min: max, max, decode: max == 1 }, &[]);
         chosen.extend(fused_ops(&module));
     }
-    chosen.extend(shape("llama-3.1-8b").buckets.iter().flat_map(|b| fused_ops(&b.module)));
+    for name in ["llama-3.1-8b", "deepseek-v2-lite"] {
+        chosen.extend(shape(name).buckets.iter().flat_map(|b| fused_ops(&b.module)));
+    }
     chosen.extend(fused_ops(&tens_of_tokens(PRE_NORM)));
     let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
     let all = kernels.ops.fused().filter(|op| op.cuda.is_some()).map(|op| op.name);

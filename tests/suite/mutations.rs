@@ -191,13 +191,12 @@ const MUTATIONS: &[Mutation] = &[
         },
     },
     Mutation {
-        what: "a convolution's taps the other way",
+        what: "a convolution's taps in another order",
         fixture: "lfm2/tied",
         change: |t| {
             lines(t, " = causal_conv(", |l| {
-                let mut parts = l.split("%");
-                let (state, taps) = (parts.nth(3).expect("a state"), parts.nth(1).expect("taps"));
-                let _ = state;
+                // After two results and two operands.
+                let taps = l.split('%').nth(5).expect("taps");
                 let name = taps.split([',', ')']).next().expect("a name");
                 let first = "{axis: 1, start: 0, len: 1} : const bf16[40, 1]";
                 let rest = "{axis: 1, start: 1, len: 2} : const bf16[40, 2]";
@@ -208,6 +207,16 @@ const MUTATIONS: &[Mutation] = &[
                 )
             })
         },
+    },
+    Mutation {
+        what: "latents cached before their norm",
+        fixture: "deepseek_v2/lite",
+        change: |t| swap(t, "latent_row = reshape(", "%x.attn.kv_latent", "%x.attn.kv_part"),
+    },
+    Mutation {
+        what: "the rotated part of latent scores left out",
+        fixture: "deepseek_v3/groups",
+        change: |t| swap(t, ".dots = add(", "%x.attn.dots_rope", "%x.attn.dots_nope"),
     },
     Mutation {
         what: "gelu for silu",

@@ -9,7 +9,7 @@
 //
 // Order of summation: 16 columns after 16 columns (before 8.0: 8 after 8), ascending, over all of K.
 //
-// An `Op` is that of product.cuh: X, K, N, PARTS, tokens, source(t), finish(q, t, a, b).
+// An `Op` is that of product.cuh: X, K, N, PARTS, tokens, source(t), finish(q, t, a, b); and ROW, from one row of x to the next.
 // Shared memory in bytes: STAGES * (ROWS + TOKENS) * 128, in which sums lie afterwards.
 __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
@@ -60,7 +60,7 @@ template <class Op, int ROWS, int TOKENS, int ROW_WARPS, int TOKEN_WARPS, int ST
 #pragma unroll
         for (int j = 0; j < X_EACH; j++) {
             const int t = min(t0 + (int)threadIdx.x / 8 + j * (THREADS / 8), op.tokens - 1);
-            x_from[j] = op.x + op.source(t) * K + threadIdx.x % 8 * 8;
+            x_from[j] = op.x + op.source(t) * Op::ROW + threadIdx.x % 8 * 8;
         }
     }
     __device__ __forceinline__ void fetch_weights(int step, int slot) {

@@ -16,6 +16,7 @@ mod expert_linear;
 mod gather_rows;
 mod gelu;
 mod gelu_tanh;
+mod head_linear;
 mod kv_read;
 mod kv_write;
 mod layernorm;
@@ -71,6 +72,7 @@ pub static OPS: &[&OpDef] = &[
     &gather_rows::OP,
     &gelu::OP,
     &gelu_tanh::OP,
+    &head_linear::OP,
     &kv_read::OP,
     &kv_write::OP,
     &layernorm::OP,

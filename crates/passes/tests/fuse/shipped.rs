@@ -35,6 +35,10 @@ const PARAMS: &str = "  %t = step tokens : u32[T]
   %b12 = weight \"b12\" : const f32[12]
   %kw = weight \"kw\" : const f32[4, 8]
   %vw = weight \"vw\" : const f32[4, 8]
+  %lq = weight \"lq\" : const f32[14, 8]
+  %lkv = weight \"lkv\" : const f32[8, 8]
+  %up_kv = weight \"up_kv\" : const f32[14, 4]
+  %b14 = weight \"b14\" : const f32[14]
   %down = weight \"down\" : const f32[8, 6]
   %gate = weight \"gate\" : const f32[6, 8]
   %up = weight \"up\" : const f32[6, 8]
@@ -117,6 +121,52 @@ impl Text {
             q += "s";
         }
         self.cached(y, &q, &k, variant);
+    }
+
+    /// `%y`, a latent attention over `%a`, whose latents and keys go into the cache.
+    fn latent_attention(&mut self, y: usize, a: usize, variant: u16) {
+        let on = |bit: u16| variant >> bit & 1 == 1;
+        let bias = |b: &str, yes: bool| if yes { format!("%{b}") } else { "_".to_owned() };
+        let (qb, kb) = (bias("b14", on(0)), bias("b8", on(0) != variant.is_multiple_of(13)));
+        let norm = bias("hn", on(1));
+        let style = if on(2) { "neox" } else { "interleaved" };
+        let window = if on(3) { "3" } else { "none" };
+        // Mostly keys turn as queries do.
+        let other = if variant.is_multiple_of(11) { "neox" } else { style };
+        let x = self.input(y, a, on(10));
+        let (ls, ks) = &self.states;
+        let text = format!(
+            "%lq{y} = linear({x}, %lq, {qb}) {{dtype: none}} : f32[T, 14]
+  %lkv{y} = linear({x}, %lkv, {kb}) {{dtype: none}} : f32[T, 8]
+  %q{y} = reshape(%lq{y}) {{shape: [T, 2, 7]}} : f32[T, 2, 7]
+  %qn{y} = slice(%q{y}) {{axis: 2, start: 0, len: 3}} : f32[T, 2, 3]
+  %qp{y} = slice(%q{y}) {{axis: 2, start: 3, len: 4}} : f32[T, 2, 4]
+  %qr{y} = rope(%qp{y}, %pos, %freqs) {{style: {style}, scale: 1}} : f32[T, 2, 4]
+  %lp{y} = slice(%lkv{y}) {{axis: 1, start: 0, len: 4}} : f32[T, 4]
+  %ln{y} = rmsnorm(%lp{y}, {norm}) {{eps: 0.01, offset: 0}} : f32[T, 4]
+  %l{y} = reshape(%ln{y}) {{shape: [T, 1, 4]}} : f32[T, 1, 4]
+  %kp{y} = slice(%lkv{y}) {{axis: 1, start: 4, len: 4}} : f32[T, 4]
+  %kw{y} = reshape(%kp{y}) {{shape: [T, 1, 4]}} : f32[T, 1, 4]
+  %kr{y} = rope(%kw{y}, %pos, %freqs) {{style: {other}, scale: 1}} : f32[T, 1, 4]
+  %ks{y} = kv_write(%{ls}, %l{y}) : state f32[1, 4]
+  %vs{y} = kv_write(%{ks}, %kr{y}) : state f32[1, 4]
+  %latents{y} = kv_read(%ks{y}) : f32[S, 1, 4]
+  %keys{y} = kv_read(%vs{y}) : f32[S, 1, 4]
+  %wide{y} = linear(%latents{y}, %up_kv, _) {{dtype: none}} : f32[S, 1, 14]
+  %made{y} = reshape(%wide{y}) {{shape: [S, 2, 7]}} : f32[S, 2, 7]
+  %kn{y} = slice(%made{y}) {{axis: 2, start: 0, len: 3}} : f32[S, 2, 3]
+  %values{y} = slice(%made{y}) {{axis: 2, start: 3, len: 4}} : f32[S, 2, 4]
+  %dn{y} = scores(%qn{y}, %kn{y}) : f32[2, T, S]
+  %dr{y} = scores(%qr{y}, %keys{y}) : f32[2, T, S]
+  %dots{y} = add(%dn{y}, %dr{y}) : f32[2, T, S]
+  %scaled{y} = scale(%dots{y}) {{by: 0.4}} : f32[2, T, S]
+  %masked{y} = mask(%scaled{y}) {{window: {window}}} : f32[2, T, S]
+  %p{y} = softmax(%masked{y}, _) : f32[2, T, S]
+  %mixed{y} = mix(%p{y}, %values{y}) : f32[T, 2, 4]
+  %v{y} = reshape(%mixed{y}) {{shape: [T, 8]}} : f32[T, 8]"
+        );
+        self.line(&text);
+        self.states = (format!("ks{y}"), format!("vs{y}"));
     }
 
     /// `%y`, from the queries `q` and the keys `k`, which go into the cache.
@@ -226,6 +276,10 @@ fn graph(parts: &[Part], head: u8) -> String {
                 text.attention(y, a, *variant);
                 continue;
             }
+            13 => {
+                text.latent_attention(y, a, *variant);
+                continue;
+            }
             // Some columns of a packed product.
             _ => {
                 let bias = ["%b12", "_"][b % 2];
@@ -263,7 +317,7 @@ fn shipped_rules_keep_what_random_graphs_mean() {
     kernels.add_encodings(&[small]).unwrap_or_else(|e| panic!("{e}"));
     let names: Vec<String> = kernels.rules.iter().map(|r| r.name.clone()).collect();
     let mut fired: BTreeMap<String, usize> = BTreeMap::new();
-    let part = (0..14u8, 0..9usize, 0..9usize, any::<u16>());
+    let part = (0..15u8, 0..9usize, 0..9usize, any::<u16>());
     let strategy = (
         prop::collection::vec(part, 1..9),
         0..4u8,

@@ -44,6 +44,7 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %wqkv = weight "wqkv" : const DT[$P, $K]
   %pb = weight "pb" : const f32[$P]
   %wt = weight "wt" : const DT[$N, 5]
+  %wh = weight "wh" : const DT[$H, $E, $D]
   %router = weight "router" : const DT[12, $N]
   %choice = weight "choice" : const f32[12]
   %gate = weight "gate" : const DT[12, $K, $N]
@@ -435,6 +436,7 @@ pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = expert_linear(%x, %gate, %picked) : DT[T, 3, $K]", "%r"),
     Case("%r = expert_linear(%each, %gate, %picked) : DT[T, 3, $K]", "%r"),
     Case("%r = gather_rows(%x, %rows) : DT[B, $N]", "%r"),
+    Case("%r = head_linear(%qh, %wh) : DT[T, $H, $E]", "%r, %x"),
     Case(
         "%ks = kv_write(%k0, %kh) : state DT[$G, $D]\n  %vs = kv_write(%v0, %vh) : state DT[$G, $E]",
         "",

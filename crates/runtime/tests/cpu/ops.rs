@@ -176,6 +176,11 @@ const CASES: &[(&str, &str)] = &[
   %n1, %t = scan(%n0, %q, %kt, _, _, _, _, _, _, _) {body: \"s[h, d], q[h, d], k[h, d] -> y[h, d]: s[h, d] = max(s, q) * 0.75 + k; y[h, d] = s\", dtype: none} : state slot f32[12, 7], DT[T, 12, 7]",
         "%r, %t, %m1, %n1",
     ),
+    (
+        r#"%w = weight "heads" : const DT[6, 5, 7]
+  %r = head_linear(%q, %w) : DT[T, 6, 5]"#,
+        "%r",
+    ),
     ("%r = softmax(%x, _) : DT[T, 42]", "%r"),
     ("%r = mix(%sc, %ks) : DT[T, 6, 7]", "%r"),
     (

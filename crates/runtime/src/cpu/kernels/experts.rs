@@ -77,7 +77,7 @@ impl Kernel for ExpertLinear {
 }
 
 /// Lends one expert's `[n, k]`.
-fn with_expert<R>(
+pub(super) fn with_expert<R>(
     w: &Loaded,
     dtype: Float,
     expert: usize,

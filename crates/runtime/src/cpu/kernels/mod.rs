@@ -10,6 +10,8 @@ mod causal_conv;
 mod chains;
 mod dequantise;
 mod experts;
+mod head_linear;
+mod latent;
 mod linear;
 mod math;
 mod moves;
@@ -70,8 +72,10 @@ static CPU_KERNELS: &[(&str, Prepare)] = &[
     ("gather_rows", moves::gather_rows),
     ("geglu", pointwise::geglu),
     ("geglu_packed", pointwise::geglu_packed),
+    ("head_linear", head_linear::head_linear),
     ("kv_read", moves::kv_read),
     ("kv_write", moves::kv_write),
+    ("latent_attention", latent::latent_attention),
     ("layernorm", norm::layernorm),
     ("linear", linear::linear),
     ("linear_geglu", chains::linear_geglu),

@@ -87,19 +87,19 @@ fn prepare(
 }
 
 /// The rows of all heads: in a plane of the cache, or in context order.
-struct Rows<'a> {
-    dtype: Float,
-    bytes: &'a [u8],
-    kv_heads: usize,
-    d: usize,
+pub(super) struct Rows<'a> {
+    pub(super) dtype: Float,
+    pub(super) bytes: &'a [u8],
+    pub(super) kv_heads: usize,
+    pub(super) d: usize,
     /// Where each context row lies; `None` if they lie in order.
-    places: Option<&'a [u32]>,
+    pub(super) places: Option<&'a [u32]>,
 }
 
 impl<'a> Rows<'a> {
     /// Calls `f(at, rows, memory)` for stretches of at most [`ROWS`] rows that lie one behind the
     /// other, `at` counted from the first of `range`; `memory` begins with the head of the first.
-    fn stretches(
+    pub(super) fn stretches(
         &self,
         range: std::ops::Range<usize>,
         head: usize,

@@ -1,0 +1,73 @@
+// One token a sequence: the cache is read once, so bytes are the floor, until there are so many heads that products are. Contexts
+// are cut into pieces, of whole tiles counted from position 0, as attention_pieces.cuh says.
+constexpr int TILE = COLS, RESIDENT = {{ p.resident }}, PIECES = {{ p.pieces }}, SPLIT = 1, LEAST_PIECE = 256 / TILE;
+constexpr int QHEADS = GROUP, PART = GROUP * (R + 2);   // floats of a piece in scratch: (m, l), then sums
+constexpr int MAX_SEQUENCES = 1024;
+__shared__ int arrived;
+{% include "common/attention_pieces.cuh" %}
+
+extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}({{ params }}) {
+    extern __shared__ __align__(128) u8 shared[];
+    u32* const counters = (u32*)scratch;            // first, as launches with other grids share them
+    float* const parts = (float*)(counters + MAX_SEQUENCES * HEAD_GROUPS);
+    Attend attend(shared);
+#pragma unroll 1
+    for (int id = blockIdx.x;; id += gridDim.x) {
+        const bool is_first = id == blockIdx.x;
+        const Piece piece = plan(step, id);
+        if (piece.tile >= piece.end) {
+            if (is_first) {
+                pdl_wait();
+                pdl_launch();
+            }
+            return;
+        }
+        const int t = step->first[piece.b], head0 = piece.group * GROUP, tile0 = first_tile(piece.context);
+        if (is_first) {
+            pdl_wait();
+            pdl_launch();
+        } else {
+            __syncthreads();                        // all have read what the block published before
+        }
+        attend.run(step, Work{piece.b, t, 1, piece.context - 1, piece.group, tile0 + piece.tile, tile0 + piece.end},
+                   q_latent, q_rope, latents, keys);
+        float* const part = parts + (i64)id * PART;
+        attend.each([&](int r, int d, float x, float y) {
+            if (r >= GROUP || head0 + r >= H) return;
+            const float2 end = attend.end(r);
+            if (piece.pieces == 1) {
+                const float f = row_factor(end.x, end.y);
+                *(u32*)(mixed + ((i64)t * H + head0 + r) * R + d) = pack_pair(x * f, y * f);
+            } else {
+                if (d == 0) ((float2*)part)[r] = end;
+                *(float2*)(part + QHEADS * 2 + r * R + d) = make_float2(x, y);
+            }
+        });
+        if (piece.pieces == 1) {
+            if (PIECES) continue;
+            return;
+        }
+        u32* const counter = counters + piece.b * HEAD_GROUPS + piece.group;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();
+            arrived = (int)atomicAdd(counter, 1);
+            __threadfence();
+        }
+        __syncthreads();
+        if (arrived != piece.pieces - 1) {
+            if (PIECES) continue;
+            return;
+        }
+        if (threadIdx.x == 0) *counter = 0;
+        const float* const first = parts + ((i64)id - piece.k * HEAD_GROUPS) * PART;
+        for (int i = threadIdx.x; i < QHEADS * R / 2; i += THREADS) {
+            const int r = i / (R / 2), d = i % (R / 2) * 2;
+            if (head0 + r >= H) break;
+            const Sums s = join(first, (i64)HEAD_GROUPS * PART, piece.pieces, r, d);
+            const float f = row_factor(s.m, s.l);
+            *(u32*)(mixed + ((i64)t * H + head0 + r) * R + d) = pack_pair(s.x * f, s.y * f);
+        }
+        if (!PIECES) return;
+    }
+}
