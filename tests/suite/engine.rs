@@ -161,7 +161,7 @@ fn no_way_of_scheduling_changes_an_output() {
             // States of a fixed size are kept for others where there is room.
             let groups = engine.executor().groups();
             let has_slots = groups.iter().any(|g| matches!(g, GroupKind::Slot { .. }));
-            let may_miss = way == "little memory" && has_slots;
+            let may_miss = sequences < 8 && has_slots;
             let hits = stats.prefix_hits > 0;
             assert!(hits == options.prefix_cache || may_miss, "{name}, {way}: {stats:?}");
             // What rings hold does not grow: room for the longest may be room for all.
