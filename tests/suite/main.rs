@@ -8,6 +8,7 @@ mod fusion;
 mod ir_files;
 mod ir_fixtures;
 mod layouts;
+mod memory;
 mod mutations;
 mod optimal;
 mod parity;

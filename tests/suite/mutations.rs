@@ -223,6 +223,76 @@ const MUTATIONS: &[Mutation] = &[
         fixture: "llama/gqa3",
         change: |t| swap(t, " = silu(", "silu(", "gelu("),
     },
+    Mutation {
+        what: "linear biases twice as steep",
+        fixture: "mpt/alibi",
+        change: |t| swap(t, ".slopes = table(", "\"1 * 2 **", "\"2 * 2 **"),
+    },
+    Mutation {
+        what: "chunks of attention one longer",
+        fixture: "llama4/chunks",
+        change: |t| swap(t, " = mask_chunks(", "chunk: 11", "chunk: 12"),
+    },
+    Mutation {
+        what: "queries that grow one position later",
+        fixture: "llama4/chunks",
+        change: |t| swap(t, "q.factor = map(", "floor((a + 1) / 8)", "floor(a / 8)"),
+    },
+    Mutation {
+        what: "sinks dropped",
+        fixture: "gpt_oss/sinks",
+        change: |t| swap(t, ".probs = softmax(", "%x.attn.sinks", "_"),
+    },
+    Mutation {
+        what: "an indexer that chooses one row more",
+        fixture: "deepseek_v32/indexer",
+        change: |t| swap(t, " = mask_topk(", "k: 9", "k: 10"),
+    },
+    Mutation {
+        what: "one group of experts more",
+        fixture: "deepseek_v3/groups",
+        change: |t| swap(t, " = topk(", "keep: 2", "keep: 3"),
+    },
+    Mutation {
+        what: "experts chosen without the bias of the choice",
+        fixture: "deepseek_v3/groups",
+        change: |t| swap(t, " = topk(", "%x.ffn.out.choice", "_"),
+    },
+    Mutation {
+        what: "the base of rotation of another layer",
+        fixture: "granite_swa/thetas",
+        change: |t| swap(t, ".freqs = table(", "\"100 **", "\"5000 **"),
+    },
+    Mutation {
+        what: "a projection that is stored [in, out] taken as [out, in]",
+        fixture: "openai_gpt/post_norm",
+        change: |t| swap(t, " = linear(", "%x.attn.o_proj.weight.values", "%x.attn.o_proj.weight"),
+    },
+    Mutation {
+        what: "keys of the wrong layer",
+        fixture: "gemma4/shared",
+        change: |t| swap(t, "k_cache = state", "of layer 2", "of layer 0"),
+    },
+    Mutation {
+        what: "values that are another layer's keys",
+        fixture: "gemma4/shared",
+        change: |t| swap(t, " = mix(", "%x.attn.values)", "%x.attn.keys)"),
+    },
+    Mutation {
+        what: "the embeddings of the layer after",
+        fixture: "gemma4/shared",
+        change: |t| swap(t, ".own_part = slice(", "start: 0", "start: 6"),
+    },
+    Mutation {
+        what: "coefficients of corrections that are not added to 1",
+        fixture: "gemma3n/shared",
+        change: |t| swap(t, ".corrected.y = map(", "(c + 1)", "c"),
+    },
+    Mutation {
+        what: "activations kept by their variance",
+        fixture: "gemma3n/shared",
+        change: |t| swap(t, ".above = map(", "sqrt(c)", "c"),
+    },
 ];
 
 #[test]

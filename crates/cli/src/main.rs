@@ -43,6 +43,8 @@ enum Command {
     CheckRules(tools::check_rules::Args),
     /// Show what specs, fused ops, rules and kernels may say: ops, expressions, fields, blocks.
     Ops(tools::ops::Args),
+    /// Find the first layer, and the op in it, that departs from what transformers computed.
+    Diff(tools::diff::Args),
     /// Write the logits of a token sequence to a file.
     Logits(tools::logits::Args),
     /// Measure prefill and decode speed.
@@ -86,6 +88,7 @@ fn main() -> ExitCode {
         Command::CheckReproducible(args) => tools::check_reproducible::run(&args),
         Command::CheckRules(args) => tools::check_rules::run(&args),
         Command::Ops(args) => tools::ops::run(&args),
+        Command::Diff(args) => tools::diff::run(&args),
         Command::Logits(args) => tools::logits::run(&args),
         Command::Bench(args) => tools::bench::run(&args),
         Command::BenchEngine(args) => tools::bench_engine::run(&args),

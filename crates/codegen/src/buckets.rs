@@ -86,7 +86,7 @@ fn build(
 struct Lowered {
     program: u32,
     weights: Vec<infernum_ir::ValueId>,
-    states: Vec<(String, infernum_ir::StateType)>,
+    states: Vec<(Option<u32>, String, infernum_ir::StateType)>,
 }
 
 fn add_program(plan: &mut Plan, program: Program) -> u32 {
@@ -184,8 +184,9 @@ impl Binder {
                 }))
             });
             let weights = weights.collect::<Result<_, PlanError>>()?;
-            let states = lowered.states.iter().map(|(plane, ty)| {
-                let spec = StateSpec { layer: site.layer, plane: plane.clone(), ty: ty.clone() };
+            let states = lowered.states.iter().map(|(of, plane, ty)| {
+                let layer = of.or(site.layer);
+                let spec = StateSpec { layer, plane: plane.clone(), ty: ty.clone() };
                 *self.states.entry(spec).or_insert_with_key(|spec| {
                     plan.states.push(spec.clone());
                     plan.states.len() as u32 - 1

@@ -135,8 +135,15 @@ impl CacheLayout {
         let counts = || layers.iter().map(Vec::len);
         let (fewest, most) = (counts().min().unwrap_or(1), counts().max().unwrap_or(1));
         let cut = |size| CacheLayout::cut(states, &kinds, &layers, size);
-        // The bytes of all groups' blocks: what is beyond those of the planes is lost.
-        let taken = |l: &CacheLayout| l.row_bytes().saturating_mul(l.groups.len() as u64);
+        // The bytes of the blocks that the longest sequence holds: what is beyond those of the planes is lost.
+        let rows = |kind: &StateKind| match kind {
+            StateKind::Ring(window) => *window,
+            StateKind::Paged | StateKind::Slot => longest,
+        };
+        let taken = |l: &CacheLayout| {
+            let rows = l.groups.iter().map(rows).fold(0, u64::saturating_add);
+            l.row_bytes().saturating_mul(rows.max(1))
+        };
         let sizes = fewest..=most.min(fewest.saturating_add(SIZES));
         sizes.map(cut).min_by_key(taken).unwrap_or_default()
     }
@@ -222,9 +229,16 @@ mod tests {
         (layers[5], layers[11]) = (PAGED, PAGED);
         let (groups, arrays, places) = laid_out(&layers);
         assert_eq!((groups.len(), arrays, places[11]), (6, 4, (5, 2)));
-        // Three and four: the smaller group is filled up rather than the others cut.
-        let (groups, arrays, _) = laid_out(&[PAGED, RING, PAGED, RING, PAGED, RING, RING]);
+        // Three and four: the smaller group is filled up rather than the others cut, where that takes less: a sequence
+        // of 1000 tokens has 1000 rows of the one and 64, or 900, of the others.
+        let layers = |window| {
+            let ring = (StateKind::Ring(window), 8);
+            laid_out(&[PAGED, ring, PAGED, ring, PAGED, ring, ring])
+        };
+        let (groups, arrays, _) = layers(900);
         assert_eq!((groups.len(), arrays), (2, 8));
+        let (groups, arrays, _) = layers(64);
+        assert_eq!((groups.len(), arrays), (3, 6));
     }
 
     #[test]

@@ -98,7 +98,8 @@ pub(crate) struct Lowering<'a> {
     /// The nodes to launch. Launch `i` runs at time `i + 1`; parameters exist from time 0.
     order: Vec<usize>,
     pub(crate) weights: Vec<ValueId>,
-    pub(crate) states: Vec<(String, StateType)>,
+    /// The planes that it works on: whose, if another layer's, their names and types.
+    pub(crate) states: Vec<(Option<u32>, String, StateType)>,
 }
 
 impl<'a> Lowering<'a> {
@@ -189,13 +190,14 @@ impl<'a> Lowering<'a> {
                 self.carries.insert(*i as usize, storage);
                 self.args.insert(id, Arg::Buffer(storage));
             }
-            (Param::State(plane), Type::State(ty)) => {
-                self.args.insert(id, Arg::State(self.states.len() as u32));
-                self.states.push((plane.clone(), ty.clone()));
-                versions.push(id);
-            }
             // Constants get a place when a launch asks for one.
-            _ => {}
+            (param, ty) => {
+                if let (Some((layer, plane)), Type::State(ty)) = (param.plane(), ty) {
+                    self.args.insert(id, Arg::State(self.states.len() as u32));
+                    self.states.push((layer, plane.to_owned(), ty.clone()));
+                    versions.push(id);
+                }
+            }
         }
     }
 

@@ -473,7 +473,6 @@ impl Plan {
             weight_bytes: weight_bytes.fold(0, u64::saturating_add),
             arena_bytes: self.arena_bytes,
             kv_bytes_per_token: self.kv_bytes_per_token(),
-            slot_bytes_per_sequence: self.slot_bytes_per_sequence(),
             limits: self.limits,
         }
     }
@@ -547,7 +546,6 @@ pub struct Summary {
     pub weight_bytes: u64,
     pub arena_bytes: u64,
     pub kv_bytes_per_token: u64,
-    pub slot_bytes_per_sequence: u64,
     pub limits: Dims,
 }
 
@@ -588,10 +586,6 @@ impl fmt::Display for Summary {
         writeln!(f, "at most      {t} tokens, {seqs} sequences, {s} context rows")?;
         writeln!(f, "weights      {}: {:.1} MiB", self.weights, mib(self.weight_bytes))?;
         writeln!(f, "arena        {:.1} MiB", mib(self.arena_bytes))?;
-        write!(f, "KV cache     {} bytes a token", self.kv_bytes_per_token)?;
-        match self.slot_bytes_per_sequence {
-            0 => Ok(()),
-            bytes => write!(f, ", {bytes} bytes a sequence"),
-        }
+        write!(f, "KV cache     {} bytes a token", self.kv_bytes_per_token)
     }
 }

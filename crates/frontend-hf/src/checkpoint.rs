@@ -1,6 +1,7 @@
 //! A checkpoint: one safetensors file, or several with an index.
 
 use std::fmt;
+use std::path::Path;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
@@ -135,6 +136,16 @@ impl Checkpoint {
             None => return Err(CheckpointError::MissingShards { shards: vec![name] }),
         };
         Ok(Checkpoint { files: vec![shard] })
+    }
+
+    /// Opens one file, whatever its name.
+    pub fn open_file(path: &Path) -> Result<Checkpoint, CheckpointError> {
+        let name = path.display().to_string();
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let missing = || SourceError::Missing { path: path.to_owned() };
+        let file = path.file_name().and_then(|n| n.to_str()).ok_or_else(missing)?;
+        let bytes = ModelFiles::folder(folder)?.read(file)?.ok_or_else(missing)?;
+        Ok(Checkpoint { files: vec![Shard::open(&name, bytes)?] })
     }
 
     /// The tensor called `name`.

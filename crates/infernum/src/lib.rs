@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod cache_size;
 mod capacity;
 mod defaults;
 mod error;
@@ -15,6 +16,7 @@ mod progress;
 mod sampling;
 pub mod tune;
 
+pub use cache_size::CacheSize;
 pub use capacity::Capacity;
 pub use defaults::{DefaultsError, GenerationDefaults};
 pub use error::{Error, PlanFileError};

@@ -79,6 +79,13 @@ pub enum Param {
     Weight(WeightRef),
     /// A plane of this layer's KV cache, by name.
     State(String),
+    /// A plane of the KV cache of a layer that runs before, with this step's rows, to be read.
+    Shared {
+        /// Its name there.
+        plane: String,
+        /// The layer.
+        layer: u32,
+    },
 }
 
 /// The inputs of a step.
@@ -131,6 +138,17 @@ pub struct Loc {
 struct Use {
     result: usize,
     operand: usize,
+}
+
+impl Param {
+    /// Of a plane of the cache: the layer whose it is, if another's, and its name.
+    pub fn plane(&self) -> Option<(Option<u32>, &str)> {
+        match self {
+            Param::State(plane) => Some((None, plane)),
+            Param::Shared { plane, layer } => Some((Some(*layer), plane)),
+            Param::Step(_) | Param::Carry(_) | Param::Weight(_) => None,
+        }
+    }
 }
 
 impl StepInput {

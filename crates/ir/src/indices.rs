@@ -105,9 +105,10 @@ fn of_graph(
                 }
                 Param::Step(StepInput::OutputRows) => Indices::OutputRows,
                 Param::Carry(i) => carried.get(*i as usize).copied().unwrap_or(Indices::Unknown),
-                Param::Step(StepInput::Picks) | Param::Weight(_) | Param::State(_) => {
-                    Indices::Unknown
-                }
+                Param::Step(StepInput::Picks)
+                | Param::Weight(_)
+                | Param::State(_)
+                | Param::Shared { .. } => Indices::Unknown,
             }],
             NodeKind::Op { op, attrs } => {
                 let operands = graph.operands(i);

@@ -240,6 +240,7 @@ impl<'a> Interpreter<'a> {
                 .cloned()
                 .ok_or_else(|| format!("carry {i} of {} value(s)", carried.len()))?,
             Param::State(plane) => states.load(layer, plane, step, ty)?,
+            Param::Shared { plane, layer } => states.whole(*layer, plane, step, ty)?,
             Param::Step(StepInput::Tokens) => {
                 vector(tokens.iter().map(|&t| f64::from(t)).collect())
             }
@@ -305,6 +306,28 @@ impl States {
             }
             data.extend(&rows[..held]);
             data.resize(data.len() + seq.new * heads * dim, f64::NAN);
+        }
+        Ok(Tensor { shape: vec![step.dims().s as usize, heads, dim], data })
+    }
+
+    /// A plane of a layer that has run in this step: all rows of its sequences.
+    fn whole(
+        &self,
+        layer: u32,
+        plane: &str,
+        step: &StepShape,
+        ty: &Type,
+    ) -> Result<Tensor, String> {
+        let row = ty.state()?;
+        let (heads, dim) = (row.heads() as usize, row.dim() as usize);
+        let stored = self.0.get(&(Some(layer), plane.to_owned()));
+        let stored = stored.ok_or_else(|| format!("layer {layer} has written no `{plane}`"))?;
+        let mut data = Vec::new();
+        for (i, seq) in step.seqs.iter().enumerate() {
+            let rows = stored.get(i).and_then(|rows| rows.get(..seq.context * heads * dim));
+            data.extend(
+                rows.ok_or_else(|| format!("sequence {i} holds fewer rows than its context"))?,
+            );
         }
         Ok(Tensor { shape: vec![step.dims().s as usize, heads, dim], data })
     }

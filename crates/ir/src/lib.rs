@@ -42,4 +42,4 @@ pub use ops::{
 pub use recurrence::Recurrence;
 pub use types::{StateKind, StateType, TensorType, Type};
 pub use verify::{Finding, VerifyError, verify};
-pub use windows::{Window, state_kind, windows};
+pub use windows::{Window, state_kinds, windows};

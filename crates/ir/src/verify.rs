@@ -58,6 +58,7 @@ pub fn verify(module: &Module) -> Result<(), VerifyError> {
         if check_references(graph, &mut at) {
             check_types(graph, &mut at);
             check_states(graph, &mut at);
+            check_shared(graph, &mut at);
             check_rings(graph, &mut at);
         } else {
             sound = false;
@@ -186,9 +187,10 @@ fn check_param(i: usize, node: &Node, report: Report<'_>) {
         (Param::Carry(_), _) => Some("a tensor that is not const".to_owned()),
         (Param::Weight(w), Type::Tensor(t)) => weight_type(w, t),
         (Param::Weight(_), Type::State(_)) => Some("a const tensor".to_owned()),
-        (Param::State(plane), Type::State(_)) if is_name(plane) => None,
-        (Param::State(_), Type::State(_)) => Some(format!("a plane named with {NAME}")),
-        (Param::State(_), Type::Tensor(_)) => Some("a state".to_owned()),
+        (Param::State(plane) | Param::Shared { plane, .. }, Type::State(_)) => {
+            (!is_name(plane)).then(|| format!("a plane named with {NAME}"))
+        }
+        (Param::State(_) | Param::Shared { .. }, Type::Tensor(_)) => Some("a state".to_owned()),
     };
     if let Some(expected) = expected {
         report(Some(i), format!("expected {expected}, found {ty}"));
@@ -275,6 +277,50 @@ fn check_states(graph: &Graph, report: Report<'_>) {
     }
 }
 
+/// A plane of another layer is read and nothing else, and no op works on planes of two layers: these may have block
+/// tables of their own.
+fn check_shared(graph: &Graph, report: Report<'_>) {
+    let mut layers: HashMap<ValueId, Option<u32>> = HashMap::new();
+    let mut seen = HashSet::new();
+    for (i, node) in graph.nodes() {
+        if let NodeKind::Param(param) = &node.kind {
+            let Some((layer, plane)) = param.plane() else { continue };
+            let value = ValueId { node: i, result: 0 };
+            layers.insert(value, layer);
+            if layer.is_some() && !seen.insert((layer, plane)) {
+                report(Some(i), format!("plane `{plane}` of that layer is a parameter twice"));
+            }
+            if layer.is_some() && graph.results().contains(&value) {
+                report(
+                    Some(i),
+                    "is another layer's, and returned: only its own layer does".to_owned(),
+                );
+            }
+            continue;
+        }
+        for result in 0..node.types.len() {
+            let version = ValueId { node: i, result };
+            let Some(from) = graph.state_source(version) else { continue };
+            let layer = layers.get(&from).copied().flatten();
+            layers.insert(version, layer);
+            if layer.is_some() {
+                let name = graph.value_name(from);
+                report(
+                    Some(i),
+                    format!("writes `%{name}`, which is another layer's: it is only read here"),
+                );
+            }
+        }
+        let of = |v: ValueId| layers.get(&v).copied();
+        let mut owners = graph.operands(i).into_iter().flatten().filter_map(of);
+        if let Some(first) = owners.next()
+            && owners.any(|other| other != first)
+        {
+            report(Some(i), "works on planes of two layers: expected those of one".to_owned());
+        }
+    }
+}
+
 /// Nothing looks further back than the rows that a ring keeps.
 fn check_rings(graph: &Graph, report: Report<'_>) {
     let kept = |v: ValueId| match graph.ty(v) {
@@ -318,12 +364,25 @@ fn readers(graph: &Graph, version: ValueId) -> Vec<usize> {
     graph.users(version).map(|(node, _)| node).filter(|&n| is_op(n) && !writes(n)).collect()
 }
 
+/// The type of a plane that a call before the `at`th writes.
+fn written_before<'m>(module: &'m Module, at: usize, of: (u32, &str)) -> Option<&'m Type> {
+    let (layer, plane) = of;
+    let mut before = module.schedule[..at].iter().filter(|site| site.layer == Some(layer));
+    before.find_map(|site| {
+        let graph = module.graphs.get(site.graph)?;
+        let is_it = |param: &Param| matches!(param, Param::State(name) if name == plane);
+        let (value, _, ty) = graph.params().find(|(_, param, _)| is_it(param))?;
+        // A plane that is only passed on has no rows of this step.
+        (!graph.results().contains(&value)).then_some(ty)
+    })
+}
+
 /// Every call must find in the carried values what its graph declares, and a layer's weights and
 /// cache only where there is a layer.
 fn check_schedule(module: &Module, findings: &mut Vec<Finding>) {
     let mut carried: Vec<&TensorType> = Vec::new();
     let mut from = "the start";
-    for site in &module.schedule {
+    for (at, site) in module.schedule.iter().enumerate() {
         let Some(graph) = module.graphs.get(site.graph) else {
             let message = format!("the schedule calls graph {}, which does not exist", site.graph);
             findings.push(Finding { graph: None, node: None, message });
@@ -341,6 +400,17 @@ fn check_schedule(module: &Module, findings: &mut Vec<Finding>) {
                 }
                 Param::State(_) if site.layer.is_none() => {
                     "a KV-cache plane belongs to a layer, found a call without one".to_owned()
+                }
+                Param::Shared { plane, layer } => {
+                    match written_before(module, at, (*layer, plane)) {
+                        Some(found) if found == ty => continue,
+                        Some(found) => {
+                            format!("expected {found} of `{plane}` of layer {layer}, found {ty}")
+                        }
+                        None => format!(
+                            "no call before one of it writes a plane `{plane}` of layer {layer}"
+                        ),
+                    }
                 }
                 Param::Weight(w) if site.layer.is_none() && w.name.contains("{layer}") => {
                     "the name has {layer}, found a call without one".to_owned()

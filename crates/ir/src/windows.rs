@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::graph::{Graph, NodeKind, Param, ValueId};
+use crate::graph::{Graph, Module, NodeKind, ValueId};
 use crate::ops::{Effect, Memory, Op, OpCall, Reads};
 use crate::{Attr, Dim, Instance, StateKind, Sym, TensorType, Type};
 
@@ -24,7 +24,7 @@ pub fn windows(graph: &Graph) -> BTreeMap<ValueId, Window> {
     let mut planes = Vec::new();
     let mut reads = Vec::new();
     for (value, param, _) in graph.params() {
-        if let Param::State(_) = param {
+        if param.plane().is_some() {
             planes.push(value);
         }
     }
@@ -47,13 +47,28 @@ pub fn windows(graph: &Graph) -> BTreeMap<ValueId, Window> {
     found
 }
 
-/// The kind of state that the planes of a graph need: a ring where nothing looks back beyond some window. Planes of
-/// a graph are read together, so that they are of one kind.
-pub fn state_kind(graph: &Graph) -> StateKind {
-    match windows(graph).into_values().max() {
+/// The kind of state that the planes of each graph's own layer need: a ring where nothing looks back beyond some window, in
+/// that layer or in others that share its planes. Planes of a layer are read together, so that they are of one kind.
+pub fn state_kinds(module: &Module) -> Vec<StateKind> {
+    let mut most: Vec<Option<Window>> = vec![None; module.graphs.len()];
+    for (own, graph) in module.graphs.iter().enumerate() {
+        for (plane, window) in windows(graph) {
+            let NodeKind::Param(param) = &graph.node(plane.node).kind else { continue };
+            let layer = param.plane().and_then(|(layer, _)| layer);
+            let others = module.schedule.iter().filter(|site| site.layer == layer);
+            let others = others.map(|site| site.graph).filter(|_| layer.is_some());
+            for owner in others.chain(layer.is_none().then_some(own)) {
+                if let Some(most) = most.get_mut(owner) {
+                    *most = (*most).max(Some(window));
+                }
+            }
+        }
+    }
+    let kind = |most: Option<Window>| match most {
         Some(Window::Rows(rows)) => StateKind::Ring(rows),
         Some(Window::All) | None => StateKind::Paged,
-    }
+    };
+    most.into_iter().map(kind).collect()
 }
 
 /// What is known of a value.

@@ -123,7 +123,8 @@ fn expressions() -> String {
     let dtypes = DType::ALL.iter().map(|d| format!("`{d}`")).collect();
     let _ = writeln!(out, "- element types: {}", list(dtypes));
     out + "\n`round` takes halves to the even number, `a ?? b` is b where a is null, `a.key` and `a[0]` look \
-     into maps and lists, `'text'` stands in single quotes. Text and lists have `len` and `contains`.\n"
+     into maps and lists, `'text'` stands in single quotes. Text and lists have `len` and `contains`; \
+     `first(list, n)` are the first n items of a list, and `last(list, x)` is where the last that is x stands.\n"
 }
 
 fn structure(s: &Structure) -> String {

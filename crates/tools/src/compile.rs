@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use infernum::{CPU, ModelOptions};
+use infernum::{CPU, CacheSize, ModelOptions};
 use infernum_codegen::compile::{self, CompileError, Compiled, Options};
 use infernum_codegen::cuda::{Cache, Compiler, Device, Library, TunedFile, TunedVariants};
 use infernum_codegen::{Limits, Plan};
@@ -238,6 +238,7 @@ fn show(args: &Args, compiled: &Compiled, nothing_dumped: bool) -> Outcome {
     }
     if nothing_dumped && !args.dump_ir && !args.dump_dot && !args.explain {
         report::line(&compiled.plan.summary().to_string())?;
+        report::line(&CacheSize::of(&compiled.plan, args.chunk as usize).to_string())?;
     }
     Ok(())
 }

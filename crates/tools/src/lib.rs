@@ -12,6 +12,7 @@ pub mod check_reproducible;
 pub mod check_rules;
 pub mod check_templates;
 pub mod compile;
+pub mod diff;
 pub mod health;
 mod http;
 pub mod logits;

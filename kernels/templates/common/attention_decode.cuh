@@ -15,6 +15,7 @@ constexpr int RESIDENT = {{ p.resident }};         // blocks on a multiprocessor
 constexpr int PIECES = {{ p.pieces }};            // 0: cut as it is best for the step
 constexpr int LEAST_PIECE = 1024 / TILE;           // tiles; an item of fewer is one piece
 constexpr int SPLIT = WARPS / HEADS, HEAD_GROUPS = HKV / HEADS, QHEADS = HEADS * GROUP;
+constexpr float MERGE = 0.0f;
 constexpr int NT = (GROUP + 7) / 8;                // tiles of 8 query heads
 constexpr int K_ROW = D + 8, V_ROW = DV + 8;       // padded: the 8 rows of a matrix load differ in banks
 constexpr int K_TILE = TILE * K_ROW, STAGE = K_TILE + TILE * V_ROW;

@@ -1,5 +1,6 @@
 // How items of work, a sequence and a group of heads each, are cut into pieces for the blocks of a step with one token a
-// sequence, and how what pieces give is put together. Needs TILE, RESIDENT, PIECES, LEAST_PIECE, SPLIT, HEAD_GROUPS, QHEADS and DV.
+// sequence, and how what pieces give is put together. Needs TILE, RESIDENT, PIECES, LEAST_PIECE, SPLIT, HEAD_GROUPS, QHEADS and DV;
+// and MERGE, how long it takes to put a piece's sums to others' beside how long a tile takes, 0 where that is nothing.
 
 // Tiles [tile, end) of what sequence b sees, the k-th of `pieces`, for a group of heads.
 struct Piece { int b, context, group, k, pieces, tile, end; };
@@ -27,7 +28,10 @@ __device__ __forceinline__ Piece plan(const Step* step, int id) {
     total = __reduce_add_sync(0xffffffffu, total) * HEAD_GROUPS;
     // limit >= total / slots, so that pieces are fewer than slots + items, which the grid has.
     const int slots = RESIDENT * {{ device.sms }};
-    const int cuts = max((int)((float)slots * (float)longest / (float)max(total, 1)), 1), limit = max((longest + cuts - 1) / cuts, SPLIT);
+    const int cuts = max((int)((float)slots * (float)longest / (float)max(total, 1)), 1);
+    int limit = max((longest + cuts - 1) / cuts, SPLIT);
+    // One block puts all pieces of an item together: n / limit of them take MERGE n / limit, while each takes limit itself.
+    if (MERGE > 0.0f) limit = max(limit, (int)ceilf(sqrtf(MERGE * (float)longest)));
     const auto pieces_of = [&](int b) {
         const int n = tiles_of(context[b]), most = PIECES ? piece_of(n) : limit;
         return (n + most - 1) / most;

@@ -2,9 +2,22 @@
 // are cut into pieces, of whole tiles counted from position 0, as attention_pieces.cuh says.
 constexpr int TILE = COLS, RESIDENT = {{ p.resident }}, PIECES = {{ p.pieces }}, SPLIT = 1, LEAST_PIECE = 256 / TILE;
 constexpr int QHEADS = GROUP, PART = GROUP * (R + 2);   // floats of a piece in scratch: (m, l), then sums
+// Bytes of both, and a block reads what others have put into L2 half as fast again as it reads memory while few blocks do.
+constexpr float MERGE = PART * 4 / (TILE * D * 2 * 1.5f);
 constexpr int MAX_SEQUENCES = 1024;
 __shared__ int arrived;
 {% include "common/attention_pieces.cuh" %}
+
+// The first tiles of a piece on their way to L2, while the kernel before may still write the newest row there.
+__device__ __forceinline__ void prefetch_rows(const Step* step, const Piece& piece, const V* latents, const V* keys) {
+    constexpr int LINES = (R * 2 + 127) / 128, EACH = LINES + (P * 2 + 127) / 128;
+    const int begin = (first_tile(piece.context) + piece.tile) * TILE, rows = min(piece.context - begin, min(piece.end - piece.tile, {{ 2 if p.wgmma else p.stages }}) * TILE);
+    for (int i = threadIdx.x; i < rows * EACH; i += THREADS) {
+        const i64 row = cache_row(step, piece.b, begin + i / EACH);
+        const int line = i % EACH;
+        prefetch_l2(line < LINES ? latents + row * R + line * 64 : keys + row * P + (line - LINES) * 64);
+    }
+}
 
 extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}({{ params }}) {
     extern __shared__ __align__(128) u8 shared[];
@@ -24,6 +37,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}
         }
         const int t = step->first[piece.b], head0 = piece.group * GROUP, tile0 = first_tile(piece.context);
         if (is_first) {
+            prefetch_rows(step, piece, latents, keys);
             pdl_wait();
             pdl_launch();
         } else {

@@ -1,6 +1,7 @@
 //! The commands, run as a user runs them.
 #![allow(missing_docs, reason = "tests")]
 
+mod diff;
 mod extremes;
 
 use std::path::{Path, PathBuf};

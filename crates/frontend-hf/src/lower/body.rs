@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use infernum_ir::expr::Value;
 use infernum_ir::{
     Attr, Effect, Graph, Loc, Op, Param, SourceError, StateType, StepInput, Type, ValueId,
     WeightRef, nearest,
@@ -129,9 +130,14 @@ impl<'a> Builder<'a> {
             self.cx.spend(name, 512)?;
             let ty = self.state_type(frame, name, decl)?;
             let plane = self.unique(&frame.name_prefix, name);
-            let value = self.graph.param(plane.clone(), Param::State(plane), ty);
+            let value = if let Some(layer) = self.owner(frame, name, decl)? {
+                self.graph.param(plane.clone(), Param::Shared { plane, layer }, ty)
+            } else {
+                let value = self.graph.param(plane.clone(), Param::State(plane), ty);
+                self.states.push(value);
+                value
+            };
             frame.values.insert(name, value);
-            self.states.push(value);
         }
         Ok(())
     }
@@ -158,6 +164,22 @@ impl<'a> Builder<'a> {
             _ => Err(self
                 .cx
                 .at(name, "expected `heads` and `dim` of its rows, or the shape of a `slot`")),
+        }
+    }
+
+    /// The layer before whose plane it is; `None` for this layer's own.
+    fn owner(&self, frame: &Frame<'a>, name: &str, decl: &StateDecl<'a>) -> Result<Option<u32>> {
+        let Some(of) = decl.of else { return Ok(None) };
+        let before = self.layer.unwrap_or(0);
+        match frame.scope.eval(of)? {
+            Value::Null => Ok(None),
+            Value::Num(n) if n >= 0.0 && n.fract() == 0.0 && n < f64::from(before) => {
+                Ok(Some(n as u32))
+            }
+            found => {
+                let expected = format!("null or the number of a layer before layer {before}");
+                Err(frame.scope.unexpected(name, of, &expected, &found))
+            }
         }
     }
 

@@ -110,6 +110,7 @@ impl<'a> Lint<'a, '_> {
             let sizes = [state.heads, state.dim].into_iter().flatten();
             let sizes = sizes.chain(state.slot.iter().flatten().copied());
             mentioned.extend(sizes.flat_map(names));
+            mentioned.extend(state.of.into_iter().flat_map(names));
         }
         mentioned.extend(body_names(&block.body));
         for name in mentioned {

@@ -158,6 +158,11 @@ pub const SPEC: [Structure; 6] = [
             ("dim", false, "elements of a head"),
             ("slot", false, "in place of these: the shape of a sequence's state"),
             ("dtype", false, "its element type; that of activations if left out"),
+            (
+                "of",
+                false,
+                "number of a layer before, whose plane of this name is read in place of one of its own; null for its own",
+            ),
         ],
     },
 ];

@@ -281,6 +281,9 @@ pub struct StateDecl<'a> {
     /// Its element type; that of activations where it is left out.
     #[serde(default)]
     pub dtype: Option<Arg<'a>>,
+    /// The layer whose plane of this name it is, to be read; this layer's own where it is left out or null.
+    #[serde(default)]
+    pub of: Option<Arg<'a>>,
 }
 
 /// Reads a family file.

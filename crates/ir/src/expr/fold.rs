@@ -175,6 +175,15 @@ fn call(func: Func, values: &[&Value], args: &[Expr]) -> Result<Value, ExprError
         (Func::Contains, [Value::Str(s), Value::Str(part)]) => {
             Ok(Value::Bool(s.contains(part.as_str())))
         }
+        (Func::First, [Value::List(items), Value::Num(n)]) => {
+            Ok(Value::List(items.iter().take(n.max(0.0) as usize).cloned().collect()))
+        }
+        (Func::First, [Value::List(_), v]) => Err(expected("a number", v, &args[1])),
+        (Func::Last, [Value::List(items), x]) => {
+            let place = items.iter().rposition(|item| item == *x);
+            Ok(place.map_or(Value::Null, |i| Value::Num(i as f64)))
+        }
+        (Func::First | Func::Last, [v, ..]) => Err(expected("a list", v, &args[0])),
         (Func::Contains, [Value::Str(_), v]) => Err(expected("text", v, &args[1])),
         (Func::Len | Func::Contains, [v, ..]) => Err(expected("a list or text", v, &args[0])),
         (_, values) => {

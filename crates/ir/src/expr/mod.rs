@@ -173,11 +173,15 @@ pub enum Func {
     Len,
     /// `contains(list, x)`, or `contains('text', 'part')`.
     Contains,
+    /// `first(list, n)`: its first `n` items, or all of them.
+    First,
+    /// `last(list, x)`: where the last item that is `x` stands, from 0; null if there is none.
+    Last,
 }
 
 impl Func {
     /// Name and number of arguments of every function.
-    pub const TABLE: [(&'static str, Func, usize); 15] = [
+    pub const TABLE: [(&'static str, Func, usize); 17] = [
         ("exp", Func::Exp, 1),
         ("log", Func::Log, 1),
         ("sqrt", Func::Sqrt, 1),
@@ -193,6 +197,8 @@ impl Func {
         ("max", Func::Max, 2),
         ("len", Func::Len, 1),
         ("contains", Func::Contains, 2),
+        ("first", Func::First, 2),
+        ("last", Func::Last, 2),
     ];
 
     fn name(self) -> &'static str {
@@ -215,7 +221,7 @@ impl Func {
             Func::Round => a.round_ties_even(),
             Func::Min => a.min(b),
             Func::Max => a.max(b),
-            Func::Len | Func::Contains => f64::NAN, // not numeric: refused when compiled
+            Func::Len | Func::Contains | Func::First | Func::Last => f64::NAN, // not numeric: refused when compiled
         }
     }
 }

@@ -226,6 +226,8 @@ pub enum Memory {
     Slice,
     /// It is all operands, one after another: attribute `axis`.
     Concat,
+    /// It is operand 0 with its last two axes in each other's place.
+    Transposed,
     /// It is rows of operand `table`, by the numbers in operand `rows`.
     Lookup {
         /// The operand that has the rows.

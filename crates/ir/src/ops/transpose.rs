@@ -26,7 +26,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::All,
     cuda: Some("transpose"),
     tolerance: Tolerance::EXACT,
-    memory: super::Memory::Computed,
+    memory: super::Memory::Transposed,
     fused: None,
 };
 

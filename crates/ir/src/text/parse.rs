@@ -361,7 +361,16 @@ impl<'a> Parser<'a> {
         }
         let param = match word {
             "carry" => Param::Carry(self.number("the carried value's index")?),
-            "state" => Param::State(self.word("the plane's name")?.to_owned()),
+            "state" => {
+                let plane = self.word("the plane's name")?.to_owned();
+                match self.eat_word("of") {
+                    false => Param::State(plane),
+                    true if self.eat_word("layer") => {
+                        Param::Shared { plane, layer: self.number("the layer's number")? }
+                    }
+                    true => return self.fail("expected `of layer` and the layer's number"),
+                }
+            }
             "step" => {
                 self.space();
                 let at = self.at;

@@ -75,6 +75,9 @@ fn write_node(out: &mut String, graph: &Graph, index: usize) -> fmt::Result {
         NodeKind::Param(Param::Step(input)) => write!(out, "step {}", input.name())?,
         NodeKind::Param(Param::Carry(i)) => write!(out, "carry {i}")?,
         NodeKind::Param(Param::State(plane)) => write!(out, "state {plane}")?,
+        NodeKind::Param(Param::Shared { plane, layer }) => {
+            write!(out, "state {plane} of layer {layer}")?;
+        }
         NodeKind::Param(Param::Weight(w)) => {
             write!(out, "weight {:?}", w.name)?;
             if let Some(n) = w.stack {

@@ -1,7 +1,7 @@
 //! How far back planes of the cache are read, and rings that keep too little.
 
 use infernum_ir::text::{parse, print};
-use infernum_ir::{Module, StateKind, state_kind, verify};
+use infernum_ir::{Module, StateKind, state_kinds, verify};
 
 /// A layer whose planes are of `state`, with `body` between what it reads and `%mixed`.
 fn layer(state: &str, body: &str) -> Module {
@@ -87,8 +87,39 @@ fn masks_say_what_is_kept() {
     ] {
         let module = layer("state", &body);
         verify(&module).unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!(state_kind(&module.graphs[0]), expected, "{body}");
+        assert_eq!(state_kinds(&module)[0], expected, "{body}");
     }
+}
+
+/// A layer whose planes others read keeps what any of them sees.
+#[test]
+fn shared_planes_keep_what_all_see() {
+    let own = print(&layer("state", &masked("5")));
+    let graph = own
+        .split_once("\n\n")
+        .map(|(_, rest)| rest.replace("\nschedule\n", ""))
+        .unwrap_or_default();
+    let reader = |name: &str, window: &str| {
+        format!(
+            "graph {name} {{\n%x = carry 0 : f32[T, 1, 4]\n\
+             %k = state k of layer 0 : state f32[1, 4]\n\
+             %keys = kv_read(%k) : f32[S, 1, 4]\n\
+             %s = scores(%x, %keys) : f32[1, T, S]\n\
+             %m = mask(%s) {{window: {window}}} : f32[1, T, S]\n\
+             %p = softmax(%m, _) : f32[1, T, S]\n%y = mix(%p, %keys) : f32[T, 1, 4]\nreturn %y\n}}\n\n"
+        )
+    };
+    let kinds = |windows: &[&str]| {
+        let readers = windows.iter().enumerate().map(|(i, w)| reader(&format!("r{i}"), w));
+        let readers: String = readers.collect();
+        let sites = (0..windows.len()).map(|i| format!(", r{i} {}..{}", i + 1, i + 2));
+        let text =
+            format!("module m\n\n{graph}\n{readers}schedule g 0..1{}\n", sites.collect::<String>());
+        state_kinds(&parse(&text, "m.ir").unwrap_or_else(|e| panic!("{e}\n{text}")))[0]
+    };
+    assert_eq!(kinds(&[]), StateKind::Ring(5));
+    assert_eq!(kinds(&["3", "7"]), StateKind::Ring(7));
+    assert_eq!(kinds(&["3", "none"]), StateKind::Paged);
 }
 
 #[test]

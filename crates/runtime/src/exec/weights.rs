@@ -305,8 +305,8 @@ fn resolve(
                 })
                 .collect();
             let operands = operands.into_iter().collect::<Option<Vec<_>>>()?;
-            if let Some(view) = view(op, attrs, &operands) {
-                view
+            if let Some(moved) = view(op, attrs, &operands).or_else(|| transposed(op, &operands)) {
+                moved
             } else {
                 let evaluated = evaluate(op, attrs, &operands, types, *result as usize);
                 match evaluated {
@@ -340,6 +340,44 @@ fn view(op: &str, attrs: &[Attr], operands: &[Option<Loaded>]) -> Option<Vec<Byt
             parts.collect()
         }
         _ => None,
+    }
+}
+
+/// Matrices whose axes change places: large ones are moved as they are, where the op's reference would take each element
+/// through `f64`.
+fn transposed(op: &str, operands: &[Option<Loaded>]) -> Option<Vec<Bytes>> {
+    let x = operands.first()?.as_ref()?;
+    let [.., rows, columns] = x.shape[..] else { return None };
+    if Op::find(op).ok()?.memory != Memory::Transposed || x.encoding.is_some() {
+        return None;
+    }
+    let mut whole = Vec::new();
+    x.segments.iter().for_each(|s| whole.extend_from_slice(s));
+    let mut bytes = vec![0; whole.len()];
+    let matrix = rows * columns * elements::size(x.dtype);
+    for (from, to) in whole.chunks_exact(matrix.max(1)).zip(bytes.chunks_exact_mut(matrix.max(1))) {
+        match elements::size(x.dtype) {
+            1 => turn::<1>(from, to, rows, columns),
+            2 => turn::<2>(from, to, rows, columns),
+            4 => turn::<4>(from, to, rows, columns),
+            _ => return None,
+        }
+    }
+    Some(vec![bytes.into()])
+}
+
+/// `[rows, columns]` elements of `N` bytes as `[columns, rows]`, square by square, so that both stay in the cache.
+fn turn<const N: usize>(from: &[u8], to: &mut [u8], rows: usize, columns: usize) {
+    const SIDE: usize = 32;
+    let (from, to) = (from.as_chunks::<N>().0, to.as_chunks_mut::<N>().0);
+    for row0 in (0..rows).step_by(SIDE) {
+        for column0 in (0..columns).step_by(SIDE) {
+            for column in column0..columns.min(column0 + SIDE) {
+                for row in row0..rows.min(row0 + SIDE) {
+                    to[column * rows + row] = from[row * columns + column];
+                }
+            }
+        }
     }
 }
 

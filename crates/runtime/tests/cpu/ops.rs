@@ -153,6 +153,13 @@ const CASES: &[(&str, &str)] = &[
         "%r",
     ),
     ("%r = transpose(%q) : DT[T, 7, 6]", "%r"),
+    // A constant that is turned when it is loaded.
+    (
+        r#"%w = weight "turned" : const DT[6, 7, 35]
+  %t = transpose(%w) : const DT[6, 35, 7]
+  %r = head_linear(%q, %t) : DT[T, 6, 35]"#,
+        "%r",
+    ),
     (
         r#"%taps = weight "taps" : const DT[42, 3]
   %c0 = state c : state slot DT[2, 42]
