@@ -180,7 +180,11 @@ fn mistakes_are_caught() {
         ("moe_sigmoid", "groups: 4, keep: 2", "groups: 4, keep: 4"),
         ("moe_sigmoid", "2.5 * a", "a"),
         ("moe_qwen3", "a / b", "a"),
-        ("moe_mixtral", "expert_linear(%x, %w_gate, %ids)", "expert_linear(%x, %w_up, %ids)"),
+        (
+            "moe_mixtral",
+            "expert_linear(%x, %w_gate, %ids, _, _)",
+            "expert_linear(%x, %w_up, %ids, _, _)",
+        ),
     ] {
         let fixture = Fixture::mutated(name, from, to);
         let found = fixture.run(&[fixture.tokens()]);

@@ -10,7 +10,7 @@ use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqShape, States, Step
 use infernum_ir::{Module, Param, Type, WeightRef, random, text, verify};
 use infernum_passes::Bucket;
 use infernum_passes::data::{Kernels, Rule};
-use infernum_passes::fuse::{self, CostTable, FuseOptions, OpCost, Outcome, Report, fuse};
+use infernum_passes::fuse::{self, CostTable, Factor, FuseOptions, OpCost, Outcome, Report, fuse};
 
 use crate::support::nmse;
 
@@ -41,7 +41,8 @@ fn options(rule: &Rule, kernels: &Kernels, bucket: Bucket) -> FuseOptions {
     let fused = kernels.ops.fused().map(|op| op.name.to_owned());
     costs.kernels = fuse::Kernels::Only(fused.collect());
     for made in rule.right.iter().filter(|s| rule.left.iter().all(|l| l.op != s.op)) {
-        let nothing = OpCost { launch_us: Some(0.0), factor: 0.0, when: Vec::new() };
+        let nothing =
+            OpCost { launch_us: Some(0.0), factor: Factor::Number(0.0), when: Vec::new() };
         costs.ops.insert(made.op.name.to_owned(), nothing);
     }
     FuseOptions {

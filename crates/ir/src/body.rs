@@ -146,7 +146,8 @@ pub fn attr_value(attr: &Attr) -> Option<Value> {
         Attr::Enum(s) => Value::Str(s.clone()),
         Attr::DType(d) => Value::Str(d.name().to_owned()),
         Attr::Dims(dims) => Value::List(dims.iter().map(|d| dim_value(*d)).collect()),
-        Attr::Expr(_) | Attr::Recurrence(_) => return None,
+        Attr::Expr(e) => Value::Str(e.to_string()),
+        Attr::Recurrence(_) => return None,
     })
 }
 

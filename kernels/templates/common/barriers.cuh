@@ -7,6 +7,10 @@ __device__ __forceinline__ void barrier_expect(u32 at, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void barrier_arrive(u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
+// Arrives once what this thread has asked for by copies of 16 bytes is there: one of the arrivals that the barrier waits for.
+__device__ __forceinline__ void barrier_arrive_copied(u32 at) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
+}
 // At the barrier at the same place in block `rank` of the cluster.
 __device__ __forceinline__ void barrier_arrive_at(u32 at, u32 rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(at), "r"(rank) : "memory");

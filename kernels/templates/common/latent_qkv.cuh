@@ -1,7 +1,7 @@
 // The kernels of latent_qkv and latent_qkv_packed, which say where a token's queries and its row of the cache begin: `q_row` and
 // `kv_row`, expressions over t, and `q_step`, the elements from one token's queries to the next one's. Blocks either multiply
 // queries by a head's w, or turn queries and write the cache.
-{%- from "common/shape.j2" import product -%}
+{% from "common/shape.j2" import product %}
 {% include "common/prelude.cuh" %}
 {% include "common/vec.cuh" %}
 {% include "common/row.cuh" %}

@@ -16,6 +16,8 @@
 //   tokens
 //   prepare()             a warpgroup keeps what finish() wants of the tokens, once
 //   finish(q, t, a, b)    takes the sums of outputs q .. q + 7 of token t, b of their second rows
+//   GROUPED               whether each token goes to one of many w: see experts.cuh. Rows of x are then gathered by GATHERS warps,
+//                         from source(t); expert e has ROWS rows of w from e * ROWS on, second ones in a matrix of their own
 
 template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SPLIT> struct Product {
     static constexpr u32 W_BYTES = GROUPS * 64 * 128, X_BYTES = TOKENS * 128;
@@ -27,10 +29,10 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     static_assert(Op::K % 64 == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % SPLIT == 0 && STEPS >= SPLIT, "shape");
 
     const Op& op;
-    const TileMap *w_tiles, *x_tiles;
+    const TileMap *w_tiles, *x_tiles;                  // GROUPED: of first rows, and of second ones
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int rank = blockIdx.x % SPLIT, begin = STEPS * rank / SPLIT, steps = STEPS * (rank + 1) / SPLIT - begin;
-    const int first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT, token_tiles = (op.tokens + TOKENS - 1) / TOKENS, work = TILES * token_tiles;
+    const int first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT, token_tiles = tiles_of_tokens(), work = TILES * token_tiles;
     u8* base;
     u32 w_ring, x_ring, w_full, w_empty, x_full, x_empty, inbound_full, inbound_empty;
 
@@ -45,7 +47,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         inbound_full = x_empty + ACTIVATIONS * 8, inbound_empty = inbound_full + GROUPS * 8;
         if (threadIdx.x == 0) {
             for (int i = 0; i < WEIGHTS; i++) barrier_init(w_full + i * 8, 1), barrier_init(w_empty + i * 8, GROUPS);
-            for (int i = 0; i < ACTIVATIONS; i++) barrier_init(x_full + i * 8, 1), barrier_init(x_empty + i * 8, GROUPS);
+            for (int i = 0; i < ACTIVATIONS; i++) barrier_init(x_full + i * 8, arrivals()), barrier_init(x_empty + i * 8, GROUPS);
             for (int i = 0; i < GROUPS; i++) barrier_init(inbound_full + i * 8, 1), barrier_init(inbound_empty + i * 8, MERGES ? SPLIT - 1 : 1);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
@@ -53,12 +55,26 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         else __syncthreads();
     }
 
-    // The first output and token of an item. Blocks that run together share both: a band of up to 8 tiles of
-    // tokens takes all of w before the next one.
-    struct Place { int output, token; };
+    __device__ __forceinline__ int tiles_of_tokens() const {
+        if constexpr (Op::GROUPED) return op.token_tiles();
+        else return (op.tokens + TOKENS - 1) / TOKENS;
+    }
+    // By which a tile of x is full: the copy engine's one, or of each thread that gathers.
+    __device__ __forceinline__ static int arrivals() {
+        if constexpr (Op::GROUPED) return 32 * Op::GATHERS;
+        else return 1;
+    }
+
+    // The first output and token of an item, and where its tokens end. Blocks that run together share both: a band of up to 8
+    // tiles of tokens takes all of w before the next one; an expert's tokens do, and then the next one's.
+    struct Place { int output, token, end, expert; };
     __device__ __forceinline__ Place place(int item) const {
+        if constexpr (Op::GROUPED) {
+            const int e = op.expert_of(item / TILES), in = item - op.tiles[e] * TILES, tiles = op.tiles[e + 1] - op.tiles[e];
+            return Place{in / tiles * (OUTPUTS * GROUPS), (int)op.rows[e] + in % tiles * TOKENS, (int)op.rows[e + 1], e};
+        }
         const int band = item / (8 * TILES), width = min(8, token_tiles - 8 * band), in = item - band * 8 * TILES;
-        return Place{in / width * (OUTPUTS * GROUPS), (8 * band + in % width) * TOKENS};
+        return Place{in / width * (OUTPUTS * GROUPS), (8 * band + in % width) * TOKENS, op.tokens, 0};
     }
 
     // Fills the ring of w. Weights are constant: nothing needs to be waited for.
@@ -68,12 +84,13 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         int slot = 0;
         u32 round = 0;
         for (int item = first; item < work; item += stride) {
-            const int output = place(item).output;
+            const Place at = place(item);
             int rows[BOXES];
 #pragma unroll
             for (int box = 0; box < BOXES; box++) {
                 const int tile = box * Op::BOX / 64, in = box * Op::BOX % 64;
-                rows[box] = Op::row(output + tile * OUTPUTS + in % OUTPUTS, in / OUTPUTS);
+                rows[box] = Op::row(at.output + tile * OUTPUTS + in % OUTPUTS, in / OUTPUTS);
+                if constexpr (Op::GROUPED) rows[box] += at.expert * Op::ROWS;
             }
 #pragma unroll 1
             for (int step = 0; step < steps; step++) {
@@ -81,7 +98,8 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 barrier_expect(w_full + slot * 8, W_BYTES);
 #pragma unroll
                 for (int box = 0; box < BOXES; box++)
-                    copy_tile(w_ring + slot * W_BYTES + box * (Op::BOX * 128), w_tiles, (begin + step) * 64, rows[box], w_full + slot * 8, once);
+                    copy_tile(w_ring + slot * W_BYTES + box * (Op::BOX * 128), Op::GROUPED && box * Op::BOX % 64 >= OUTPUTS ? x_tiles : w_tiles,
+                              (begin + step) * 64, rows[box], w_full + slot * 8, once);
                 if (++slot == WEIGHTS) slot = 0, round++;
             }
         }
@@ -104,6 +122,32 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         }
     }
 
+    // The same of rows that lie apart: eight lanes copy 64 columns of one, in the order that the copy engine would give them.
+    __device__ __forceinline__ void gather_activations() {
+        constexpr int APART = 4 * Op::GATHERS, EACH = TOKENS / APART;
+        static_assert(TOKENS % APART == 0, "rows in turn");
+        const int row = (warp - GROUPS * 4 - 1) * 4 + lane / 8, chunk = lane % 8;
+        int slot = 0;
+        u32 round = 0;
+        for (int item = first; item < work; item += stride) {
+            const Place at = place(item);
+            const typename Op::X* rows[EACH];          // beyond the last token any one will do
+#pragma unroll
+            for (int i = 0; i < EACH; i++) rows[i] = op.x + op.source(min(at.token + row + i * APART, at.end - 1)) * Op::K + chunk * 8;
+#pragma unroll 1
+            for (int step = 0; step < steps; step++) {
+                if (round > 0) barrier_wait(x_empty + slot * 8, (round - 1) & 1);
+#pragma unroll
+                for (int i = 0; i < EACH; i++) {
+                    const int r = row + i * APART;
+                    copy16_async(x_ring + slot * X_BYTES + r * 128 + (chunk ^ r % 8) * 16, rows[i] + step * 64);
+                }
+                barrier_arrive_copied(x_full + slot * 8);
+                if (++slot == ACTIVATIONS) slot = 0, round++;
+            }
+        }
+    }
+
     // A warpgroup's sums, one tile after the other.
     __device__ __forceinline__ void multiply() {
         const int group = warp / 4, me = threadIdx.x % 128;
@@ -120,6 +164,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             for (int step = 0; step < steps; step++) {
                 barrier_wait(w_full + w_slot * 8, w_parity);
                 barrier_wait(x_full + x_slot * 8, x_parity);
+                if constexpr (Op::GROUPED) fence_products();  // x did not come by the copy engine
                 const u64 w = descriptor(w_ring + w_slot * W_BYTES + group * 8192, 16, 1024);
                 const u64 x = descriptor(x_ring + x_slot * X_BYTES, 16, 1024);
                 wgmma_fence();
@@ -136,18 +181,18 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             wgmma_wait<0>();
             landed(sums);
             release();
-            const Place at = place(item);
-            finish(sums, at.output + group * OUTPUTS, at.token, group, me, chunks);
+            finish(sums, place(item), group, me, chunks);
         }
     }
     // Sums go to shared memory, a token a row, so that what belongs together meets in one thread.
-    __device__ __forceinline__ void finish(const float (&sums)[TOKENS / 8][4], int q0, int t0, int group, int me, int& chunks) {
+    __device__ __forceinline__ void finish(const float (&sums)[TOKENS / 8][4], Place at, int group, int me, int& chunks) {
+        const int q0 = at.output + group * OUTPUTS;
         float* const own = (float*)(base + WEIGHTS * W_BYTES + ACTIVATIONS * X_BYTES) + group * (CHUNK * ROW * (MERGES ? 2 : 1));
         float* const inbound = own + CHUNK * ROW;      // SHARE tokens of each block of the cluster
         const auto together = [&]() { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); };
 #pragma unroll
         for (int c = 0; c < TOKENS / CHUNK; c++, chunks++) {
-            const int base_token = t0 + c * CHUNK, tokens = min(CHUNK, op.tokens - base_token);
+            const int base_token = at.token + c * CHUNK, tokens = min(CHUNK, at.end - base_token);
             if (!MERGES) together();                   // all have read the chunk before
             else if (chunks > 0) barrier_wait(inbound_empty + group * 8, (chunks - 1) & 1);
 #pragma unroll
@@ -173,8 +218,8 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 for (int part = 0; part < Op::PARTS; part++)
 #pragma unroll
                     for (int s = 0; s < SPLIT; s++) {
-                        const float* at = (s == rank ? own + t * ROW : inbound + (s * SHARE + t - from) * ROW) + q + part * 32;
-                        const float4 a = *(const float4*)at, b = *(const float4*)(at + 4);
+                        const float* of = (s == rank ? own + t * ROW : inbound + (s * SHARE + t - from) * ROW) + q + part * 32;
+                        const float4 a = *(const float4*)of, b = *(const float4*)(of + 4);
                         v[part][0] += a.x, v[part][1] += a.y, v[part][2] += a.z, v[part][3] += a.w;
                         v[part][4] += b.x, v[part][5] += b.y, v[part][6] += b.z, v[part][7] += b.w;
                     }
@@ -190,7 +235,8 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         if (warp == GROUPS * 4) {
             if (lane == 0) fill_weights();
         } else if (warp > GROUPS * 4) {
-            if (lane == 0) fill_activations();
+            if constexpr (Op::GROUPED) gather_activations();
+            else if (lane == 0) fill_activations();
         } else {
             pdl_launch();
             pdl_wait();

@@ -7,6 +7,7 @@ struct Linear {
     template <class Op, int TILES> using Weights = DenseRows<Op, TILES>;
     typedef {{ x.type }} X;
     static constexpr int K = {{ w.cols }}, N = {{ w.rows }}, ROW = K;   // ROW: elements from one row of x to the next
+    static constexpr bool GROUPED = false;
     static constexpr int NORM = {{ 0 if not normed else 2 if norm else 1 }}, HEAD = 0;
     static constexpr float eps = {{ (eps if normed or divides else 0.0) | f32 }}, offset = {{ (offset if normed else 0.0) | f32 }};
     const {{ x.type }}* x;

@@ -7,17 +7,23 @@ __device__ __forceinline__ u32 ordered(float x) {
 }
 // The index of the largest of n keys, the lowest of several.
 __device__ __forceinline__ int warp_argmax(const u32* keys, int n) {
-    u64 best = 0;
-    for (int i = threadIdx.x % 32; i < n; i += 32) {
-        const u64 key = (u64)keys[i] << 32 | (u32)~i;
-        if (key > best) best = key;
-    }
+    u32 best = 0, at = 0xffffffffu;
+    for (int i = threadIdx.x % 32; i < n; i += 32)
+        if (at == 0xffffffffu || keys[i] > best) best = keys[i], at = i;
+#if __CUDA_ARCH__ >= 800
+    u32 largest, lowest;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(best));
+    asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(lowest) : "r"(best == largest ? at : 0xffffffffu));
+    return (int)lowest;
+#else
+    u64 key = (u64)best << 32 | (u32)~at;
 #pragma unroll
     for (int d = 16; d > 0; d >>= 1) {
-        const u64 other = __shfl_xor_sync(0xffffffffu, best, d);
-        if (other > best) best = other;
+        const u64 other = __shfl_xor_sync(0xffffffffu, key, d);
+        if (other > key) key = other;
     }
-    return (int)~(u32)best;
+    return (int)~(u32)key;
+#endif
 }
 // The largest of n keys is taken, and so is no longer there.
 __device__ __forceinline__ int take_largest(u32* keys, int n) {
@@ -28,7 +34,7 @@ __device__ __forceinline__ int take_largest(u32* keys, int n) {
     return best;
 }
 
-// Calls f(j, expert) for the K experts of the highest choice(expert), highest first. `keys` holds
+// Calls f(j, expert), in all lanes, for the K experts of the highest choice(expert), highest first. `keys` holds
 // E + GROUPS values in shared memory.
 template <int E, int K, int GROUPS, int KEEP, class Choice, class F>
 __device__ __forceinline__ void warp_topk(u32* keys, Choice choice, F f) {
@@ -55,6 +61,6 @@ __device__ __forceinline__ void warp_topk(u32* keys, Choice choice, F f) {
     __syncwarp();
     for (int j = 0; j < K; j++) {
         const int e = take_largest(keys, E);
-        if (lane == 0) f(j, e);
+        f(j, e);
     }
 }

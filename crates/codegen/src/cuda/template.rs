@@ -150,6 +150,8 @@ pub enum CheckSizes {
     Heads,
     /// Several sequences of one token.
     Decode,
+    /// Few and many tokens that go to experts.
+    Experts,
 }
 
 /// One way to compute an op.

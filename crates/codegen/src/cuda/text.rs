@@ -66,7 +66,7 @@ pub(super) fn render(
         scope.insert(name.to_owned(), described);
     }
     for (name, value) in &launch.attrs {
-        scope.insert(name.clone(), attr(value));
+        scope.insert(name.clone(), attr(launch, ops, name, value));
     }
     if let Some(scan) = Scan::of(launch) {
         scope.insert("scan".to_owned(), scan.described());
@@ -257,9 +257,15 @@ fn described(name: &str, ty: &Type) -> Jinja {
     }
 }
 
-fn attr(attr: &Attr) -> Jinja {
+fn attr(launch: &Launch, ops: &OpSet, name: &str, attr: &Attr) -> Jinja {
     match attr {
-        Attr::None | Attr::Expr(_) | Attr::Recurrence(_) => Jinja::from(()),
+        Attr::None | Attr::Recurrence(_) => Jinja::from(()),
+        Attr::Expr(e) => {
+            let op = ops.find(&launch.op);
+            c_function(op.and_then(|op| {
+                ScalarFn::compile(e, &op.scalar_names(name)).map_err(|e| e.to_string())
+            }))
+        }
         Attr::Bool(b) => Jinja::from(*b),
         Attr::Int(n) => Jinja::from(*n),
         Attr::Float(x) => Jinja::from(*x),
@@ -272,15 +278,16 @@ fn attr(attr: &Attr) -> Jinja {
 /// `body(names)`: an elementwise op's expression, in C, over those names for its operands.
 fn body(launch: &Launch, ops: &OpSet) -> Jinja {
     let attrs: Vec<Attr> = launch.attrs.iter().map(|(_, a)| a.clone()).collect();
-    let compiled: Option<Result<ScalarFn, String>> =
-        ops.find(&launch.op).ok().and_then(|op| op.pointwise_fn(&attrs));
-    let op = launch.op.clone();
+    let compiled = ops.find(&launch.op).ok().and_then(|op| op.pointwise_fn(&attrs));
+    let none = || Err(format!("`{}` is not elementwise: it has no body", launch.op));
+    c_function(compiled.unwrap_or_else(none))
+}
+
+/// A function of names that yields an expression over them, in C.
+fn c_function(compiled: Result<ScalarFn, String>) -> Jinja {
     Jinja::from_function(move |names: Rest<Vec<String>>| -> Result<String, Error> {
-        let fail = |message: String| Error::new(ErrorKind::InvalidOperation, message);
-        match &compiled {
-            Some(Ok(f)) => Ok(c_expr::c_text(f, names.first().map_or(&[][..], |n| n))),
-            Some(Err(message)) => Err(fail(message.clone())),
-            None => Err(fail(format!("`{op}` is not elementwise: it has no body"))),
-        }
+        let names = names.first().map_or(&[][..], |n| n);
+        let fail = |message: &String| Error::new(ErrorKind::InvalidOperation, message.clone());
+        compiled.as_ref().map(|f| c_expr::c_text(f, names)).map_err(fail)
     })
 }

@@ -3,13 +3,21 @@
 use super::common::dense;
 use super::{Effect, Eval, OpCall, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 use crate::interp::Tensor;
-use crate::{Dim, Dims, Type};
+use crate::{DType, Dim, Dims, Type};
 
 pub(super) static OP: OpDef = OpDef {
     name: "expert_linear",
     doc: "One linear layer an expert: w [E, N, K], ids [T, k]; x [T, K], the same for each of a \
-          token's experts, or [T, k, K]: [T, k, N].",
-    operands: &[OperandDef::required("x"), OperandDef::required("w"), OperandDef::rows("ids", "w")],
+          token's experts, or [T, k, K]: [T, k, N]. `order` [T, k] and `starts` [E + 1] are what \
+          `group_rows` makes of ids, for kernels that take an expert's rows together: they change \
+          no result.",
+    operands: &[
+        OperandDef::required("x"),
+        OperandDef::required("w"),
+        OperandDef::rows("ids", "w"),
+        OperandDef::optional("order"),
+        OperandDef::optional("starts"),
+    ],
     attrs: &[],
     infer: |call| {
         let (x, w, ids) = (call.dense(0, 2)?, call.dense(1, 3)?, call.index(2, 2)?);
@@ -18,6 +26,7 @@ pub(super) static OP: OpDef = OpDef {
         if w.rank() != 3 || x.shape.last() != w.shape.last() || !(shared || each) {
             return Err(call.mismatch(1, &format!("[E, N, K] for x: {x}, ids: {ids}"), w));
         }
+        grouped(call, 3, &ids.shape, w.shape[0])?;
         dense(x.dtype, [ids.shape[0], ids.shape[1], w.shape[1]])
     },
     effect: Effect::Pure,
@@ -30,6 +39,24 @@ pub(super) static OP: OpDef = OpDef {
     memory: super::Memory::Computed,
     fused: None,
 };
+
+/// Whether operands `at` and after it, if they are there, are what [`super::group_rows`] makes of ids of
+/// this shape, of so many experts.
+fn grouped(call: &OpCall<'_>, at: usize, ids: &[Dim], experts: Dim) -> Result<(), String> {
+    let (order, starts) = match (call.optional(at)?, call.optional(at + 1)?) {
+        (None, None) => return Ok(()),
+        (Some(order), Some(starts)) => (order, starts),
+        _ => return Err("`order` and `starts` are given together".to_owned()),
+    };
+    if order.dtype != DType::U32 || order.shape != ids {
+        return Err(call.mismatch(at, "u32, a number for each of `ids`", order));
+    }
+    let bounds = [Dim::Const(experts.as_const().unwrap_or(0) + 1)];
+    if starts.dtype != DType::U32 || starts.shape != bounds {
+        return Err(call.mismatch(at + 1, "u32 [E + 1]", starts));
+    }
+    Ok(())
+}
 
 /// The experts that are hit are read once each.
 fn work(call: &OpCall<'_>, results: &[Type], dims: &Dims) -> Work {

@@ -16,6 +16,7 @@ mod expert_linear;
 mod gather_rows;
 mod gelu;
 mod gelu_tanh;
+mod group_rows;
 mod head_linear;
 mod kv_read;
 mod kv_write;
@@ -51,6 +52,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 
 use crate::attr::{Attr, AttrDef};
+use crate::body::{AttrSource, Stmt};
 use crate::expr::{Expr, ScalarFn, Value};
 use crate::fused::{Fused, compose};
 use crate::interp::{StepShape, Tensor};
@@ -72,6 +74,7 @@ pub static OPS: &[&OpDef] = &[
     &gather_rows::OP,
     &gelu::OP,
     &gelu_tanh::OP,
+    &group_rows::OP,
     &head_linear::OP,
     &kv_read::OP,
     &kv_write::OP,
@@ -393,6 +396,26 @@ impl Op {
             Some(Expr::Var(to.name.to_owned()))
         });
         Some((Op(&map::OP), vec![Attr::Expr(renamed)]))
+    }
+
+    /// The names that an expression in this attribute is over: the operands' (`i` where there are none), of
+    /// the op in its body that a fused op hands it to.
+    pub fn scalar_names(self, attr: &str) -> Vec<&'static str> {
+        let handed = |s: &Stmt| {
+            let at = s
+                .attrs
+                .iter()
+                .position(|a| matches!(a, AttrSource::Value(Expr::Var(n)) if n == attr))?;
+            Some((s.op, s.op.attrs[at].name))
+        };
+        if let Some((op, attr)) = self.fused.as_ref().and_then(|f| f.body.iter().find_map(handed)) {
+            return op.scalar_names(attr);
+        }
+        if self.operands.is_empty() {
+            vec!["i"]
+        } else {
+            self.operands.iter().map(|o| o.name).collect()
+        }
     }
 
     /// [`Op::pointwise`], compiled over the operands in order.

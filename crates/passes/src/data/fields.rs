@@ -158,7 +158,11 @@ pub const COSTS: [Structure; 2] = [
         doc: "How an op differs.",
         fields: &[
             ("launch_us", false, "microseconds of an empty call"),
-            ("factor", false, "factor on the time that bytes and operations take"),
+            (
+                "factor",
+                false,
+                "factor on the time that bytes and operations take; an expression may use what `when` may",
+            ),
             (
                 "when",
                 false,

@@ -92,14 +92,13 @@ fn stmt(
             Some((key, _)) => return Err(at(source, key, "expected the name of a value")),
         });
     }
-    let free: Vec<String> = match op.operands {
-        [] => vec!["i".to_owned()],
-        operands => operands.iter().map(|o| o.name.to_owned()).collect(),
-    };
     let mut attrs = Vec::new();
     for def in op.attrs {
         attrs.push(match call.arg(def.name) {
             Some((key, argument)) => {
+                let free = || op.scalar_names(def.name).into_iter().map(str::to_owned).collect();
+                let free: Vec<String> =
+                    if def.kind == AttrKind::Expr { free() } else { Vec::new() };
                 let value = attr(source, key, def.kind, argument, &free)?;
                 if let AttrSource::Given(given) = &value {
                     def.check(given).map_err(|e| at(source, key, e))?;

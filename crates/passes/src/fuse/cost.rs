@@ -77,18 +77,28 @@ pub struct OpCost {
     /// Microseconds of an empty call.
     pub launch_us: Option<f64>,
     /// Factor on the time that bytes and operations take.
-    pub factor: f64,
+    pub factor: Factor,
     /// The calls that the target has the op's kernel for: conditions over its operands, attributes and `tokens`.
     pub when: Vec<Condition>,
 }
 
 impl Default for OpCost {
     fn default() -> OpCost {
-        OpCost { launch_us: None, factor: 1.0, when: Vec::new() }
+        OpCost { launch_us: None, factor: Factor::Number(1.0), when: Vec::new() }
     }
 }
 
-/// An expression that is true or false.
+/// A number, or an expression over what conditions are over.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum Factor {
+    /// The same for all calls.
+    Number(f64),
+    /// Computed for each call.
+    Of(Condition),
+}
+
+/// An expression that is true or false; a number, in a [`Factor`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Condition {
@@ -139,6 +149,23 @@ impl CostTable {
         self.refusal(call, bucket).is_none()
     }
 
+    /// The factor on a call's time; of an expression without an answer, that and why.
+    pub(super) fn factor(
+        &self,
+        call: &OpCall<'_>,
+        bucket: Bucket,
+    ) -> Result<f64, (&Condition, String)> {
+        match self.ops.get(call.op.name).map(|cost| &cost.factor) {
+            None => Ok(1.0),
+            Some(Factor::Number(n)) => Ok(*n),
+            Some(Factor::Of(of)) => match of.expr.eval(&|name: &str| lookup(call, bucket, name)) {
+                Ok(Value::Num(n)) if n.is_finite() && n >= 0.0 => Ok(n),
+                Ok(found) => Err((of, format!("it is {found}, not a factor"))),
+                Err(error) => Err((of, error.to_string())),
+            },
+        }
+    }
+
     /// Why the target has no kernel of the op's own for a call, where it has none.
     pub(super) fn refusal(&self, call: &OpCall<'_>, bucket: Bucket) -> Option<Refusal<'_>> {
         let op = call.op;
@@ -149,6 +176,9 @@ impl CostTable {
         };
         if !known {
             return Some(Refusal::NoKernel);
+        }
+        if let Err((condition, why)) = self.factor(call, bucket) {
+            return Some(Refusal::Unclear(condition, why));
         }
         let lookup = |name: &str| lookup(call, bucket, name);
         let when = self.ops.get(op.name).map_or(&[][..], |cost| &cost.when);

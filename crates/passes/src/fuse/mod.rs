@@ -35,7 +35,7 @@ use run::{Firing, Saturation, saturate};
 
 pub use crate::Bucket;
 pub use compare::{Group, groups};
-pub use cost::{CostTable, Kernels, OpCost, Rates};
+pub use cost::{CostTable, Factor, Kernels, OpCost, Rates};
 pub use explain::{
     Fired, GraphReport, NearMiss, Outcome, PricedCall, Refused, Report, Site, SiteCall,
 };

@@ -77,7 +77,9 @@ impl<'a> Prices<'a> {
         let special = table.ops.get(call.op.name);
         let launch = special.and_then(|s| s.launch_us).unwrap_or(table.launch_us);
         // 10⁹ a second is 10³ a microsecond.
-        launch + special.map_or(1.0, |s| s.factor) * moving.max(computing) / 1e3
+        // Where it has no answer, a fused op has no kernel, which is told.
+        let factor = table.factor(call, self.bucket).unwrap_or(1.0);
+        launch + factor * moving.max(computing) / 1e3
     }
 
     /// Why the target does not run a call as one, where it does not: the op's body was priced then.

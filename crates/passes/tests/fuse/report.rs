@@ -59,8 +59,11 @@ fn parts_of_a_match_are_no_near_misses() {
 #[test]
 fn what_lost_on_cost_has_its_price() {
     let mut options = options();
-    let dear =
-        infernum_passes::fuse::OpCost { launch_us: Some(50.0), factor: 1.0, when: Vec::new() };
+    let dear = infernum_passes::fuse::OpCost {
+        launch_us: Some(50.0),
+        factor: infernum_passes::fuse::Factor::Number(1.0),
+        when: Vec::new(),
+    };
     options.costs.ops.insert("t_swiglu".to_owned(), dear);
     let report = fused(&fixture("llama/f32", DType::F32), &kernels(RULES), &options).report;
     let fired = report.fired.iter().find(|f| f.rule == "t-swiglu").expect("it fires");

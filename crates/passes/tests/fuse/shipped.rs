@@ -227,29 +227,59 @@ impl Text {
     fn experts(&mut self, y: usize, a: usize, variant: u16) {
         let on = |bit: u16| variant >> bit & 1 == 1;
         self.line(&format!("%l{y} = linear(%v{a}, %router, _) {{dtype: none}} : f32[T, 6]"));
-        let scores = if on(0) {
-            format!("softmax(%l{y}, _)")
-        } else {
-            format!("map(%l{y}, _, _) {{expr: \"1 / (1 + exp(-a))\"}}")
+        // Scores before the choice, or of the chosen.
+        let chosen = on(3) && on(4);
+        let scores = match (chosen, on(0)) {
+            (true, _) => format!("%l{y}"),
+            (false, true) => format!("%s{y}"),
+            (false, false) => format!("%z{y}"),
         };
-        self.line(&format!("%s{y} = {scores} : f32[T, 6]"));
+        self.line(&format!("%s{y} = softmax(%l{y}, _) : f32[T, 6]"));
+        self.line(&format!("%z{y} = map(%l{y}, _, _) {{expr: \"1 / (1 + exp(-a))\"}} : f32[T, 6]"));
         let bias = if on(1) { "%b6" } else { "_" };
         let attrs = if on(2) { "k: 2, groups: 3, keep: 2" } else { "k: 2, groups: 1, keep: 1" };
         self.line(&format!(
-            "%top{y}, %id{y} = topk(%s{y}, {bias}) {{{attrs}}} : f32[T, 2], u32[T, 2]"
+            "%best{y}, %id{y} = topk({scores}, {bias}) {{{attrs}}} : f32[T, 2], u32[T, 2]"
         ));
+        let mut weights = format!("%best{y}");
+        let mut next = |name: &str, call: String, text: &mut Text| {
+            text.line(&format!("%{name}{y} = {call} : f32[T, 2]"));
+            weights = format!("%{name}{y}");
+        };
+        if chosen {
+            next("soft", format!("softmax(%best{y}, _)"), self);
+        }
+        let chosen = if chosen { format!("%soft{y}") } else { format!("%best{y}") };
+        if on(5) {
+            self.line(&format!("%all{y} = reduce({chosen}) {{by: sum, axis: 1}} : f32[T, 1]"));
+            next("share", format!("map({chosen}, %all{y}, _) {{expr: \"a / (b + 0.25)\"}}"), self);
+            if on(6) {
+                next("more", format!("scale(%share{y}) {{by: 2.5}}"), self);
+                next("cast", format!("cast(%more{y}) {{dtype: f32}}"), self);
+            }
+        }
+        let gated = if on(7) {
+            format!("map(%eg{y}, %eu{y}, _) {{expr: \"max(a, 0) * b\"}}")
+        } else {
+            format!("mul(%ea{y}, %eu{y})")
+        };
         let experts = format!(
-            "%eg{y} = expert_linear(%v{a}, %egate, %id{y}) : f32[T, 2, 3]
-  %eu{y} = expert_linear(%v{a}, %eup, %id{y}) : f32[T, 2, 3]
+            "%eg{y} = expert_linear(%v{a}, %egate, %id{y}, _, _) : f32[T, 2, 3]
+  %eu{y} = expert_linear(%v{a}, %eup, %id{y}, _, _) : f32[T, 2, 3]
   %ea{y} = silu(%eg{y}) : f32[T, 2, 3]
-  %em{y} = mul(%ea{y}, %eu{y}) : f32[T, 2, 3]
-  %eo{y} = expert_linear(%em{y}, %edown, %id{y}) : f32[T, 2, 8]
-  %col{y} = reshape(%top{y}) {{shape: [T, 2, 1]}} : f32[T, 2, 1]
+  %em{y} = {gated} : f32[T, 2, 3]
+  %eo{y} = expert_linear(%em{y}, %edown, %id{y}, _, _) : f32[T, 2, 8]
+  %col{y} = reshape({weights}) {{shape: [T, 2, 1]}} : f32[T, 2, 1]
   %ew{y} = mul(%eo{y}, %col{y}) : f32[T, 2, 8]
   %es{y} = reduce(%ew{y}) {{by: sum, axis: 1}} : f32[T, 1, 8]
-  %v{y} = reshape(%es{y}) {{shape: [T, 8]}} : f32[T, 8]"
+  %ex{y} = reshape(%es{y}) {{shape: [T, 8]}} : f32[T, 8]"
         );
         self.line(&experts);
+        // What all tokens have, and the residual.
+        self.line(&format!("%sh{y} = linear(%v{a}, %w, _) {{dtype: none}} : f32[T, 8]"));
+        self.line(&format!("%both{y} = add(%ex{y}, %sh{y}) : f32[T, 8]"));
+        let sum = if on(8) { format!("%both{y}") } else { format!("%ex{y}") };
+        self.line(&format!("%v{y} = add(%v{a}, {sum}) : f32[T, 8]"));
     }
 }
 

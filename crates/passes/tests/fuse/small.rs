@@ -97,7 +97,11 @@ fn packed_weights_are_one_product_and_cost_nothing_to_join() {
     // Slices of a row are views on this imaginary target.
     options.costs.ops.insert(
         "slice".to_owned(),
-        infernum_passes::fuse::OpCost { launch_us: Some(0.0), factor: 0.0, when: Vec::new() },
+        infernum_passes::fuse::OpCost {
+            launch_us: Some(0.0),
+            factor: infernum_passes::fuse::Factor::Number(0.0),
+            when: Vec::new(),
+        },
     );
     let after = fused(&before, &kernels(RULES), &options);
     let calls = calls(&after.module);
@@ -172,7 +176,7 @@ fn a_version_has_one_writer_whatever_is_cheapest() {
         for op in ["kv_write", "t_write_scaled"] {
             let cost = infernum_passes::fuse::OpCost {
                 launch_us: Some(price),
-                factor: 1.0,
+                factor: infernum_passes::fuse::Factor::Number(1.0),
                 when: Vec::new(),
             };
             options.costs.ops.insert(op.to_owned(), cost);

@@ -58,6 +58,9 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %packed = embedding(%ids, %wp) : DT[T, $P]
   %z = embedding(%ids, %wz) : DT[T, $N3]
   %each = reshape(%z) {shape: [T, 3, $N]} : DT[T, 3, $N]
+  %wi = weight "i" : const DT[31, $K3]
+  %parts = embedding(%ids, %wi) : DT[T, $K3]
+  %inner = reshape(%parts) {shape: [T, 3, $K]} : DT[T, 3, $K]
   %column = embedding(%ids, %wc) : DT[T, 1]
   %f = embedding(%ids, %wf) : f32[T, $N]
   %q = embedding(%ids, %wq) : DT[T, $M]
@@ -65,6 +68,7 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %sf = embedding(%ids, %ws) : f32[T, 12]
   %sd = cast(%sf) {dtype: DT} : DT[T, 12]
   %best, %picked = topk(%sd, _) {k: 3, groups: 1, keep: 1} : DT[T, 3], u32[T, 3]
+  %order, %starts = group_rows(%picked) {groups: 12} : u32[T, 3], u32[13]
   %qh = reshape(%x) {shape: [T, $H, $D]} : DT[T, $H, $D]
   %kh = reshape(%k) {shape: [T, $G, $D]} : DT[T, $G, $D]
   %vh = reshape(%v) {shape: [T, $G, $E]} : DT[T, $G, $E]
@@ -206,6 +210,7 @@ impl Sizes {
         let values = [
             ("$N2", 2 * n),
             ("$N3", 3 * n),
+            ("$K3", 3 * k),
             ("$NK", n + k),
             ("$HG", h + g),
             ("$N", n),
@@ -386,14 +391,45 @@ pub(super) const ON_GPUS: &[Case] = &[
   %largest = reduce(%terms) {by: sum, axis: 1} : DT[B, 1]",
         "%largest",
     ),
-    Case("%r = expert_ffn(%x, %best, %picked, %gate, %up, %down) : DT[T, $N]", "%r, %x"),
     Case(
-        "%r, %i = router_topk(%x, %router, _, _) {sigmoid: false, k: 3, groups: 1, keep: 1, renormalise: true, dtype: f32} : f32[T, 3], u32[T, 3]",
+        r#"%r = expert_gated(%x, %gate, %up, %picked, _, _) {act: "a / (1 + exp(-a)) * b"} : DT[T, 3, $K]"#,
+        "%r",
+    ),
+    Case(
+        r#"%r = expert_gated(%x, %gate, %up, %picked, %order, %starts) {act: "max(a, 0) * (b + 1)"} : DT[T, 3, $K]"#,
+        "%r",
+    ),
+    Case("%r = expert_sum(%inner, %best, %picked, %down, _) : DT[T, $N]", "%r"),
+    Case("%r = expert_sum(%inner, %best, %picked, %down, %x) : DT[T, $N]", "%r"),
+    Case("%r = combine_experts(%each, %best, _) : DT[T, $N]", "%r"),
+    Case("%r = combine_experts(%each, %best, %x) : DT[T, $N]", "%r"),
+    Case(
+        r#"%r, %i = route(%sf, _) {softmax: true, sigmoid: false, k: 3, groups: 1, keep: 1, chosen: false, share: "a / b", factor: 2.5, dtype: none} : f32[T, 3], u32[T, 3]"#,
         "%r, %i",
     ),
     Case(
-        "%r, %i = router_topk(%x, %router, %choice, %choice) {sigmoid: true, k: 4, groups: 4, keep: 2, renormalise: false, dtype: f32} : f32[T, 4], u32[T, 4]",
+        r#"%r, %i = route(%sf, %choice) {softmax: false, sigmoid: true, k: 4, groups: 4, keep: 2, chosen: false, share: "a / (b + 1e-20)", factor: none, dtype: DT} : DT[T, 4], u32[T, 4]"#,
         "%r, %i",
+    ),
+    Case(
+        "%r, %i = route(%sf, _) {softmax: false, sigmoid: false, k: 2, groups: 1, keep: 1, chosen: true, share: none, factor: none, dtype: DT} : DT[T, 2], u32[T, 2]",
+        "%r, %i",
+    ),
+    Case(
+        r#"%r, %i = router_topk(%x, %router, _, _) {logits_dtype: f32, softmax: true, sigmoid: false, k: 3, groups: 1, keep: 1, chosen: false, share: "a / b", factor: none, dtype: none} : f32[T, 3], u32[T, 3]"#,
+        "%r, %i",
+    ),
+    Case(
+        "%r, %i = router_topk(%x, %router, %choice, %choice) {logits_dtype: f32, softmax: false, sigmoid: true, k: 4, groups: 4, keep: 2, chosen: false, share: none, factor: 1.5, dtype: DT} : DT[T, 4], u32[T, 4]",
+        "%r, %i",
+    ),
+    Case(
+        r#"%r, %s, %i = norm_router_topk(%x, %norm, %router, _, _) {eps: 0.01, offset: 1, logits_dtype: f32, softmax: true, sigmoid: false, k: 3, groups: 1, keep: 1, chosen: false, share: "a / b", factor: none, dtype: DT} : DT[T, $N], DT[T, 3], u32[T, 3]"#,
+        "%r, %s, %i",
+    ),
+    Case(
+        "%r, %s, %i = norm_router_topk(%x, _, %router, %choice, %choice) {eps: 0.01, offset: 0, logits_dtype: f32, softmax: false, sigmoid: true, k: 4, groups: 4, keep: 2, chosen: false, share: none, factor: none, dtype: none} : DT[T, $N], f32[T, 4], u32[T, 4]",
+        "%r, %s, %i",
     ),
 ];
 
@@ -433,8 +469,11 @@ pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = slice(%x) {axis: 1, start: 1, len: 3} : DT[T, 3]", "%r"),
     Case("%r = slice(%qh) {axis: 1, start: 1, len: 2} : DT[T, 2, $D]", "%r"),
     Case("%r = embedding(%ids, %wx) : DT[T, $N]", "%r"),
-    Case("%r = expert_linear(%x, %gate, %picked) : DT[T, 3, $K]", "%r"),
-    Case("%r = expert_linear(%each, %gate, %picked) : DT[T, 3, $K]", "%r"),
+    Case("%r = expert_linear(%x, %gate, %picked, _, _) : DT[T, 3, $K]", "%r"),
+    Case("%r = expert_linear(%each, %gate, %picked, _, _) : DT[T, 3, $K]", "%r"),
+    Case("%r = expert_linear(%x, %gate, %picked, %order, %starts) : DT[T, 3, $K]", "%r"),
+    Case("%r = expert_linear(%each, %gate, %picked, %order, %starts) : DT[T, 3, $K]", "%r"),
+    Case("%r, %s = group_rows(%picked) {groups: 12} : u32[T, 3], u32[13]", "%r, %s"),
     Case("%r = gather_rows(%x, %rows) : DT[B, $N]", "%r"),
     Case("%r = head_linear(%qh, %wh) : DT[T, $H, $E]", "%r, %x"),
     Case(

@@ -89,10 +89,10 @@ const CASES: &[(&str, &str)] = &[
   %t, %i = topk(%l, _) {k: 3, groups: 1, keep: 1} : f32[T, 3], u32[T, 3]
   %b = weight "b" : const DT[5, 9]
   %rb = embedding(%i, %b) : DT[T, 3, 9]
-  %re = expert_linear(%x, %w, %i) : DT[T, 3, 9]
+  %re = expert_linear(%x, %w, %i, _, _) : DT[T, 3, 9]
   %r = add(%re, %rb) : DT[T, 3, 9]
   %w2 = weight "d.{expert}" stack 5 : const DT[5, 4, 9]
-  %s = expert_linear(%r, %w2, %i) : DT[T, 3, 4]"#,
+  %s = expert_linear(%r, %w2, %i, _, _) : DT[T, 3, 4]"#,
         "%r, %i, %s",
     ),
     (

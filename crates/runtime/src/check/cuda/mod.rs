@@ -21,8 +21,8 @@ use rayon::prelude::*;
 use self::guards::Guards;
 use self::shapes::SHAPES;
 use super::cases::{
-    CASES, Case, DECODES, FEW, HEADS, HUNDRED, LARGE, ON_GPUS, PRIMITIVES, RAGGED, SINGLE, SIXTEEN,
-    Sizes, Tried, is_written, made,
+    CASES, Case, DECODES, FEW, HEADS, HUNDRED, HUNDREDS, LARGE, ON_GPUS, PRIMITIVES, RAGGED,
+    SINGLE, SIXTEEN, Sizes, Tried, is_written, made,
 };
 use super::{Batch, Comparison, KernelVerdict, Trial, allowed, encodings};
 use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
@@ -211,6 +211,12 @@ impl Called {
                 for dtype in FLOATS {
                     push(Sizes::heads(HEADS[3]), dtype, &FEW);
                 }
+            }
+            CheckSizes::Experts => {
+                for batch in [&FEW, &SIXTEEN, &LARGE, &HUNDRED, &HUNDREDS] {
+                    push(Sizes::heads(HEADS[3]), DType::Bf16, batch);
+                }
+                push(Sizes::heads(HEADS[3]), DType::F16, &LARGE);
             }
             CheckSizes::Small | CheckSizes::Rows | CheckSizes::Products => {}
         }

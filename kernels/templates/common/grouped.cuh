@@ -1,0 +1,22 @@
+{# The kernel of an `Op` of product.cuh whose rows go to experts. The template sets `of` (a value that has their weights) and `parts`,
+   and then defines `struct Op : Grouped` with `finish`, and `take`, before it includes grouped_main.cuh. #}
+{% include "common/prelude.cuh" %}
+{% include "common/vec.cuh" %}
+{% include "common/async_copy.cuh" %}
+{% include "common/wgmma.cuh" %}
+{% include "common/barriers.cuh" %}
+{% include "common/tile_product.cuh" %}
+{% include "common/experts.cuh" %}
+{% include "common/product.cuh" %}
+struct Grouped : Experts<{{ of.shape[0] }}, {{ p.tokens }}> {
+    typedef {{ x.type }} X;
+    static constexpr int K = {{ of.cols }}, PARTS = {{ parts }}, ROWS = {{ of.shape[1] }}, N = ROWS * PARTS, BOX = 64 / PARTS;
+    static constexpr int GATHERS = {{ p.gathers }}, CHOSEN = {{ ids.cols }};
+    const {{ x.type }}* x;
+    int tokens = 0;
+    __device__ __forceinline__ static int row(int q, int) { return q; }
+    __device__ __forceinline__ void prepare() const {}
+    // The choice that comes to place i when they are sorted by expert, and the row of x that it takes.
+    __device__ __forceinline__ i64 choice(int i) const { return min(order[i], choices - 1); }
+    __device__ __forceinline__ i64 source(int i) const { return choice(i){{ " / CHOSEN" if x.rank == 2 }}; }
+};
