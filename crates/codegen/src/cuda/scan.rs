@@ -8,6 +8,9 @@ use minijinja::value::Value as Jinja;
 use super::c_expr;
 use crate::Launch;
 
+/// What a thread's elements of the state are called in C.
+const STATE: &str = "own";
+
 /// A launch's recurrence.
 pub(super) struct Scan<'a> {
     body: &'a Recurrence,
@@ -81,7 +84,7 @@ impl<'a> Scan<'a> {
     /// What a value is called in C; of one that has the summed axis, its element.
     fn term(&self, term: Term) -> String {
         match term {
-            Term::State => format!("{}[j]", self.state()),
+            Term::State => format!("{}[j]", STATE),
             Term::Input(i) => {
                 let input = &self.body.inputs()[i];
                 self.element(format!("in_{}", input.name), &input.axes)
@@ -101,10 +104,6 @@ impl<'a> Scan<'a> {
         let of = |l: &&(&Loop, _)| l.0.to.0 == Term::Value(value);
         let all: Vec<_> = self.program.loops.iter().zip(self.body.body()).collect();
         all.iter().find(of).map_or(self.body.result(), |(_, s)| &s.to)
-    }
-
-    fn state(&self) -> &'static str {
-        "own"
     }
 
     /// All of it, for a template's text.
@@ -131,8 +130,7 @@ impl<'a> Scan<'a> {
         let body = self.program.loops.iter().zip(self.body.body()).map(|(work, statement)| {
             let args: Vec<String> = work.args.iter().map(|(term, _)| self.term(*term)).collect();
             let is_state = work.to.0 == Term::State;
-            let name =
-                if is_state { self.state().to_owned() } else { format!("v_{}", statement.to.name) };
+            let name = if is_state { STATE.to_owned() } else { format!("v_{}", statement.to.name) };
             context! {
                 name, is_state, sum => work.sum, deep => self.is_deep(&statement.to.axes),
                 value => c_expr::c_text(&work.value, &args),
@@ -146,7 +144,7 @@ impl<'a> Scan<'a> {
             sums => self.program.summed.is_some(),
             inner_is_summed => self.program.summed == Some(self.program.sizes.len() - 1),
             axes => axes.collect::<Vec<_>>(),
-            state => self.state(),
+            state => STATE,
             state_at => self.at(&all, &self.row_major(&all)),
             inputs => inputs.collect::<Vec<_>>(),
             body => body.collect::<Vec<_>>(),

@@ -3,7 +3,7 @@
 use super::common::streaming;
 use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::interp::Tensor;
-use crate::{Dim, Sym};
+use crate::{Dim, StateType, Sym, TensorType};
 
 pub(super) static OP: OpDef = OpDef {
     name: "causal_conv",
@@ -40,9 +40,9 @@ pub(super) static OP: OpDef = OpDef {
     reference,
     pointwise: Pointwise::No,
     work: |call, results, dims| {
-        let taps = call.tensor(2).ok().and_then(|w| w.last_const()).unwrap_or(0);
+        let taps = call.tensor(2).ok().and_then(TensorType::last_const).unwrap_or(0);
         let mut work = streaming(call, results, dims, 2 * taps);
-        let state = call.slot(0).map_or(0, |s| s.bytes());
+        let state = call.slot(0).map_or(0, StateType::bytes);
         work.bytes = work.bytes.saturating_add(state.saturating_mul(2 * dims.seqs.max(1)));
         work
     },

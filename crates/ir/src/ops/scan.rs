@@ -5,7 +5,7 @@ use super::{Effect, Eval, OpCall, OpDef, OperandDef, Pointwise, Reads, Tolerance
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
 use crate::recurrence::Program;
-use crate::{Attr, Dim, Recurrence, Sym, TensorType, Type};
+use crate::{Attr, Dim, Recurrence, StateType, Sym, TensorType, Type};
 
 pub(super) static OP: OpDef = OpDef {
     name: "scan",
@@ -55,7 +55,7 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| {
         let mut work = streaming(call, results, dims, 0);
         // It is read and written once for each sequence.
-        let state = call.slot(0).map_or(0, |s| s.bytes());
+        let state = call.slot(0).map_or(0, StateType::bytes);
         work.bytes = work.bytes.saturating_add(state.saturating_mul(2 * dims.seqs.max(1)));
         work.flops = flops(call).saturating_mul(dims.t);
         work

@@ -151,23 +151,17 @@ impl Recurrence {
             dims.len() == named.axes.len()
                 && pairs.all(|(d, a)| *d > 0 && sizes[*a].is_multiple_of(*d))
         };
-        match dims.filter(|dims| fits(dims) && ty.dtype.is_float() && ty.encoding.is_none()) {
-            Some(dims) => {
-                let own = InputShape { elements: dims.iter().product(), per_token };
-                Ok(Shape { dims, own })
-            }
-            None => {
-                let axes: Vec<String> = named
-                    .axes
-                    .iter()
-                    .map(|a| format!("{} = {}", self.axes[*a], sizes[*a]))
-                    .collect();
-                let (name, axes) = (&named.name, axes.join(", "));
-                Err(format!(
-                    "`{name}`: expected floats [{axes}], each or a whole part of it, with or without a first T, found {ty}"
-                ))
-            }
-        }
+        let dims = dims.filter(|d| fits(d) && ty.dtype.is_float() && ty.encoding.is_none());
+        let Some(dims) = dims else {
+            let size = |a: &usize| format!("{} = {}", self.axes[*a], sizes[*a]);
+            let axes: Vec<String> = named.axes.iter().map(size).collect();
+            let (name, axes) = (&named.name, axes.join(", "));
+            return Err(format!(
+                "`{name}`: expected floats [{axes}], each or a whole part of it, with or without a first T, found {ty}"
+            ));
+        };
+        let own = InputShape { elements: dims.iter().product(), per_token };
+        Ok(Shape { dims, own })
     }
 }
 

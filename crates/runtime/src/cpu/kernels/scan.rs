@@ -257,7 +257,9 @@ fn spread(x: &[f32], strides: &[Stride], sizes: (&[usize], usize), from: usize, 
             Stride { step: 0, .. } => to.fill(x[place]),
             Stride { step: 1, share: 1 } => to.copy_from_slice(&x[place + column..][..n]),
             _ => {
-                to.iter_mut().enumerate().for_each(|(i, v)| *v = x[place + along(column + i, last)])
+                for (i, v) in to.iter_mut().enumerate() {
+                    *v = x[place + along(column + i, last)];
+                }
             }
         }
     }
