@@ -84,7 +84,7 @@ impl<'a> Scan<'a> {
     /// What a value is called in C; of one that has the summed axis, its element.
     fn term(&self, term: Term) -> String {
         match term {
-            Term::State => format!("{}[j]", STATE),
+            Term::State => format!("{STATE}[j]"),
             Term::Input(i) => {
                 let input = &self.body.inputs()[i];
                 self.element(format!("in_{}", input.name), &input.axes)
