@@ -75,7 +75,8 @@ fn run(json: &[u8]) {
             return;
         }
     };
-    let state = plan.kv_bytes_per_token().saturating_mul(64);
+    let rows = plan.kv_bytes_per_token().saturating_mul(64);
+    let state = rows.saturating_add(plan.slot_bytes_per_sequence().saturating_mul(8));
     if plan.arena_bytes.max(plan.stored_bytes()).max(state) > MOST {
         return;
     }

@@ -155,6 +155,60 @@ const MUTATIONS: &[Mutation] = &[
         },
     },
     Mutation {
+        what: "the delta rule forgets nothing",
+        fixture: "qwen3_5/dense",
+        change: |t| swap(t, " = scan(", "kept[h, k, v] = s * decay", "kept[h, k, v] = s"),
+    },
+    Mutation {
+        what: "the delta rule adds values and replaces none",
+        fixture: "qwen3_5/dense",
+        change: |t| swap(t, " = scan(", "(value - seen) * beta", "value * beta"),
+    },
+    Mutation {
+        what: "the delta rule reads what was there before the token",
+        fixture: "qwen3_5/dense",
+        change: |t| swap(t, " = scan(", "out[h, v] = sum(s * q", "out[h, v] = sum(kept * q"),
+    },
+    Mutation {
+        what: "Mamba 2 without what passes its state by",
+        fixture: "mamba2/groups",
+        change: |t| swap(t, " = scan(", "seen + skip * x", "seen"),
+    },
+    Mutation {
+        what: "Mamba 2 forgets at a rate of its own alone",
+        fixture: "mamba2/groups",
+        change: |t| swap(t, " = scan(", "exp(-exp(rate) * step)", "exp(-exp(rate))"),
+    },
+    Mutation {
+        what: "a convolution without its bias",
+        fixture: "lfm2/bias",
+        change: |t| {
+            lines(t, " = causal_conv(", |l| {
+                let (comma, close) =
+                    (l.rfind(", %").expect("a bias"), l.find(") :").expect("its end"));
+                format!("{}, _{}", &l[..comma], &l[close..])
+            })
+        },
+    },
+    Mutation {
+        what: "a convolution's taps in another order",
+        fixture: "lfm2/tied",
+        change: |t| {
+            lines(t, " = causal_conv(", |l| {
+                // After two results and two operands.
+                let taps = l.split('%').nth(5).expect("taps");
+                let name = taps.split([',', ')']).next().expect("a name");
+                let first = "{axis: 1, start: 0, len: 1} : const bf16[40, 1]";
+                let rest = "{axis: 1, start: 1, len: 2} : const bf16[40, 2]";
+                format!(
+                    "  %turned.a = slice(%{name}) {first}\n  %turned.b = slice(%{name}) {rest}\n  \
+                     %turned = concat(%turned.b, %turned.a) {{axis: 1}} : const bf16[40, 3]\n{}",
+                    l.replace(&format!("%{name}"), "%turned")
+                )
+            })
+        },
+    },
+    Mutation {
         what: "latents cached before their norm",
         fixture: "deepseek_v2/lite",
         change: |t| swap(t, "latent_row = reshape(", "%x.attn.kv_latent", "%x.attn.kv_part"),

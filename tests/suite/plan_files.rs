@@ -117,7 +117,7 @@ fn errors_name_the_place() {
         ("/programs/0/results/0/buffer", Value::from(77), "programs[0] `embed`.results[0]"),
         ("/schedules/0/calls/0/program", Value::from(99), "schedules[0].calls[0]"),
         ("/schedules/0/calls/1/weights/0", Value::from(9999), "schedules[0].calls[1]"),
-        ("/states/0/ty/heads", huge.clone(), "states[0]"),
+        ("/states/0/ty/shape/0", huge.clone(), "states[0]"),
         ("/weights/0/ty/shape/0/Const", huge, "weights[0]"),
         ("/version", Value::from(1), "version"),
     ];

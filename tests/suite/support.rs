@@ -36,10 +36,16 @@ pub(crate) fn root() -> PathBuf {
     given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures"))
 }
 
+/// The specs that ship or, while they are written, those of the folder in `INFERNUM_TEST_DATA` on top, so that nothing
+/// is built anew.
+pub(crate) fn library() -> Library {
+    Library::new(std::env::var_os("INFERNUM_TEST_DATA").as_deref().map(Path::new))
+}
+
 /// The names of all parity fixtures, `family/variant`.
 pub(crate) fn names() -> Vec<String> {
     let mut names = Vec::new();
-    for source in Library::default().families().expect("the built-in families") {
+    for source in library().families().expect("the built-in families") {
         let family = Path::new(&*source.file).file_stem().expect("a name").to_string_lossy();
         for entry in std::fs::read_dir(root().join(&*family)).expect("the fixtures are committed") {
             let entry = entry.expect("a readable folder");
@@ -59,8 +65,7 @@ impl Fixture {
     pub(crate) fn with_spec(name: &str, spec: Option<&Path>) -> Fixture {
         let dir = root().join(name);
         let files = ModelFiles::folder(&dir).expect("a fixture's folder");
-        let model =
-            Model::open(files, spec, &Library::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let model = Model::open(files, spec, &library()).unwrap_or_else(|e| panic!("{name}: {e}"));
         let bytes = std::fs::read(dir.join("expected.safetensors")).expect("expected values");
         let expected = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
         let meta = std::fs::read(dir.join("fixture.json")).expect("fixture.json");

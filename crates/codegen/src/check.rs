@@ -51,8 +51,9 @@ pub(crate) const MAX_ROWS: u64 = i32::MAX as u64;
 const MAX_PAIRS: u64 = 1 << 62;
 /// The highest bit of a token marks one that is still to come.
 const MAX_VOCABULARY: u64 = 1 << 31;
-/// Elements of one row of the cache.
+/// Elements of one row of the cache, or of a state of fixed size, and dimensions of such a state.
 const MAX_CACHE_ROW: u64 = 1 << 32;
+const MAX_SLOT_RANK: usize = 8;
 
 impl Plan {
     /// Reads a plan in JSON, of an executor that has these ops.
@@ -88,8 +89,10 @@ impl Plan {
         }
         for (i, state) in self.states.iter().enumerate() {
             let (place, ty) = (format!("states[{i}]"), &state.ty);
-            let row = ty.heads.checked_mul(ty.dim).filter(|n| (1..=MAX_CACHE_ROW).contains(n));
-            if row.and_then(|n| ty.dtype.bytes(n)).is_none() {
+            let rank = if ty.is_slot() { 1..=MAX_SLOT_RANK } else { 2..=2 };
+            let is_sized = (1..=MAX_CACHE_ROW).contains(&ty.elements());
+            let has_bytes = ty.dtype.bytes(ty.elements()).is_some();
+            if !(is_sized && has_bytes && rank.contains(&ty.shape.len())) {
                 return fault(place, format!("expected 1 to {MAX_CACHE_ROW} elements, found {ty}"));
             }
         }
@@ -175,7 +178,7 @@ impl Plan {
         let Value { arg, ty } = value;
         let empty = match ty {
             Type::Tensor(t) => t.shape.iter().any(|d| is_empty(*d)),
-            Type::State(s) => s.heads == 0 || s.dim == 0,
+            Type::State(s) => s.elements() == 0,
         };
         if empty {
             return fault(place, format!("expected dimensions of at least 1, found {ty}"));

@@ -17,7 +17,7 @@ mod recipe;
 mod tile_map;
 
 pub use buckets::{plan, plan_buckets};
-pub use cache::{CacheLayout, PlanePlace};
+pub use cache::{CacheLayout, PlanePlace, slot_bytes};
 pub use check::{FaultKind, PlanFault};
 pub use compile::Limits;
 pub use expand::{ExpandError, expand};

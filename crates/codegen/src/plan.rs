@@ -13,7 +13,7 @@ use crate::cuda::abi::Part;
 use crate::cuda::{Device, Geometry, within};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -328,7 +328,7 @@ pub struct StateSpec {
     pub layer: Option<u32>,
     /// Its name.
     pub plane: String,
-    /// Its rows, one for each cached token.
+    /// Its rows, one for each cached token, or a sequence's one state.
     pub ty: StateType,
 }
 
@@ -438,11 +438,14 @@ impl Plan {
 
     /// Bytes of KV cache for one token.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        let row = |s: &StateSpec| {
-            let elements = s.ty.heads.saturating_mul(s.ty.dim);
-            s.ty.dtype.bytes(elements).unwrap_or(u64::MAX)
-        };
-        self.states.iter().map(row).fold(0, u64::saturating_add)
+        let rows = self.states.iter().filter(|s| !s.ty.is_slot());
+        rows.map(|s| s.ty.bytes()).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of KV cache for one sequence, whatever its length: its states of fixed size.
+    pub fn slot_bytes_per_sequence(&self) -> u64 {
+        let slots = self.states.iter().filter(|s| s.ty.is_slot());
+        slots.map(|s| s.ty.bytes()).fold(0, u64::saturating_add)
     }
 
     /// Sizes and counts, for people.

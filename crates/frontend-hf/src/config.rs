@@ -207,7 +207,9 @@ impl Config {
 impl Document {
     fn parse(file: &str, json: &[u8]) -> Result<Document, ConfigError> {
         // serde_json limits nesting to 128 levels and refuses NaN and numbers beyond f64.
-        match serde_json::from_slice(json) {
+        let written = std::str::from_utf8(json).ok().filter(|text| text.contains(INFINITY));
+        let written = written.map(with_infinities);
+        match serde_json::from_slice(written.as_ref().map_or(json, String::as_bytes)) {
             Ok(Value::Object(root)) => Ok(Document { file: file.into(), root }),
             Ok(other) => Err(ConfigError::NotAnObject { file: file.into(), found: brief(&other) }),
             Err(error) => Err(ConfigError::Json { file: file.into(), error }),
@@ -288,10 +290,41 @@ fn expr_value(value: &Value) -> expr::Value {
         Value::Number(n) => n.as_f64().map_or(expr::Value::Null, expr::Value::Num),
         Value::String(s) => expr::Value::Str(s.clone()),
         Value::Array(items) => expr::Value::List(items.iter().map(expr_value).collect()),
+        // As transformers 5 writes it.
+        Value::Object(map) if map.len() == 1 && map.get("__float__").is_some_and(is_infinity) => {
+            expr::Value::Num(f64::INFINITY)
+        }
         Value::Object(map) => {
             expr::Value::Map(map.iter().map(|(k, v)| (k.clone(), expr_value(v))).collect())
         }
     }
+}
+
+fn is_infinity(value: &Value) -> bool {
+    value.as_str() == Some(INFINITY)
+}
+
+/// How Python writes a limit that is none, which is no JSON.
+const INFINITY: &str = "Infinity";
+
+/// The text with [`INFINITY`] as transformers 5 writes it, wherever it stands outside of quotes.
+fn with_infinities(json: &str) -> String {
+    let (mut out, mut rest, mut quoted) = (String::with_capacity(json.len()), json, false);
+    while let Some(first) = rest.chars().next() {
+        let n = if quoted && first == '\\' {
+            1 + rest[1..].chars().next().map_or(0, char::len_utf8)
+        } else if !quoted && rest.starts_with(INFINITY) {
+            out += "{\"__float__\": \"Infinity\"}";
+            rest = &rest[INFINITY.len()..];
+            continue;
+        } else {
+            first.len_utf8()
+        };
+        quoted ^= first == '"';
+        out += &rest[..n];
+        rest = &rest[n..];
+    }
+    out
 }
 
 /// A value as it may stand in a message.
@@ -382,6 +415,14 @@ mod tests {
         let huge = config(r#"{"a": 123456789012345678901234567890}"#);
         assert!(huge.u64("a").is_err());
         assert!(huge.f64("a").is_ok());
+    }
+
+    #[test]
+    fn limits_may_be_infinite() {
+        let infinite = Some(expr::Value::Num(f64::INFINITY));
+        let c = config(r#"{"a": {"__float__": "Infinity"}, "b": Infinity, "c": "\"Infinity\""}"#);
+        assert_eq!((c.value("a"), c.value("b")), (infinite.clone(), infinite));
+        assert_eq!(c.str("c").unwrap(), Some("\"Infinity\""));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use infernum_codegen::{CacheLayout, Plan};
 use infernum_ir::StateKind;
-use infernum_runtime::GroupKind;
+use infernum_runtime::{GroupKind, StepInputs};
 use serde::Serialize;
 
 use crate::capacity::Capacity;
@@ -18,6 +18,8 @@ pub struct CacheSize {
     pub paged_row: u64,
     /// Bytes of a token's rows that are kept while tokens to come may see them, by how many rows back these see.
     pub ring_rows: BTreeMap<u64, u64>,
+    /// Bytes of a sequence's states of fixed size.
+    pub slots: u64,
     /// Tokens of the longest sequence.
     pub tokens: u64,
     /// Bytes of the blocks that such a sequence holds at most.
@@ -29,21 +31,23 @@ pub struct CacheSize {
 impl CacheSize {
     /// Of a plan, whose steps have at most `chunk` tokens of a sequence.
     pub fn of(plan: &Plan, chunk: usize) -> CacheSize {
-        let layout = CacheLayout::of(plan);
+        let layout = CacheLayout::of(plan, StepInputs::BLOCK_SIZE);
         let tokens = plan.limits.s.checked_div(plan.limits.seqs).unwrap_or(0);
         let (mut paged_row, mut ring_rows) = (0u64, BTreeMap::new());
         for (state, place) in plan.states.iter().zip(&layout.planes) {
             let row = match layout.groups[place.group] {
                 StateKind::Paged => &mut paged_row,
                 StateKind::Ring(window) => ring_rows.entry(window).or_insert(0),
+                StateKind::Slot => continue,
             };
-            *row = row.saturating_add(state.ty.row_bytes());
+            *row = row.saturating_add(state.ty.bytes());
         }
         let blocks = Capacity::one(tokens).blocks(&GroupKind::of_layout(&layout), chunk) as u64;
         let rows = ring_rows.values().fold(paged_row, |sum, row| sum.saturating_add(*row));
         CacheSize {
             paged_row,
             ring_rows,
+            slots: plan.slot_bytes_per_sequence(),
             tokens,
             sequence: blocks.saturating_mul(block_bytes(plan)),
             all_rows: rows.saturating_mul(tokens),
@@ -57,6 +61,9 @@ impl fmt::Display for CacheSize {
         write!(f, "rows         {} bytes a token", self.paged_row)?;
         for (window, row) in &self.ring_rows {
             write!(f, ", {row} of each of the last {window}")?;
+        }
+        if self.slots > 0 {
+            write!(f, "\nslots        {} bytes a sequence", self.slots)?;
         }
         write!(
             f,

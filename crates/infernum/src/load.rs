@@ -287,7 +287,7 @@ fn fitting_blocks(
 
 /// Bytes of a block of the cache, in all arrays; 1 at least.
 pub fn block_bytes(plan: &Plan) -> u64 {
-    let row = CacheLayout::of(plan).row_bytes();
+    let row = CacheLayout::of(plan, StepInputs::BLOCK_SIZE).row_bytes();
     row.saturating_mul(StepInputs::BLOCK_SIZE as u64).max(1)
 }
 

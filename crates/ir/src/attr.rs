@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::expr::{Expr, Number};
 use crate::types::Shape;
-use crate::{DType, Dim};
+use crate::{DType, Dim, Recurrence};
 
 /// One attribute's value.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,6 +22,7 @@ pub enum Attr {
     DType(DType),
     Dims(Vec<Dim>),
     Expr(Expr),
+    Recurrence(Recurrence),
 }
 
 /// What an attribute may hold.
@@ -38,6 +39,8 @@ pub enum AttrKind {
     Dims,
     /// A scalar expression over the op's operand names.
     Expr,
+    /// What one token does to a state.
+    Recurrence,
 }
 
 /// What stands for an attribute that a spec does not write. The IR always has every attribute.
@@ -87,7 +90,8 @@ impl AttrDef {
             (AttrKind::Bool, Attr::Bool(_))
             | (AttrKind::DType, Attr::DType(_))
             | (AttrKind::Dims, Attr::Dims(_))
-            | (AttrKind::Expr, Attr::Expr(_)) => true,
+            | (AttrKind::Expr, Attr::Expr(_))
+            | (AttrKind::Recurrence, Attr::Recurrence(_)) => true,
             (AttrKind::Int, Attr::Int(n)) => *n >= 0,
             (AttrKind::Float, Attr::Float(x)) => x.is_finite(),
             (AttrKind::Enum(names), Attr::Enum(s)) => names.contains(&s.as_str()),
@@ -111,6 +115,7 @@ impl fmt::Display for AttrKind {
             AttrKind::DType => f.write_str("an element type"),
             AttrKind::Dims => f.write_str("a list of dimensions"),
             AttrKind::Expr => f.write_str("an expression"),
+            AttrKind::Recurrence => f.write_str("a recurrence"),
         }
     }
 }
@@ -136,6 +141,7 @@ impl PartialEq for Attr {
             (Attr::DType(a), Attr::DType(b)) => a == b,
             (Attr::Dims(a), Attr::Dims(b)) => a == b,
             (Attr::Expr(a), Attr::Expr(b)) => a == b,
+            (Attr::Recurrence(a), Attr::Recurrence(b)) => a == b,
             _ => false,
         }
     }
@@ -155,6 +161,7 @@ impl Hash for Attr {
             Attr::DType(d) => d.hash(state),
             Attr::Dims(d) => d.hash(state),
             Attr::Expr(e) => e.hash(state),
+            Attr::Recurrence(r) => r.hash(state),
         }
     }
 }
@@ -170,6 +177,7 @@ impl fmt::Display for Attr {
             Attr::DType(d) => write!(f, "{d}"),
             Attr::Dims(dims) => write!(f, "{}", Shape(dims)),
             Attr::Expr(e) => write!(f, "{:?}", e.to_string()),
+            Attr::Recurrence(r) => write!(f, "{:?}", r.to_string()),
         }
     }
 }

@@ -147,15 +147,16 @@ pub fn attr_value(attr: &Attr) -> Option<Value> {
         Attr::DType(d) => Value::Str(d.name().to_owned()),
         Attr::Dims(dims) => Value::List(dims.iter().map(|d| dim_value(*d)).collect()),
         Attr::Expr(e) => Value::Str(e.to_string()),
+        Attr::Recurrence(_) => return None,
     })
 }
 
 /// A type as a map of `dtype`, `shape`, `rank` and `const`; constant dimensions are numbers,
-/// others text such as `T` or `T*4`. A state's shape is `[heads, dim]`.
+/// others text such as `T` or `T*4`. A state's shape is that of a row, `[heads, dim]`, or of a slot.
 pub fn type_value(ty: &Type) -> Value {
     let (dtype, shape, constant) = match ty {
         Type::Tensor(t) => (t.dtype, t.shape.clone(), t.constant),
-        Type::State(s) => (s.dtype, vec![Dim::Const(s.heads), Dim::Const(s.dim)], false),
+        Type::State(s) => (s.dtype, s.dims(), false),
     };
     let shape: Vec<Value> = shape.into_iter().map(dim_value).collect();
     Value::Map(vec![

@@ -8,7 +8,7 @@ use half::bf16;
 use crate::graph::{Graph, Module, NodeKind, Param, StepInput, ValueId, WeightRef};
 use crate::ops::{Eval, OpCall};
 use crate::picking::Picks;
-use crate::{DType, Dims, Type};
+use crate::{DType, Dims, StateType, Type};
 
 /// A value: row-major, in `f64`.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -120,7 +120,7 @@ pub enum Rounding {
     ToType,
 }
 
-/// The KV cache between steps: for each layer and plane, each sequence's rows.
+/// The KV cache between steps: for each layer and plane, each sequence's rows or its one state.
 #[derive(Clone, Debug, Default)]
 pub struct States(HashMap<(Option<u32>, String), Vec<Vec<f64>>>);
 
@@ -212,9 +212,9 @@ impl<'a> Interpreter<'a> {
             let value = &values[v.node][v.result];
             match graph.ty(v) {
                 Type::Tensor(_) => out.push(value.clone()),
-                Type::State(_) => {
+                Type::State(ty) => {
                     let plane = planes.get(&v).ok_or("a state result of no plane")?;
-                    states.store(layer, plane, step, value);
+                    states.store(layer, plane, (step, ty), value);
                 }
             }
         }
@@ -283,9 +283,21 @@ impl States {
         ty: &Type,
     ) -> Result<Tensor, String> {
         let row = ty.state()?;
-        let (heads, dim) = (row.heads as usize, row.dim as usize);
         let past = self.0.get(&(layer, plane.to_owned()));
         let mut data = Vec::new();
+        if row.is_slot() {
+            let (shape, size) = (slot_shape(row, step), row.elements() as usize);
+            for (i, seq) in step.seqs.iter().enumerate() {
+                let state = past.and_then(|p| p.get(i)).filter(|_| seq.context > seq.new);
+                match state {
+                    Some(state) if state.len() == size => data.extend(state),
+                    None if seq.context == seq.new => data.resize(data.len() + size, 0.0),
+                    _ => return Err(format!("sequence {i} has no state of its tokens so far")),
+                }
+            }
+            return Ok(Tensor { shape, data });
+        }
+        let (heads, dim) = (row.heads() as usize, row.dim() as usize);
         for (i, seq) in step.seqs.iter().enumerate() {
             let rows = past.and_then(|p| p.get(i)).map_or(&[][..], Vec::as_slice);
             let held = (seq.context - seq.new) * heads * dim;
@@ -307,7 +319,7 @@ impl States {
         ty: &Type,
     ) -> Result<Tensor, String> {
         let row = ty.state()?;
-        let (heads, dim) = (row.heads as usize, row.dim as usize);
+        let (heads, dim) = (row.heads() as usize, row.dim() as usize);
         let stored = self.0.get(&(Some(layer), plane.to_owned()));
         let stored = stored.ok_or_else(|| format!("layer {layer} has written no `{plane}`"))?;
         let mut data = Vec::new();
@@ -320,16 +332,29 @@ impl States {
         Ok(Tensor { shape: vec![step.dims().s as usize, heads, dim], data })
     }
 
-    fn store(&mut self, layer: Option<u32>, plane: &str, step: &StepShape, value: &Tensor) {
+    fn store(
+        &mut self,
+        layer: Option<u32>,
+        plane: &str,
+        (step, ty): (&StepShape, &StateType),
+        value: &Tensor,
+    ) {
         let width: usize = value.shape[1..].iter().product();
         let mut at = 0;
         let rows = step.seqs.iter().map(|s| {
-            let part = value.data[at..at + s.context * width].to_vec();
-            at += s.context * width;
+            let rows = if ty.is_slot() { 1 } else { s.context };
+            let part = value.data[at..at + rows * width].to_vec();
+            at += rows * width;
             part
         });
         self.0.insert((layer, plane.to_owned()), rows.collect());
     }
+}
+
+/// The shape of what a step's sequences have of a slot.
+pub fn slot_shape(ty: &StateType, step: &StepShape) -> Vec<usize> {
+    let own = ty.shape.iter().map(|n| *n as usize);
+    [step.seqs.len()].into_iter().chain(own).collect()
 }
 
 /// Rounds every element to the type's element type, to nearest even, as a conversion that does not

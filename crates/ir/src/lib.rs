@@ -17,6 +17,7 @@ mod names;
 mod ops;
 pub mod picking;
 pub mod random;
+pub mod recurrence;
 pub mod text;
 mod types;
 mod verify;
@@ -38,6 +39,7 @@ pub use ops::{
     Effect, Eval, Memory, NO_TOKEN, OPS, Op, OpCall, OpDef, OperandDef, Pointwise, Reads,
     Tolerance, Work,
 };
+pub use recurrence::Recurrence;
 pub use types::{StateKind, StateType, TensorType, Type};
 pub use verify::{Finding, VerifyError, verify};
 pub use windows::{Window, state_kinds, windows};

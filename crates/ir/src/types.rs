@@ -11,7 +11,8 @@ use crate::{DType, Dim, Dims, Encoding, Sym};
 pub enum Type {
     /// A tensor.
     Tensor(TensorType),
-    /// One version of one plane of a layer's KV cache: a row `[heads, dim]` per cached token.
+    /// One version of one plane of a layer's KV cache: a row `[heads, dim]` per cached token, or one state of a
+    /// fixed shape for a whole sequence.
     State(StateType),
 }
 
@@ -32,7 +33,7 @@ pub struct TensorType {
     pub encoding: Option<Encoding>,
 }
 
-/// The row type of a KV-cache plane.
+/// The type of a KV-cache plane: of its rows or, of a slot, of all that a sequence has.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StateType {
     /// How long rows are kept.
@@ -40,29 +41,29 @@ pub struct StateType {
     pub kind: StateKind,
     /// Element type of the cache.
     pub dtype: DType,
-    /// Heads per row.
-    pub heads: u64,
-    /// Values per head.
-    pub dim: u64,
+    /// Of a row: `[heads, dim]`. Of a slot: any, outermost dimension first.
+    pub shape: Vec<u64>,
 }
 
-/// How long the rows of a plane are kept.
+/// What a plane keeps, and how long.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub enum StateKind {
-    /// As long as their sequence.
+    /// A row a token, as long as their sequence.
     #[default]
     Paged,
-    /// As long as a token to come may see them: the last so many rows, its own included.
+    /// A row a token, as long as a token to come may see them: the last so many rows, its own included.
     Ring(u64),
+    /// No rows: one state of a fixed size, which all tokens so far have made; zeros before the first.
+    Slot,
 }
 
 impl StateKind {
     /// The first row that is kept for a step whose first token stands at `position`.
     pub fn first_row(self, position: usize) -> usize {
         match self {
-            StateKind::Paged => 0,
+            StateKind::Paged | StateKind::Slot => 0,
             StateKind::Ring(window) => {
                 (position + 1).saturating_sub(usize::try_from(window).unwrap_or(usize::MAX))
             }
@@ -73,12 +74,42 @@ impl StateKind {
 impl StateType {
     /// Rows that are kept as long as their sequence.
     pub fn paged(dtype: DType, heads: u64, dim: u64) -> StateType {
-        StateType { kind: StateKind::Paged, dtype, heads, dim }
+        StateType { kind: StateKind::Paged, dtype, shape: vec![heads, dim] }
     }
 
-    /// Bytes of a row, saturating.
-    pub fn row_bytes(&self) -> u64 {
-        self.dtype.bytes(self.heads.saturating_mul(self.dim)).unwrap_or(u64::MAX)
+    /// One state of a sequence.
+    pub fn slot(dtype: DType, shape: &[u64]) -> StateType {
+        StateType { kind: StateKind::Slot, dtype, shape: shape.to_vec() }
+    }
+
+    /// Whether it is one state of a sequence, and has no rows.
+    pub fn is_slot(&self) -> bool {
+        self.kind == StateKind::Slot
+    }
+
+    /// Heads of a row.
+    pub fn heads(&self) -> u64 {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    /// Values of a head.
+    pub fn dim(&self) -> u64 {
+        self.shape.iter().skip(1).fold(1, |n, d| n.saturating_mul(*d))
+    }
+
+    /// Elements of a row or of a slot, saturating.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().fold(1, |n, d| n.saturating_mul(*d))
+    }
+
+    /// Bytes of a row or of a slot, saturating.
+    pub fn bytes(&self) -> u64 {
+        self.dtype.bytes(self.elements()).unwrap_or(u64::MAX)
+    }
+
+    /// The dimensions of a row or of a slot.
+    pub fn dims(&self) -> Vec<Dim> {
+        self.shape.iter().copied().map(Dim::Const).collect()
     }
 }
 
@@ -218,10 +249,12 @@ impl fmt::Display for TensorType {
 impl fmt::Display for StateType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("state ")?;
-        if let StateKind::Ring(window) = self.kind {
-            write!(f, "ring({window}) ")?;
+        match self.kind {
+            StateKind::Paged => {}
+            StateKind::Ring(window) => write!(f, "ring({window}) ")?,
+            StateKind::Slot => f.write_str("slot ")?,
         }
-        write!(f, "{}[{}, {}]", self.dtype, self.heads, self.dim)
+        write!(f, "{}{}", self.dtype, Shape(&self.dims()))
     }
 }
 

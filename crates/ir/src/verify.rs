@@ -175,7 +175,7 @@ fn check_types(graph: &Graph, report: Report<'_>) {
 fn is_empty(ty: &Type) -> bool {
     match ty {
         Type::Tensor(t) => t.shape.contains(&Dim::Const(0)),
-        Type::State(s) => s.heads == 0 || s.dim == 0 || s.kind == StateKind::Ring(0),
+        Type::State(s) => s.elements() == 0 || s.kind == StateKind::Ring(0),
     }
 }
 
@@ -255,6 +255,7 @@ fn check_states(graph: &Graph, report: Report<'_>) {
         if count > 1 {
             report(Some(v.node), format!("state version `%{name}` has {count} writers"));
         }
+        // What a slot was before is its own writer's business alone.
         if v.node == root {
             for reader in readers(graph, v) {
                 report(
@@ -329,7 +330,9 @@ fn check_rings(graph: &Graph, report: Report<'_>) {
     if graph.params().all(|(v, ..)| kept(v) == StateKind::Paged) {
         return;
     }
-    let mut planes = graph.params().filter(|(_, p, _)| matches!(p, Param::State(_)));
+    // States of a fixed size have blocks of their own.
+    let has_rows = |ty: &Type| ty.state().is_ok_and(|s| !s.is_slot());
+    let mut planes = graph.params().filter(|(.., ty)| has_rows(ty));
     if let Some((first, ..)) = planes.next()
         && let Some((other, ..)) = planes.find(|(v, ..)| kept(*v) != kept(first))
     {

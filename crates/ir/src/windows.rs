@@ -136,7 +136,9 @@ fn of_call(
         // The next version of a plane, or its rows.
         _ if call.op.effect == Effect::Writes => {
             operands[1..].iter().for_each(|x| x.read(Window::All, reads));
-            vec![operands[0].clone()]
+            let mut made = vec![Origin::default(); results.len()];
+            made[0] = operands[0].clone();
+            made
         }
         _ if call.op.effect == Effect::Reads => vec![operands[0].clone()],
         (_, Reads::Window(attr)) => vec![masked(&operands[0], call.maybe_int(attr), reads)],

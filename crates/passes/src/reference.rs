@@ -28,6 +28,7 @@ pub enum ReferenceError {
 
 /// Prose that comes before what is generated.
 const NOTATION: &str = include_str!("reference/notation.md");
+const RECURRENCES: &str = include_str!("reference/recurrences.md");
 const RULES: &str = include_str!("reference/rules.md");
 
 /// The whole reference, as Markdown.
@@ -56,6 +57,7 @@ pub fn page(kernels: &Kernels, library: &Library) -> Result<String, ReferenceErr
     out += "\n## Ops\n\nEach may be called in specs, in the bodies of fused ops, and in rules. `?` marks what \
             may be left out.\n\n";
     OPS.iter().for_each(|def| out += &op_entry(Op::find(def.name).ok(), kernels));
+    out += RECURRENCES;
     out += "## Blocks\n\nWhat `models/blocks/` holds; a family names those that it uses. Beside what is \
             listed, every block takes `at` (put before the names of its weights), `rename` and `when`.\n\n";
     for source in library.blocks()? {

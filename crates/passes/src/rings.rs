@@ -36,6 +36,7 @@ fn keep_windows(graph: &Graph, own: StateKind, of_layer: &BTreeMap<u32, StateKin
             };
             if let (Some(kind), Type::State(state)) =
                 (kind, &mut graph.node_mut(node).types[result])
+                && !state.is_slot()
             {
                 state.kind = kind;
                 kinds.insert(value, kind);

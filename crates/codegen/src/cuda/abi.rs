@@ -156,7 +156,7 @@ shared! {
         context_start: Address<i32>,
         /// [T] first of the token's elements in a ragged [T, S].
         pair_start: Address<i64>,
-        /// [seqs, block_stride] the cache's blocks of each sequence.
+        /// [seqs, block_stride] the cache's blocks of each sequence; of slots pairs: written, and read or -1 (zero).
         blocks: Address<i32>,
         /// The lists that rows of `picks` name.
         words: Address<u32>,

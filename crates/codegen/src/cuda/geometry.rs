@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Bucket, Launch};
 
 use super::Device;
+use super::scan::Scan;
 
 /// How large a launch is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -147,6 +148,11 @@ impl Scope<'_> {
                 let params = self.params.iter().map(|(k, v)| (k.clone(), Known::Num(*v)));
                 return Some(Known::Map(params.collect()));
             }
+            ("scan", ..) => {
+                let scan = Scan::of(self.launch)?;
+                let (columns, depth) = (scan.columns() as u64, scan.depth() as u64);
+                return Some(map(vec![("columns", number(columns)), ("depth", number(depth))]));
+            }
             ("device", ..) => {
                 let (sm, sms) = (self.device.sm.into(), self.device.sms.into());
                 return Some(map(vec![("sm", number(sm)), ("sms", number(sms))]));
@@ -178,8 +184,9 @@ impl Scope<'_> {
         let entries = match ty {
             Type::State(s) => vec![
                 ("dtype", text(s.dtype.name())),
-                ("heads", Known::Num(s.heads as f64)),
-                ("dim", Known::Num(s.dim as f64)),
+                ("heads", Known::Num(s.heads() as f64)),
+                ("dim", Known::Num(s.dim() as f64)),
+                ("shape", Known::List(s.shape.iter().map(|n| Known::Num(*n as f64)).collect())),
             ],
             Type::Tensor(t) => {
                 let shape = &t.shape[..];
@@ -223,6 +230,6 @@ pub(super) fn attr(attr: &Attr) -> Known {
         Attr::Float(x) => Known::Num(*x),
         Attr::Enum(s) => Known::Str(s.clone()),
         Attr::DType(d) => Known::Str(d.name().to_owned()),
-        Attr::None | Attr::Dims(_) | Attr::Expr(_) => Known::Null,
+        Attr::None | Attr::Dims(_) | Attr::Expr(_) | Attr::Recurrence(_) => Known::Null,
     }
 }

@@ -12,6 +12,7 @@ mod nvrtc;
 mod order;
 mod parts;
 mod reach;
+mod scan;
 mod template;
 mod text;
 mod tuned;

@@ -10,6 +10,7 @@ use infernum_ir::{
 use minijinja::value::{Rest, Value as Jinja};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, context};
 
+use super::scan::Scan;
 use super::template::Kind;
 use super::{Device, Library, Template, Variant, abi, c_expr, decode, lines};
 use crate::{Bucket, Launch};
@@ -66,6 +67,9 @@ pub(super) fn render(
     }
     for (name, value) in &launch.attrs {
         scope.insert(name.clone(), attr(launch, ops, name, value));
+    }
+    if let Some(scan) = Scan::of(launch) {
+        scope.insert("scan".to_owned(), scan.described());
     }
     let params: BTreeMap<&str, Jinja> =
         site.variant.params.iter().map(|(k, v)| (k.as_str(), number(*v))).collect();
@@ -151,6 +155,10 @@ fn parameters(site: &Site<'_>) -> String {
     let mut list: Vec<String> = arguments(site.launch)
         .enumerate()
         .map(|(i, (name, value))| match &value.ty {
+            // See `slot_at` in the prelude.
+            Type::State(s) if s.is_slot() => {
+                format!("{}* {name}, u64 {name}_place", c_type(s.dtype))
+            }
             Type::State(s) => format!("{}* {name}", c_type(s.dtype)),
             Type::Tensor(t) if i < operands => format!("const {}* {name}", stored_type(t)),
             Type::Tensor(t) => format!("{}* {name}", stored_type(t)),
@@ -211,11 +219,11 @@ fn described(name: &str, ty: &Type) -> Jinja {
         Type::State(s) => {
             let ring = match s.kind {
                 StateKind::Ring(window) => Some(window),
-                StateKind::Paged => None,
+                StateKind::Paged | StateKind::Slot => None,
             };
             return context! {
-                name, type => c_type(s.dtype), dtype => s.dtype.name(), heads => s.heads, dim => s.dim,
-                window => ring,
+                name, type => c_type(s.dtype), dtype => s.dtype.name(), heads => s.heads(), dim => s.dim(),
+                shape => s.shape.clone(), window => ring,
             };
         }
     };
@@ -251,7 +259,7 @@ fn described(name: &str, ty: &Type) -> Jinja {
 
 fn attr(launch: &Launch, ops: &OpSet, name: &str, attr: &Attr) -> Jinja {
     match attr {
-        Attr::None => Jinja::from(()),
+        Attr::None | Attr::Recurrence(_) => Jinja::from(()),
         Attr::Expr(e) => {
             let op = ops.find(&launch.op);
             c_function(op.and_then(|op| {

@@ -1,9 +1,9 @@
 //! Arguments of a call to attributes of its op.
 
 use infernum_ir::expr::{BinaryOp, Expr, Value};
-use infernum_ir::{Attr, AttrDef, AttrKind, DType, Dim, SourceError, Sym, nearest};
+use infernum_ir::{Attr, AttrDef, AttrKind, DType, Dim, Recurrence, SourceError, Sym, nearest};
 
-use super::scope::Scope;
+use super::scope::{Scope, word};
 use crate::spec::{Arg, Argument};
 
 /// The value of attribute `def` from the argument written for it; a scalar expression may range
@@ -33,6 +33,9 @@ pub(super) fn attr(
     if let (Arg::Text(text), AttrKind::Expr) = (arg, def.kind) {
         return Ok(Attr::Expr(scope.fold(text, free)?));
     }
+    if let (Arg::Text(text), AttrKind::Recurrence) = (arg, def.kind) {
+        return recurrence(scope, text).map(Attr::Recurrence);
+    }
     if let Arg::Text(text) = arg
         && let Some(literal) = literal(def.kind, text)
     {
@@ -52,6 +55,37 @@ pub(super) fn attr(
     };
     let attr = attr.filter(|a| def.check(a).is_ok());
     attr.ok_or_else(|| scope.unexpected(key, arg, &expected, &value))
+}
+
+/// A recurrence, in which names of no value are parameters.
+fn recurrence(scope: &Scope<'_>, text: &str) -> Result<Recurrence, SourceError> {
+    let parsed: Result<Recurrence, _> = text.parse();
+    let parsed = parsed.map_err(|e| {
+        let rest = text.get(e.at..).unwrap_or_default();
+        let first = rest.chars().next().map_or(0, char::len_utf8);
+        scope.cx.at(&rest[..first], e.message)
+    })?;
+    let mut values = Vec::new();
+    for name in parsed.free() {
+        values.push((name.to_owned(), scope.eval(Arg::Text(word(text, name)))?));
+    }
+    let lookup = |name: &str| values.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+    parsed.fold(&lookup).map_err(|e| scope.cx.at(text, e.message))
+}
+
+/// The element type that is written.
+pub(super) fn dtype(scope: &Scope<'_>, key: &str, written: Arg<'_>) -> Result<DType, SourceError> {
+    if let Arg::Text(text) = written
+        && let Some(Attr::DType(dtype)) = literal(AttrKind::DType, text)
+    {
+        return Ok(dtype);
+    }
+    match scope.eval(written).map_err(|e| hinted(e, AttrKind::DType, written))? {
+        Value::Str(name) if name.parse::<DType>().is_ok_and(DType::is_float) => {
+            Ok(name.parse().unwrap_or(DType::F32))
+        }
+        found => Err(scope.unexpected(key, written, "an element type such as f32", &found)),
+    }
 }
 
 /// A misspelt literal looks like an unknown parameter: say which literals there are.

@@ -128,9 +128,7 @@ impl<'a> Builder<'a> {
         for (name, decl) in decls.iter() {
             check_name(self.cx, name)?;
             self.cx.spend(name, 512)?;
-            let heads = frame.scope.eval_int(name, decl.heads)?;
-            let dim = frame.scope.eval_int(name, decl.dim)?;
-            let ty = StateType::paged(self.cx.request.dtype, heads, dim);
+            let ty = self.state_type(frame, name, decl)?;
             let plane = self.unique(&frame.name_prefix, name);
             let value = if let Some(layer) = self.owner(frame, name, decl)? {
                 self.graph.param(plane.clone(), Param::Shared { plane, layer }, ty)
@@ -142,6 +140,31 @@ impl<'a> Builder<'a> {
             frame.values.insert(name, value);
         }
         Ok(())
+    }
+
+    fn state_type(
+        &self,
+        frame: &Frame<'a>,
+        name: &str,
+        decl: &'a StateDecl<'a>,
+    ) -> Result<StateType> {
+        let dtype = match decl.dtype {
+            None => self.cx.request.dtype,
+            Some(written) => attrs::dtype(&frame.scope, name, written)?,
+        };
+        match decl {
+            StateDecl { heads: Some(heads), dim: Some(dim), slot: None, .. } => {
+                let heads = frame.scope.eval_int(name, *heads)?;
+                Ok(StateType::paged(dtype, heads, frame.scope.eval_int(name, *dim)?))
+            }
+            StateDecl { heads: None, dim: None, slot: Some(shape), .. } => {
+                let sizes = shape.iter().map(|size| frame.scope.eval_int(name, *size));
+                Ok(StateType::slot(dtype, &sizes.collect::<Result<Vec<_>>>()?))
+            }
+            _ => Err(self
+                .cx
+                .at(name, "expected `heads` and `dim` of its rows, or the shape of a `slot`")),
+        }
     }
 
     /// The layer before whose plane it is; `None` for this layer's own.

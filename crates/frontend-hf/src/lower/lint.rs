@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use infernum_ir::Recurrence;
 use infernum_ir::expr::Expr;
 use infernum_ir::{Effect, Op, SourceWarning};
 
@@ -106,7 +107,9 @@ impl<'a> Lint<'a, '_> {
         let mut mentioned = weight_names(&block.weights);
         block.checks.iter().for_each(|(_, check)| mentioned.extend(names(*check)));
         for (_, state) in block.state.iter() {
-            mentioned.extend(names(state.heads).into_iter().chain(names(state.dim)));
+            let sizes = [state.heads, state.dim].into_iter().flatten();
+            let sizes = sizes.chain(state.slot.iter().flatten().copied());
+            mentioned.extend(sizes.flat_map(names));
             mentioned.extend(state.of.into_iter().flat_map(names));
         }
         mentioned.extend(body_names(&block.body));
@@ -226,10 +229,11 @@ fn family_params<'a>(family: &Family<'a>) -> impl Iterator<Item = &'a str> {
 /// The names that an argument mentions; those of values and weights look the same, and do no harm.
 fn names(arg: Arg<'_>) -> Vec<String> {
     let mut found = Vec::new();
-    if let Arg::Text(text) = arg
-        && let Ok(e) = text.parse::<Expr>()
-    {
+    let Arg::Text(text) = arg else { return found };
+    if let Ok(e) = text.parse::<Expr>() {
         e.names(&mut |n| found.push(n.to_owned()));
+    } else if let Ok(recurrence) = text.parse::<Recurrence>() {
+        found.extend(recurrence.free().into_iter().map(str::to_owned));
     }
     found
 }

@@ -371,7 +371,7 @@ impl<'a> Scope<'a> {
 }
 
 /// The piece of `text` that is the name `name`, and not part of a longer one.
-fn word<'t>(text: &'t str, name: &str) -> &'t str {
+pub(super) fn word<'t>(text: &'t str, name: &str) -> &'t str {
     let part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let found = text.match_indices(name).find(|(i, _)| {
         !text[..*i].ends_with(|c| part(c) || c == '.') && !text[i + name.len()..].starts_with(part)

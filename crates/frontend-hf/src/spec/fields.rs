@@ -151,10 +151,13 @@ pub const SPEC: [Structure; 6] = [
     },
     Structure {
         name: "state",
-        doc: "A plane of the KV cache: a row [heads, dim] a token, of the activations' element type.",
+        doc: "A plane of the KV cache: a row [heads, dim] a token; or a `slot`, one state of a fixed shape for a sequence, zeros before \
+              its first token: `\"memory\": (slot: [\"heads\", \"dim\"], dtype: \"f32\")`.",
         fields: &[
-            ("heads", true, "heads of a row"),
-            ("dim", true, "elements of a head"),
+            ("heads", false, "heads of a row"),
+            ("dim", false, "elements of a head"),
+            ("slot", false, "in place of these: the shape of a sequence's state"),
+            ("dtype", false, "its element type; that of activations if left out"),
             (
                 "of",
                 false,

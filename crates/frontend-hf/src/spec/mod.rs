@@ -265,15 +265,22 @@ pub struct WeightDecl<'a> {
     pub stack: Option<Arg<'a>>,
 }
 
-/// A KV-cache plane: a row `[heads, dim]` a token.
+/// A KV-cache plane: a row `[heads, dim]` a token, or a `slot`, one state of a fixed shape for a sequence.
 #[derive(Debug, Deserialize)]
 #[serde(rename = "state", deny_unknown_fields)]
 pub struct StateDecl<'a> {
     /// Heads per row.
-    #[serde(borrow)]
-    pub heads: Arg<'a>,
+    #[serde(borrow, default)]
+    pub heads: Option<Arg<'a>>,
     /// Values per head.
-    pub dim: Arg<'a>,
+    #[serde(default)]
+    pub dim: Option<Arg<'a>>,
+    /// The shape of a sequence's state, in place of rows.
+    #[serde(default)]
+    pub slot: Option<Vec<Arg<'a>>>,
+    /// Its element type; that of activations where it is left out.
+    #[serde(default)]
+    pub dtype: Option<Arg<'a>>,
     /// The layer whose plane of this name it is, to be read; this layer's own where it is left out or null.
     #[serde(default)]
     pub of: Option<Arg<'a>>,

@@ -2,7 +2,7 @@
 
 use infernum_frontend_hf::spec::Source;
 use infernum_ir::interp::{Interpreter, Rounding, States, StepShape};
-use infernum_ir::{Attr, Graph, Module, NodeKind};
+use infernum_ir::{Attr, Graph, Module, NodeKind, ValueId};
 use safetensors::SafeTensors;
 
 use crate::{check, fixtures, lower_text};
@@ -10,9 +10,14 @@ use crate::{check, fixtures, lower_text};
 /// The tables of one graph.
 fn tables(graph: &Graph) -> Vec<Vec<f32>> {
     let mut found = Vec::new();
-    for (_, node) in graph.nodes() {
+    let is_rope = |node: usize| matches!(&graph.node(node).kind, NodeKind::Op { op, .. } if op.name == "rope");
+    for (i, node) in graph.nodes() {
         let NodeKind::Op { op, attrs } = &node.kind else { continue };
-        if op.name != "table" {
+        let value = ValueId { node: i, result: 0 };
+        // Those that rotations read; they may be turned around by a `scale`.
+        let next = |node: usize| graph.users(ValueId { node, result: 0 }).any(|(n, _)| is_rope(n));
+        let turns = graph.users(value).any(|(n, _)| is_rope(n) || next(n));
+        if op.name != "table" || !turns {
             continue;
         }
         let mut alone = Graph::new("alone");

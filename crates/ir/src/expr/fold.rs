@@ -205,6 +205,11 @@ fn index(list: &Value, i: &Value, (e, at): (&Expr, &Expr)) -> Result<Value, Expr
     let items = match (list, i) {
         (Value::List(items), _) => items,
         (Value::Map(_) | Value::Null, Value::Str(key)) => return member(list.clone(), key, e),
+        // A character of a text, as patterns of layers have one for each.
+        (Value::Str(text), _) => {
+            let found = text.chars().nth(num(i, at)?.max(0.0) as usize).map(String::from);
+            return found.map(Value::Str).ok_or_else(|| failed(format!("`{e}` is shorter")));
+        }
         _ => return Err(expected("a list", list, e)),
     };
     let n = &num(i, at)?;

@@ -18,12 +18,27 @@ impl<'a> OpCall<'a> {
             .transpose()
     }
 
-    /// Operand `i`, a KV-cache state.
+    /// Operand `i`, a KV-cache state that has rows.
     pub fn state(&self, i: usize) -> Result<&'a StateType, String> {
-        self.operands[i]
-            .ok_or_else(|| format!("operand `{}` is missing", self.name(i)))?
+        self.plane(i, false)
+    }
+
+    /// Operand `i`, a state of a fixed size.
+    pub fn slot(&self, i: usize) -> Result<&'a StateType, String> {
+        self.plane(i, true)
+    }
+
+    fn plane(&self, i: usize, is_slot: bool) -> Result<&'a StateType, String> {
+        let name = self.name(i);
+        let state = self.operands[i]
+            .ok_or_else(|| format!("operand `{name}` is missing"))?
             .state()
-            .map_err(|e| format!("operand `{}`: {e}", self.name(i)))
+            .map_err(|e| format!("operand `{name}`: {e}"))?;
+        if state.is_slot() != is_slot {
+            let expected = if is_slot { "a slot" } else { "a state that has rows" };
+            return Err(format!("operand `{name}`: expected {expected}, found {state}"));
+        }
+        Ok(state)
     }
 
     /// Operand `i`, a floating-point tensor of at least `rank` dimensions.

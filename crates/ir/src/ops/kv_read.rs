@@ -13,7 +13,7 @@ pub(super) static OP: OpDef = OpDef {
     attrs: &[],
     infer: |call| {
         let state = call.state(0)?;
-        let shape = [Dim::sym(Sym::S), Dim::Const(state.heads), Dim::Const(state.dim)];
+        let shape = [Dim::sym(Sym::S), state.heads().into(), state.dim().into()];
         Ok(vec![TensorType::act(state.dtype, shape).into()])
     },
     effect: Effect::Reads,

@@ -12,7 +12,7 @@ pub(super) static OP: OpDef = OpDef {
     attrs: &[],
     infer: |call| {
         let (state, x) = (call.state(0)?, call.float(1, 3)?);
-        let row = [Dim::sym(Sym::T), Dim::Const(state.heads), Dim::Const(state.dim)];
+        let row = [Dim::sym(Sym::T), state.heads().into(), state.dim().into()];
         if x.shape != row || x.dtype != state.dtype {
             return Err(call.mismatch(1, &format!("rows of {state}"), x));
         }

@@ -7,6 +7,7 @@ mod add;
 mod alibi;
 mod argmax;
 mod cast;
+mod causal_conv;
 mod combine_heads;
 mod concat;
 mod dequantise;
@@ -34,6 +35,7 @@ mod reshape;
 mod rmsnorm;
 mod rope;
 mod scale;
+mod scan;
 mod scores;
 mod silu;
 mod slice;
@@ -63,6 +65,7 @@ pub static OPS: &[&OpDef] = &[
     &alibi::OP,
     &argmax::OP,
     &cast::OP,
+    &causal_conv::OP,
     &combine_heads::OP,
     &concat::OP,
     &dequantise::OP,
@@ -90,6 +93,7 @@ pub static OPS: &[&OpDef] = &[
     &rmsnorm::OP,
     &rope::OP,
     &scale::OP,
+    &scan::OP,
     &scores::OP,
     &silu::OP,
     &slice::OP,
@@ -175,7 +179,7 @@ pub enum Effect {
     View,
     /// Reads a KV-cache state.
     Reads,
-    /// Makes the next version of a KV-cache state, in place.
+    /// Makes the next version of a KV-cache state, in place; of a slot it reads the one before.
     Writes,
 }
 

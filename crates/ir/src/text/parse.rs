@@ -447,6 +447,15 @@ impl<'a> Parser<'a> {
             AttrKind::Enum(_) => Attr::Enum(self.word("a name")?.to_owned()),
             AttrKind::DType => Attr::DType(self.dtype()?),
             AttrKind::Dims => Attr::Dims(self.shape()?),
+            AttrKind::Recurrence => {
+                let start = self.at;
+                let parsed = self.quoted()?.parse();
+                Attr::Recurrence(parsed.map_err(|e: crate::expr::ExprError| Error {
+                    // As below.
+                    at: (start + 1 + e.at).min(self.at - 1),
+                    message: e.message,
+                })?)
+            }
             AttrKind::Expr => {
                 let start = self.at;
                 let text = self.quoted()?;
@@ -493,8 +502,11 @@ impl<'a> Parser<'a> {
         Ok(Dim::Const(self.number("a dimension: a number, T, B or S")?))
     }
 
-    /// How long a state's rows are kept: `ring(window)`, or nothing.
+    /// What a state keeps: `ring(window)`, `slot`, or nothing where it keeps all rows.
     fn state_kind(&mut self) -> Res<StateKind> {
+        if self.eat_word("slot") {
+            return Ok(StateKind::Slot);
+        }
         if !self.eat_word("ring") {
             return Ok(StateKind::Paged);
         }
@@ -511,10 +523,12 @@ impl<'a> Parser<'a> {
         if self.eat_word("state") {
             let kind = self.state_kind()?;
             let dtype = self.dtype()?;
-            return match self.shape()?[..] {
-                [Dim::Const(heads), Dim::Const(dim)] => {
-                    Ok(StateType { kind, dtype, heads, dim }.into())
+            let shape: Option<Vec<u64>> = self.shape()?.into_iter().map(Dim::as_const).collect();
+            return match shape {
+                Some(shape) if shape.len() == 2 || kind == StateKind::Slot => {
+                    Ok(StateType { kind, dtype, shape }.into())
                 }
+                _ if kind == StateKind::Slot => self.fail("a slot's dimensions are numbers"),
                 _ => self.fail("a state's rows are [heads, dim]"),
             };
         }

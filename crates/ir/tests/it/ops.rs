@@ -49,6 +49,9 @@ fn some_attr(kind: AttrKind) -> Attr {
         AttrKind::DType => Attr::DType(DType::F32),
         AttrKind::Dims => Attr::Dims(vec![Sym::T.into()]),
         AttrKind::Expr => Attr::Expr("a + 1".parse().unwrap()),
+        AttrKind::Recurrence => {
+            Attr::Recurrence("s[c], a[c] -> y[c]: s[c] = s + a; y[c] = s".parse().unwrap())
+        }
     }
 }
 

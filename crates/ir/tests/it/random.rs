@@ -103,6 +103,10 @@ fn params(graph: &mut Graph) -> Vec<ValueId> {
         let ty = StateType::paged(DType::F32, heads, 4);
         pool.push(graph.param(plane, Param::State(plane.into()), ty));
     }
+    for (slot, shape) in [("m", [2, 2]), ("n", [1, 4]), ("o", [3, 8])] {
+        let ty = StateType::slot(DType::F32, &shape);
+        pool.push(graph.param(slot, Param::State(slot.into()), ty));
+    }
     // Only the embedding can start a chain of activations in a graph without carries.
     let embedding = Op::find("embedding").unwrap();
     let x = [graph.find("tokens"), graph.find("w4")];
@@ -197,6 +201,14 @@ fn attr(rng: &mut Rng, def: &AttrDef) -> Attr {
         AttrKind::Enum(names) => Attr::Enum(rng.pick(names).to_owned()),
         AttrKind::DType => Attr::DType(rng.pick(&DType::ALL)),
         AttrKind::Dims => Attr::Dims((0..=rng.below(4)).map(|_| rng.pick(&dims)).collect()),
+        AttrKind::Recurrence => {
+            let text = rng.pick(&[
+                "s[a, b], x[a, b] -> y[a]: s[a, b] = s * 0.5 + x; y[a] = sum(s * x)",
+                "s[a, b], x[a, b], w[b] -> y[b, a]: y[b, a] = max(s, x); s[a, b] = x - w;",
+                "s[a, b], x[b] -> y[b]: s[a, b] = x / (1 + abs(s)); t[b] = sum(s); y[b] = exp(-t)",
+            ]);
+            Attr::Recurrence(text.parse().unwrap())
+        }
         AttrKind::Expr => {
             let text = rng.pick(&["a", "b > 0 ? a : -b", "i ** 2", "a * b + c", "[1, -2][a]"]);
             Attr::Expr(text.parse().unwrap())

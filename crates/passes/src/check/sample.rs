@@ -2,7 +2,7 @@
 
 use infernum_ir::encoding::{Code, CodeKind, EncodingDef, Group, Stored};
 use infernum_ir::expr::Expr;
-use infernum_ir::interp::{SeqShape, StepShape, Tensor};
+use infernum_ir::interp::{SeqShape, StepShape, Tensor, slot_shape};
 use infernum_ir::{
     Attr, AttrDef, AttrDefault, AttrKind, DType, Dim, Encoding, StateType, Sym, TensorType, Type,
 };
@@ -264,6 +264,9 @@ pub(super) fn attr(name: &str, def: &AttrDef, rng: &mut Rng) -> Result<Attr, Str
         AttrKind::Enum(names) => Attr::Enum(rng.pick(names).to_owned()),
         AttrKind::DType => Attr::DType(rng.pick(&[DType::F32, DType::Bf16, DType::F16])),
         AttrKind::Dims => return Err(format!("shape `{name}` has no type in `vars`")),
+        AttrKind::Recurrence => {
+            return Err(format!("`{name}`: a rule has no recurrence of its own"));
+        }
         AttrKind::Expr => {
             let text = rng.pick(&["a * 0.5", "max(a, 0)", "a / (1 + abs(a))"]);
             Attr::Expr(text.parse::<Expr>().map_err(|e| e.to_string())?)
@@ -274,7 +277,8 @@ pub(super) fn attr(name: &str, def: &AttrDef, rng: &mut Rng) -> Result<Attr, Str
 fn shape(ty: &Type, step: &StepShape) -> Vec<usize> {
     match ty {
         Type::Tensor(t) => t.sizes(&step.dims()),
-        Type::State(s) => vec![step.dims().s as usize, s.heads as usize, s.dim as usize],
+        Type::State(s) if s.is_slot() => slot_shape(s, step),
+        Type::State(s) => vec![step.dims().s as usize, s.heads() as usize, s.dim() as usize],
     }
 }
 

@@ -323,7 +323,7 @@ pub(super) fn module(rule: &Rule, rng: &mut Rng) -> Option<infernum_ir::Module> 
         let mut value = ty.as_ref().map(param);
         if let (Some(plane), Some(Type::State(row)), false) = (value, ty, writes) {
             // What the rule reads is what this step has written.
-            let shape = [Dim::sym(Sym::T), Dim::Const(row.heads), Dim::Const(row.dim)];
+            let shape = [Dim::sym(Sym::T), row.heads().into(), row.dim().into()];
             let (carried, named) = ((rule.values.len() + i) as u32, format!("{name}.rows"));
             let rows = TensorType::act(row.dtype, shape);
             let rows = graph.param(named, Param::Carry(carried), rows);

@@ -159,6 +159,12 @@ fn attr(
             AttrKind::DType if text.parse::<DType>().is_ok() => {
                 AttrSource::Given(text.parse().map_or(Attr::None, Attr::DType))
             }
+            AttrKind::Recurrence if text.contains("->") => {
+                let parsed = text.parse().map(Attr::Recurrence);
+                AttrSource::Given(parsed.map_err(|e: infernum_ir::expr::ExprError| {
+                    source.at_offset(text, e.at, e.message)
+                })?)
+            }
             AttrKind::Expr => match expression(source, text)? {
                 // A bare name passes an expression on.
                 e @ Expr::Var(_) if !free.iter().any(|f| f == text) => AttrSource::Value(e),

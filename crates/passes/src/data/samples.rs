@@ -88,6 +88,7 @@ fn choice(text: &str, def: &AttrDef) -> Option<Sample> {
         (AttrKind::Enum(_), text) => Attr::Enum(text.to_owned()),
         (AttrKind::DType, text) => Attr::DType(text.parse::<DType>().ok()?),
         (AttrKind::Expr, text) => Attr::Expr(text.parse().ok()?),
+        (AttrKind::Recurrence, text) => Attr::Recurrence(text.parse().ok()?),
         (AttrKind::Dims, _) => return None,
     };
     def.check(&attr).ok().map(|()| Sample::Given(attr))

@@ -215,8 +215,7 @@ impl VarType {
         let dtype = |d: DType| self.dtype.is_none_or(|want| want == d);
         match ty {
             Type::State(s) => {
-                let row = [Dim::Const(s.heads), Dim::Const(s.dim)];
-                self.state && dtype(s.dtype) && self.fits_shape(&row, sizes)
+                self.state && !s.is_slot() && dtype(s.dtype) && self.fits_shape(&s.dims(), sizes)
             }
             Type::Tensor(t) => {
                 !self.state

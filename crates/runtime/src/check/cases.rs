@@ -79,6 +79,10 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %k0 = state k : state DT[$G, $D]
   %v0 = state v : state DT[$G, $E]
   %r0 = state r : state ring(2) DT[$G, $D]
+  %c0 = state c : state slot DT[4, $N]
+  %p0 = state p : state slot f32[$H, $D, $E]
+  %t0 = state t : state slot f32[$H, $E, $D]
+  %u0 = state u : state slot f32[$N]
 "#;
 
 /// The cache as attention finds it, and scores that are exact.
@@ -147,7 +151,7 @@ impl Case {
         }
         kept.reverse();
         // The last version of a plane is returned.
-        let planes = ["%k1", "%k2", "%v1", "%r1"].into_iter().filter(|p| needed.contains(p));
+        let planes = ["%k1", "%k2", "%v1", "%r1", "%m1"].into_iter().filter(|p| needed.contains(p));
         let returned: Vec<&str> = returned.into_iter().chain(planes).collect();
         let text = format!(
             "module check\ngraph g {{\n{}\n  {call}\n{after}  return {}\n}}\nschedule g 0..1\n",
@@ -505,6 +509,21 @@ pub(super) const PRIMITIVES: &[Case] = &[
         "%r",
     ),
     Case("%r = transpose(%qh) : DT[T, $D, $H]", "%r"),
+    Case("%m1, %r = causal_conv(%c0, %x, %wt, _) : state slot DT[4, $N], DT[T, $N]", "%r, %x"),
+    Case("%m1, %r = causal_conv(%c0, %x, %wt, %bias) : state slot DT[4, $N], DT[T, $N]", "%r"),
+    // The sum over the axis in the middle, over the innermost, and none; inputs that neighbours share.
+    Case(
+        r#"%m1, %r = scan(%p0, %qh, %kh, %vh, %each_head, %sinks, _, _, _, _) {body: "s[h, k, v], q[h, k], key[h, k], value[h, v], rate[h], bias[h] -> out[h, v]: keep[h] = exp(-abs(rate + bias)); kept[h, k, v] = s * keep; seen[h, v] = sum(kept * key); delta[h, v] = (value - seen) / 64; s[h, k, v] = kept + key * delta; out[h, v] = sum(s * q)", dtype: none} : state slot f32[$H, $D, $E], DT[T, $H, $E]"#,
+        "%r",
+    ),
+    Case(
+        r#"%m1, %r = scan(%t0, %vh, %each_head, %kh, %qh, %head, _, _, _, _) {body: "s[h, p, n], x[h, p], step[h], b[h, n], c[h, n], d[n] -> y[h, p]: kept[h] = exp(-exp(step)); s[h, p, n] = s * kept + x * b; seen[h, p] = sum(s * c * d); y[h, p] = seen + x * step", dtype: f32} : state slot f32[$H, $E, $D], f32[T, $H, $E]"#,
+        "%r",
+    ),
+    Case(
+        r#"%m1, %r = scan(%u0, %x, %y, _, _, _, _, _, _, _) {body: "s[c], x[c], a[c] -> y[c]: gate[c] = 1 / (1 + exp(-a)); s[c] = s * gate + x; y[c] = s", dtype: none} : state slot f32[$N], DT[T, $N]"#,
+        "%r",
+    ),
     Case("%r = embedding(%picked, %router) : DT[T, 3, $N]", "%r"),
     Case("%r = matmul(%x, %wt) : DT[T, 5]", "%r"),
     Case("%r = scores(%qh, %kc) : f32[$H, T, S]", "%r"),

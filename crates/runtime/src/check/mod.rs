@@ -13,10 +13,14 @@ use std::fmt;
 use infernum_codegen::Bucket;
 use infernum_ir::interp::{Carried, Interpreter, Rounding, States, StepShape, Tensor};
 use infernum_ir::picking::Edits;
-use infernum_ir::{DType, Dims, Encoding, Module, Param, TensorType, Type, WeightRef, random};
+use infernum_ir::{
+    DType, Dims, Encoding, Module, Param, StateType, TensorType, Type, WeightRef, random,
+};
 
 pub use self::compare::{Comparison, Element, allowed};
-use crate::exec::{Observed, PlanExecutor, StepInputs, TensorBytes, WeightSource, elements};
+use crate::exec::{
+    GroupKind, Observed, PlanExecutor, StepInputs, TensorBytes, WeightSource, elements,
+};
 use crate::sampling::{SamplingParams, SeenToken, Tell, TokenPick};
 
 /// How one kernel did on one case.
@@ -130,11 +134,12 @@ impl Trial {
         let weights = Weights::random(module, seed)?;
         let (mut states, mut steps) = (States::default(), Vec::new());
         let picks = picks();
+        let groups = groups(module);
         for (n, sizes) in batch.steps.iter().enumerate() {
             let tokens: usize = sizes.iter().map(|(new, _)| new).sum();
             let tokens: Vec<u32> =
                 (0..tokens).map(|i| ((i * 11 + 7 * n + 3) % 31) as u32).collect();
-            let mut inputs = StepInputs::new(block);
+            let mut inputs = StepInputs::new(block).with_groups(&groups);
             let mut at = 0;
             for (i, &(new, context)) in sizes.iter().enumerate() {
                 let blocks = batch.table(i, context, block);
@@ -163,6 +168,13 @@ impl Trial {
         }
         Ok(all)
     }
+}
+
+/// How a call's planes, which are of one kind, are kept. Slots without rows beside them fill a block.
+fn groups(module: &Module) -> Vec<GroupKind> {
+    let is_slot = |ty: &Type| ty.state().is_ok_and(StateType::is_slot);
+    let slots = module.graphs.iter().any(|g| g.params().any(|(.., ty)| is_slot(ty)));
+    vec![if slots { GroupKind::Slot { blocks: 1 } } else { GroupKind::Paged }]
 }
 
 /// How tokens are picked where a module does so: in every way that leaves nothing to chance, since a

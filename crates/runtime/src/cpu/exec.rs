@@ -110,7 +110,7 @@ impl CpuExecutor {
         if rows.is_none_or(|r| r > u64::from(u32::MAX)) {
             return Err(LoadError::Memory { what: "the KV cache", bytes: u64::MAX });
         }
-        let layout = CacheLayout::of(&plan);
+        let layout = CacheLayout::of(&plan, options.block_size);
         let array = |bytes: &u64| zeroed("the KV cache", rows.and_then(|n| bytes.checked_mul(n)));
         let mut arrays = layout.arrays.iter().map(array).collect::<Result<Vec<_>, _>>()?;
         let mut arena = zeroed("activations", Some(plan.arena_bytes))?;
@@ -265,8 +265,8 @@ impl Core {
         let program = &self.plan.programs[call.program as usize];
         let kernels = &self.kernels[call.program as usize];
         let times = &mut self.times[call.program as usize];
-        self.step.enter(self.layout.group(call));
         for ((launch, kernel), time) in program.launches.iter().zip(kernels).zip(times) {
+            self.step.enter(self.layout.group(call, launch));
             let start = self.options.profile.then(Instant::now);
             let frame = Frame {
                 program,
@@ -275,7 +275,7 @@ impl Core {
                 step: &self.step,
                 weights: &self.weights,
             };
-            let planes = planes(launch, call, &self.plan, &self.layout, &mut self.arrays);
+            let planes = planes(launch, call, &self.layout, &mut self.arrays);
             let arena = self.arena.as_bytes_mut();
             if self.options.poison {
                 frame.poison_results(launch, arena);
@@ -350,7 +350,6 @@ impl Core {
 fn planes<'a>(
     launch: &Launch,
     call: &ProgramCall,
-    plan: &Plan,
     layout: &CacheLayout,
     arrays: &'a mut [HostMemory],
 ) -> [Option<Plane<'a>>; MAX_ARGS] {
@@ -366,8 +365,9 @@ fn planes<'a>(
         let lies_there = |v| state(v).is_some_and(|s| layout.planes[s].array == i);
         let Some(operand) = launch.operands.iter().position(lies_there) else { continue };
         if let Some(plane) = state(&launch.operands[operand]) {
-            let row_bytes = plan.states[plane].ty.row_bytes() as usize;
-            planes[operand] = Some(Plane { bytes: memory.as_bytes_mut(), row_bytes });
+            let (row_bytes, first) = (layout.arrays[i] as usize, layout.planes[plane].first);
+            planes[operand] =
+                Some(Plane { bytes: memory.as_bytes_mut(), row_bytes, first: first as usize });
         }
     }
     planes

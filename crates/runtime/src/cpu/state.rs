@@ -14,6 +14,10 @@ pub(crate) struct StepState {
     pub(super) places: Vec<TokenPlace>,
     /// For every context row, its row in a plane of the cache; by group of layers.
     rows: Vec<Vec<u32>>,
+    /// Of each sequence of the step, by group: the blocks of its slot before the step, and those after it.
+    slots: Vec<Vec<[Vec<u32>; 2]>>,
+    /// Rows of a block.
+    block_size: usize,
     /// The group of the layer that runs.
     group: usize,
     tokens: Vec<u32>,
@@ -48,12 +52,17 @@ impl StepState {
         self.group = 0;
         self.rows.resize_with(inputs.groups().len(), Vec::new);
         self.rows.iter_mut().for_each(Vec::clear);
+        self.slots.resize_with(inputs.groups().len(), Vec::new);
+        self.slots.iter_mut().for_each(Vec::clear);
+        self.block_size = inputs.block_size();
         self.context_positions.clear();
         self.output_rows.clear();
         let size = inputs.block_size();
         for (i, seq) in self.step.seqs.iter().enumerate() {
             for (group, (kind, rows)) in inputs.groups().iter().zip(&mut self.rows).enumerate() {
                 if matches!(kind, GroupKind::Slot { .. }) {
+                    let lists = [inputs.slot_read(i, group), inputs.blocks(i, group)];
+                    self.slots[group].push(lists.map(<[u32]>::to_vec));
                     continue;
                 }
                 let blocks = inputs.blocks(i, group);
@@ -81,6 +90,27 @@ impl StepState {
     /// For every context row, its row in the planes of the layer that runs.
     pub(super) fn rows(&self) -> &[u32] {
         &self.rows[self.group]
+    }
+
+    /// Of each sequence: the blocks of the layer's slots before the step, none if they are zero, and those after it.
+    pub(super) fn slot_blocks(&self) -> &[[Vec<u32>; 2]] {
+        &self.slots[self.group]
+    }
+
+    /// Rows of a block.
+    pub(super) fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// The rows that the step may write in the planes of the layer that runs: those of its tokens or, where these are
+    /// slots, all of their blocks.
+    pub(crate) fn written_rows(&self) -> Vec<usize> {
+        if self.slots[self.group].is_empty() {
+            return self.slots().collect();
+        }
+        let blocks = self.slots[self.group].iter().flat_map(|[_, to]| to);
+        let size = self.block_size;
+        blocks.flat_map(|b| *b as usize * size..(*b as usize + 1) * size).collect()
     }
 
     /// An input's elements, as bytes.

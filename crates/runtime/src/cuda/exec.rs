@@ -103,7 +103,7 @@ impl CudaExecutor {
         drop(loaded);
         let margin = watch.as_ref().map_or(0, |w| w.margin());
         let rows = (options.kv_blocks * StepInputs::BLOCK_SIZE) as u64;
-        let cache = CacheLayout::of(&plan);
+        let cache = CacheLayout::of(&plan, StepInputs::BLOCK_SIZE);
         let array = |bytes: &u64| {
             let bytes = bytes.saturating_mul(rows).saturating_add(2 * margin);
             DeviceMemory::zeroed(gpu, "the KV cache", bytes)
@@ -117,11 +117,13 @@ impl CudaExecutor {
         let picks = if plan.picks() { most_rows } else { 0 };
         let read = (reads_contexts(&plan), options.exchanges || runs_parts(&plan));
         // A ring's table has a place for the blocks that were given back, too.
-        let rings = GroupKind::of_layout(&cache).iter().any(|g| *g != GroupKind::Paged);
+        let rings =
+            GroupKind::of_layout(&cache).iter().any(|g| matches!(g, GroupKind::Ring { .. }));
         let longest = options.max_length.unwrap_or(plan.limits.s as usize);
         let table = longest.div_ceil(StepInputs::BLOCK_SIZE);
         let table = if rings { table } else { table.min(options.kv_blocks) };
-        let room = Room { table, groups: cache.groups.len(), picks };
+        let slots = 2 * cache.slot_blocks as usize;
+        let room = Room { table, slots, groups: cache.groups.len(), picks };
         let layout = Layout::new(&plan.limits, room, read);
         let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
         let layout = layout.at(inputs.address());
@@ -206,7 +208,7 @@ impl CudaExecutor {
         }
         if core.watch.is_some() {
             let groups = 0..inputs.groups().len();
-            core.slots = groups.map(|group| inputs.slots(group).collect()).collect();
+            core.slots = groups.map(|group| inputs.written_rows(group).collect()).collect();
         }
         Ok((schedule, dims))
     }
@@ -406,9 +408,13 @@ impl Core {
             let mut run = || self.launch(launch, &frame, dims, first);
             let launched = match &self.watch {
                 None => run(),
-                Some(watch) => {
-                    watch.around(&self.state(frame.group()), launch, &frame, &dims.all, &mut run)
-                }
+                Some(watch) => watch.around(
+                    &self.state(frame.group(launch)),
+                    launch,
+                    &frame,
+                    &dims.all,
+                    &mut run,
+                ),
             };
             launched.map_err(fail)?;
             if let Some(timer) = timer {
@@ -459,7 +465,7 @@ impl Core {
         } else {
             let mut own = frame.arguments(launch, &dims.before(part))?;
             own.extend(scratch);
-            own.push(self.layout.view(frame.group(), part));
+            own.push(self.layout.view(frame.group(launch), part));
             own
         };
         if grid.contains(&0) {

@@ -3,12 +3,13 @@
 use infernum_codegen::cuda::launch_arguments;
 use infernum_codegen::{Arg, Argument, CacheLayout, Launch, Matmul, Program, ProgramCall, Value};
 use infernum_ir::expr::Expr;
-use infernum_ir::{Dim, Dims};
+use infernum_ir::{Dim, Dims, StateType};
 
 use super::blas::{Places, Shape};
 use super::driver::DeviceMemory;
 use super::inputs::Layout;
 use super::upload::Weights;
+use crate::exec::StepInputs;
 
 /// What a launch's places are resolved against.
 pub(crate) struct Frame<'a> {
@@ -38,9 +39,23 @@ impl Frame<'_> {
         Some(self.cache.planes.get(state as usize)?.array)
     }
 
-    /// The group of the layer.
-    pub(crate) fn group(&self) -> usize {
-        self.cache.group(self.call)
+    /// The group of a launch's planes.
+    pub(crate) fn group(&self, launch: &Launch) -> usize {
+        self.cache.group(self.call, launch)
+    }
+
+    /// Bytes of a row of an array of the cache.
+    pub(crate) fn row_bytes(&self, array: usize) -> u64 {
+        self.cache.arrays.get(array).copied().unwrap_or(0)
+    }
+
+    /// Where a slot lies among its blocks, as `slot_at` of the kernels' prelude takes it apart: the first block and, in
+    /// the low half, the bytes of one.
+    fn slot_place(&self, value: &Value) -> Option<u64> {
+        let Arg::State(slot) = value.arg else { return None };
+        let place = self.cache.planes.get(*self.call.states.get(slot as usize)? as usize)?;
+        let block = self.row_bytes(place.array) * StepInputs::BLOCK_SIZE as u64;
+        value.ty.state().is_ok_and(StateType::is_slot).then_some(place.first << 32 | block)
     }
 
     pub(crate) fn address(&self, value: &Value) -> Result<u64, String> {
@@ -59,13 +74,15 @@ impl Frame<'_> {
         }
     }
 
-    /// The addresses of a launch's values, for the rows that come after `before`.
+    /// The addresses of a launch's values, for the rows that come after `before`; of a slot also its place.
     pub(super) fn arguments(&self, launch: &Launch, before: &Dims) -> Result<Vec<u64>, String> {
-        let one = |value: &Value| {
+        let mut all = Vec::new();
+        for (_, value) in launch_arguments(launch) {
             // Of what has no parts, all is launched at once.
-            Ok(self.address(value)? + value.part_offset(before).unwrap_or(0))
-        };
-        launch_arguments(launch).map(|(_, value)| one(value)).collect()
+            all.push(self.address(value)? + value.part_offset(before).unwrap_or(0));
+            all.extend(self.slot_place(value));
+        }
+        Ok(all)
     }
 
     /// What a foreign kernel is given, 8 bytes each; smaller numbers are in the low ones.

@@ -7,7 +7,7 @@ use infernum_ir::{Dims, StepInput, Sym};
 
 use super::parts::PartDims;
 
-use crate::exec::{ExecError, StepInputs};
+use crate::exec::{ExecError, GroupKind, StepInputs};
 
 /// Where each array lies behind the headers, for steps of at most some size. The table of blocks
 /// comes last: a small step copies only the rows that it has. Behind these a step that has generated rows and
@@ -33,11 +33,16 @@ pub(super) struct Layout {
 pub(super) struct Room {
     /// Blocks in a sequence's table.
     pub(super) table: usize,
+    /// Blocks of its slots, twice.
+    pub(super) slots: usize,
     /// Groups of layers, each with slots and tables of blocks of its own.
     pub(super) groups: usize,
     /// Rows for which tokens are picked, at most.
     pub(super) picks: usize,
 }
+
+/// Where a slot is read that is zero.
+const NO_BLOCK: u32 = u32::MAX;
 
 /// Bytes of a view of the step.
 const HEADER: usize = size_of::<abi::Step>();
@@ -67,9 +72,10 @@ impl Layout {
     /// `contexts`: whether kernels read `context_positions`, which only then has room. `parts`: whether any is
     /// launched for a part of the rows.
     pub(super) fn new(limits: &Dims, room: Room, (contexts, parts): (bool, bool)) -> Layout {
-        let Room { table, groups, picks } = room;
+        let Room { table, slots, groups, picks } = room;
         let (t, b, seqs) = (limits.t as usize, limits.b as usize, limits.seqs as usize);
-        let stride = table.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE)).max(1);
+        let stride = table.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE));
+        let stride = stride.max(slots).max(1);
         let context_rows = if contexts { limits.s as usize } else { 0 };
         let sizes: [usize; FIELDS] = [
             4 * t,
@@ -239,13 +245,24 @@ impl Writer<'_> {
     fn tables(&mut self, inputs: &StepInputs, group: usize) -> Result<(), ExecError> {
         const SIZE: usize = StepInputs::BLOCK_SIZE;
         let (seqs, stride) = (&inputs.step().seqs, self.layout.stride);
+        let is_slot = matches!(inputs.groups()[group], GroupKind::Slot { .. });
+        self.at[Field::Slots as usize] = 4 * group * inputs.tokens().len();
         for (b, seq) in seqs.iter().enumerate() {
             let table = inputs.blocks(b, group);
-            if table.len() > stride {
-                let found = table.len();
+            let entries = if is_slot { 2 * table.len() } else { table.len() };
+            if entries > stride {
                 let message =
-                    format!("a sequence of {found} blocks, at most {stride} are planned for");
+                    format!("a sequence of {entries} blocks, at most {stride} are planned for");
                 return Err(ExecError::Inputs(message));
+            }
+            if is_slot {
+                self.at[Field::Blocks as usize] = 4 * (group * seqs.len() + b) * stride;
+                let read = inputs.slot_read(b, group);
+                for (i, block) in table.iter().enumerate() {
+                    self.push(Field::Blocks, *block);
+                    self.push(Field::Blocks, read.get(i).copied().unwrap_or(NO_BLOCK));
+                }
+                continue;
             }
             for position in seq.context - seq.new..seq.context {
                 let slot = table[position / SIZE] * SIZE as u32 + (position % SIZE) as u32;

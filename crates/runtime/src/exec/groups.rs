@@ -3,6 +3,8 @@
 use infernum_codegen::{CacheLayout, Plan};
 use infernum_ir::StateKind;
 
+use super::StepInputs;
+
 /// How a group of layers keeps its state of a sequence, in blocks from one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupKind {
@@ -38,7 +40,9 @@ pub enum GroupRows<'a> {
 impl GroupKind {
     /// The groups of a plan's cache.
     pub fn of_layout(layout: &CacheLayout) -> Vec<GroupKind> {
+        let blocks = usize::try_from(layout.slot_blocks).unwrap_or(usize::MAX);
         let kind = |kind: &StateKind| match kind {
+            StateKind::Slot => GroupKind::Slot { blocks },
             StateKind::Paged => GroupKind::Paged,
             StateKind::Ring(window) => {
                 GroupKind::Ring { window: usize::try_from(*window).unwrap_or(usize::MAX) }
@@ -47,9 +51,9 @@ impl GroupKind {
         layout.groups.iter().map(kind).collect()
     }
 
-    /// The groups of a plan's cache.
+    /// The groups of a plan's cache in blocks of [`StepInputs::BLOCK_SIZE`] rows.
     pub fn of_plan(plan: &Plan) -> Vec<GroupKind> {
-        GroupKind::of_layout(&CacheLayout::of(plan))
+        GroupKind::of_layout(&CacheLayout::of(plan, StepInputs::BLOCK_SIZE))
     }
 
     /// The first row that tokens from `position` on may see.
@@ -112,7 +116,7 @@ pub fn longest_sequence(
 }
 
 /// The tables of a sequence of so many tokens, as [`StepInputs::push`](super::StepInputs::push) takes them, on
-/// [`most_blocks`] of its own, which rings use in turn. For groups whose rows are of tokens.
+/// [`most_blocks`] of its own, which rings use in turn.
 pub fn tables(
     groups: &[GroupKind],
     tokens: usize,
@@ -121,10 +125,15 @@ pub fn tables(
     blocks: impl IntoIterator<Item = u32>,
 ) -> Vec<u32> {
     let mut blocks = blocks.into_iter();
+    let all = groups.iter().map(|group| match group {
+        GroupKind::Slot { blocks } => *blocks,
+        GroupKind::Paged | GroupKind::Ring { .. } => tokens.div_ceil(block_size),
+    });
+    let longest = all.max().unwrap_or(0);
     let table = |group: &GroupKind| {
         let most = group.most_blocks(tokens, block_size, chunk);
         let own: Vec<u32> = blocks.by_ref().take(most).collect();
-        let entries = if own.is_empty() { 0 } else { tokens.div_ceil(block_size) };
+        let entries = if own.is_empty() { 0 } else { longest };
         (0..entries).map(move |i| own[i % own.len()])
     };
     groups.iter().flat_map(table).collect()

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use infernum_codegen::CacheLayout;
 use infernum_codegen::cuda::abi::{self, FED};
+use infernum_ir::StateKind;
 use infernum_ir::interp::{SeqShape, StepShape};
 
 use super::{ExecError, GroupKind, GroupRows};
@@ -126,13 +127,20 @@ impl StepInputs {
 
     /// Refuses a step for a cache of other groups.
     pub(crate) fn check_groups(&self, layout: &CacheLayout) -> Result<(), ExecError> {
-        let rows = |kind: &&GroupKind| !matches!(kind, GroupKind::Slot { .. });
-        let (expected, found) = (layout.groups.len(), self.groups.len());
-        if expected == found && self.groups.iter().filter(rows).count() == expected {
+        // What a ring's window is does not matter here: its table has a place for every block.
+        let slot = |kind: &GroupKind| match kind {
+            GroupKind::Slot { blocks } => Some(*blocks as u64),
+            GroupKind::Paged | GroupKind::Ring { .. } => None,
+        };
+        let own =
+            layout.groups.iter().map(|k| (*k == StateKind::Slot).then_some(layout.slot_blocks));
+        if own.eq(self.groups.iter().map(slot)) {
             return Ok(());
         }
+        let own = GroupKind::of_layout(layout);
         Err(ExecError::Inputs(format!(
-            "it is for {found} group(s) of layers, the cache has {expected}: make it with its executor's groups"
+            "it is for layers that keep {:?}, the cache for {own:?}: make it with its executor's groups",
+            self.groups
         )))
     }
 
@@ -234,7 +242,8 @@ impl StepInputs {
 
     /// Adds a sequence: `tokens` to compute, after which its cache holds `context` rows, row `i`
     /// in block `blocks[i / block_size]`. No block may be another sequence's that is written. For a cache of several
-    /// groups of layers, whose rows are of tokens, `blocks` is a table of each, one after the other and of one length.
+    /// groups of layers `blocks` is a table of each, one after the other and of one length; a slot, which fills the first
+    /// of its blocks, is read and written in the same place, and zero before the first token.
     pub fn push(
         &mut self,
         tokens: &[u32],
@@ -259,7 +268,7 @@ impl StepInputs {
             return Err(ExecError::Inputs(message));
         }
         let (tables, blocks) = (self.tables.len(), self.blocks.len());
-        let pushed = self.push_tables(context, rows);
+        let pushed = self.push_tables(tokens.len(), context, rows);
         if pushed.is_err() {
             self.tables.truncate(tables);
             self.blocks.truncate(blocks);
@@ -278,6 +287,7 @@ impl StepInputs {
 
     fn push_tables<'a>(
         &mut self,
+        new: usize,
         context: usize,
         rows: impl IntoIterator<Item = GroupRows<'a>>,
     ) -> Result<(), ExecError> {
@@ -305,6 +315,16 @@ impl StepInputs {
                     self.blocks.extend_from_slice(read);
                     self.tables.push([start, self.blocks.len()]);
                     self.blocks.extend_from_slice(&write[..*blocks]);
+                    continue;
+                }
+                // In one place, which is zero before the first token.
+                (Some(GroupKind::Slot { blocks }), GroupRows::Table(table))
+                    if table.len() >= *blocks =>
+                {
+                    let read = if new == context { &[] } else { &table[..*blocks] };
+                    self.blocks.extend_from_slice(read);
+                    self.tables.push([start, self.blocks.len()]);
+                    self.blocks.extend_from_slice(&table[..*blocks]);
                     continue;
                 }
                 (expected, _) => {
@@ -378,14 +398,20 @@ impl StepInputs {
         &self.blocks[read..write]
     }
 
-    /// The cache's row of each token, in a group whose rows are of tokens.
-    pub(crate) fn slots(&self, group: usize) -> impl Iterator<Item = usize> + '_ {
+    /// The cache's rows that a step writes in a group: one a token or, of slots, all in their blocks.
+    pub(crate) fn written_rows(&self, group: usize) -> impl Iterator<Item = usize> + '_ {
+        let is_slot = matches!(self.groups[group], GroupKind::Slot { .. });
         self.step.seqs.iter().enumerate().flat_map(move |(b, seq)| {
             let table = self.blocks(b, group);
-            let slot = move |p: usize| {
+            let row = move |p: usize| {
                 table[p / self.block_size] as usize * self.block_size + p % self.block_size
             };
-            (seq.context - seq.new..seq.context).map(slot)
+            let all = if is_slot {
+                0..table.len() * self.block_size
+            } else {
+                seq.context - seq.new..seq.context
+            };
+            all.map(row)
         })
     }
 

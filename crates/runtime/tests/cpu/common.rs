@@ -12,6 +12,9 @@ use infernum_passes::data::Kernels;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::{TensorBytes, WeightSource};
 
+/// Blocks of an executor's cache: no multiple of 7.
+pub(crate) const BLOCKS: u32 = 2000;
+
 /// Parses and verifies.
 pub(crate) fn module(text: &str) -> Module {
     static KERNELS: LazyLock<Kernels> =
@@ -150,8 +153,13 @@ pub(crate) fn executor(
     poison: bool,
 ) -> CpuExecutor {
     let plan = plan(module, TargetKind::Cpu, limits).unwrap_or_else(|e| panic!("{e}"));
-    let options =
-        CpuOptions { kv_blocks: 40, block_size: 4, threads: 2, poison, ..CpuOptions::default() };
+    let options = CpuOptions {
+        kv_blocks: BLOCKS as usize,
+        block_size: 4,
+        threads: 2,
+        poison,
+        ..CpuOptions::default()
+    };
     CpuExecutor::new(plan, checkpoint, options).unwrap_or_else(|e| panic!("{e}"))
 }
 

@@ -7,7 +7,7 @@ use infernum_passes::data::Kernels;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions, has_kernel};
 use infernum_runtime::{ExecError, Executor, Observed, PlanExecutor, StepInputs};
 
-use crate::common::{Checkpoint, executor, module, nmse};
+use crate::common::{BLOCKS, Checkpoint, executor, module, nmse};
 
 const LIMITS: Dims = Dims { t: 40, b: 4, s: 80, pairs: 1600, seqs: 4 };
 const VOCAB: usize = 29;
@@ -324,9 +324,10 @@ fn steps_that_cannot_run_are_refused() {
     let error = executor.submit(&inputs).expect_err("too many tokens").to_string();
     assert_eq!(error, "the step has 41 token(s), the plan holds at most 40; split the step");
     inputs.clear();
-    inputs.push(&[1, 2], 2, &[40]).expect("inputs");
+    inputs.push(&[1, 2], 2, &[BLOCKS]).expect("inputs");
     let error = executor.submit(&inputs).expect_err("no such block").to_string();
-    assert!(error.contains("block 40 is outside a KV cache of 40 block(s)"), "{error}");
+    let message = format!("block {BLOCKS} is outside a KV cache of {BLOCKS} block(s)");
+    assert!(error.contains(&message), "{error}");
     inputs.clear();
     inputs.push(&[1, 29], 2, &[0]).expect("inputs");
     let error = executor.submit(&inputs).expect_err("no such token").to_string();

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use infernum_ir::interp::{Rounding, SeqShape, States, StepShape};
 use infernum_ir::{DType, Dims, OPS, Op};
 use infernum_runtime::check::{Comparison, allowed};
-use infernum_runtime::{Observed, PlanExecutor, StepInputs};
+use infernum_runtime::{Executor, Observed, PlanExecutor, StepInputs, most_blocks, tables};
 
-use crate::common::{Checkpoint, executor, module, ops};
+use crate::common::{BLOCKS, Checkpoint, executor, module, ops};
 
 /// Activations of every kind, with odd sizes; a case uses what it needs.
 const PRELUDE: &str = r#"
@@ -95,7 +95,7 @@ const CASES: &[(&str, &str)] = &[
   %r = add(%re, %rb) : DT[T, 3, 9]
   %w2 = weight "d.{expert}" stack 5 : const DT[5, 4, 9]
   %s = expert_linear(%r, %w2, %i, _, _, _) : DT[T, 3, 4]"#,
-        "%r, %i, %s",
+        "%r, %i, %s, %order, %starts",
     ),
     (
         r#"%b = weight "rbias" : const f32[42]
@@ -163,6 +163,29 @@ const CASES: &[(&str, &str)] = &[
         "%r",
     ),
     (
+        r#"%taps = weight "taps" : const DT[42, 3]
+  %c0 = state c : state slot DT[2, 42]
+  %c1, %r = causal_conv(%c0, %x, %taps, %ch) : state slot DT[2, 42], DT[T, 42]
+  %d0 = state d : state slot DT[2, 42]
+  %d1, %s = causal_conv(%d0, %r, %taps, _) : state slot DT[2, 42], DT[T, 42]"#,
+        "%r, %s, %c1, %d1",
+    ),
+    // Large enough to be shared among threads, along an axis that is not summed over.
+    (
+        r#"%a = weight "decay" : const f32[130]
+  %m0 = state m : state slot f32[42, 130]
+  %m1, %r = scan(%m0, %x, %a, %chd, _, _, _, _, _, _) {body: "s[c, n], x[c], a[n], d[c] -> y[c]: s[c, n] = s * exp(-abs(a)) + x * a; seen[c] = sum(s * a); y[c] = seen / 8 + d * x", dtype: f32} : state slot f32[42, 130], f32[T, 42]"#,
+        "%r, %m1",
+    ),
+    // Summed over the first axis, and neighbours that share an input's elements.
+    (
+        "%m0 = state m : state slot f32[6, 3, 7]
+  %m1, %r = scan(%m0, %kt, %q, _, _, _, _, _, _, _) {body: \"s[a, b, c], k[b, c], q[a, c] -> y[b, c]: s[a, b, c] = s / 2 + k * q; y[b, c] = sum(s * q)\", dtype: none} : state slot f32[6, 3, 7], DT[T, 3, 7]
+  %n0 = state n : state slot f32[12, 7]
+  %n1, %t = scan(%n0, %q, %kt, _, _, _, _, _, _, _) {body: \"s[h, d], q[h, d], k[h, d] -> y[h, d]: s[h, d] = max(s, q) * 0.75 + k; y[h, d] = s\", dtype: none} : state slot f32[12, 7], DT[T, 12, 7]",
+        "%r, %t, %m1, %n1",
+    ),
+    (
         r#"%w = weight "heads" : const DT[6, 5, 7]
   %r = head_linear(%q, %w) : DT[T, 6, 5]"#,
         "%r",
@@ -228,10 +251,13 @@ fn check(index: usize, dtype: DType) {
     let own = ops(&module)[PRELUDE.matches(" = embedding(").count() + 5..].to_vec();
     for (step, tokens) in steps() {
         let exact = checkpoint.interpret(&module, &step, &tokens, &mut states, Rounding::ToType);
-        let mut inputs = StepInputs::new(4);
+        let groups = executor.groups();
+        let mut inputs = StepInputs::new(4).with_groups(&groups);
+        let each = most_blocks(&groups, 16, 4, 16) as u32;
         let mut at = 0;
         for (i, seq) in step.seqs.iter().enumerate() {
-            let blocks: Vec<u32> = (0..4).map(|b| (b * 7 + i as u32 * 3 + 1) % 40).collect();
+            let own = i as u32 * each..(i as u32 + 1) * each;
+            let blocks = tables(&groups, 16, 4, 16, own.map(|b| b * 7 % BLOCKS));
             inputs.push(&tokens[at..at + seq.new], seq.context, &blocks).expect("inputs");
             at += seq.new;
         }
@@ -259,6 +285,40 @@ fn check(index: usize, dtype: DType) {
 fn every_op_agrees_with_its_reference() {
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         (0..CASES.len()).for_each(|i| check(i, dtype));
+    }
+}
+
+/// States of a fixed size go on from one step to the next as if there had been one, to the bit.
+#[test]
+fn chunks_of_a_sequence_give_the_same_bits() {
+    let recurrent = (0..CASES.len()).filter(|i| CASES[*i].0.contains("state slot"));
+    for index in recurrent {
+        let module = module(&case(index, "bf16"));
+        let checkpoint = Checkpoint::random(&module);
+        let run = |chunk: usize| {
+            let limits = Dims { pairs: 900, ..LIMITS };
+            let mut executor = executor(&module, &checkpoint, limits, true);
+            let groups = executor.groups();
+            let each = most_blocks(&groups, 30, 4, 30) as u32;
+            let blocks = tables(&groups, 30, 4, 30, (0..each).rev());
+            let (mut rows, all) = (Vec::new(), (0..30).map(|i| i * 11 % 31).collect::<Vec<u32>>());
+            let mut inputs = StepInputs::new(4).with_groups(&groups);
+            for (i, tokens) in all.chunks(chunk).enumerate() {
+                inputs.clear();
+                inputs.push(tokens, i * chunk + tokens.len(), &blocks).expect("inputs");
+                let mut observe = |_: usize, found: Vec<Observed>| {
+                    let rank = found[0].shape[1..].iter().product();
+                    rows.extend(found[0].data.chunks(rank).map(<[f64]>::to_vec));
+                };
+                executor.submit_observed(&inputs, &mut observe).expect("a step");
+            }
+            rows
+        };
+        let whole = run(30);
+        assert_eq!(whole.len(), 30);
+        for chunk in [1, 7] {
+            assert_eq!(run(chunk), whole, "{} in steps of {chunk}", CASES[index].0);
+        }
     }
 }
 

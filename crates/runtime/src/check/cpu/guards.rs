@@ -62,8 +62,7 @@ impl Kernel for Guarded {
             }
             result.bytes.copy_from_slice(fenced.bytes());
         }
-        let slots: Vec<usize> =
-            if self.writes_cache { args.step.slots().collect() } else { vec![] };
+        let slots: Vec<usize> = if self.writes_cache { args.step.written_rows() } else { vec![] };
         for (i, (fenced, plane)) in planes.iter().zip(&mut args.planes).enumerate() {
             let (Some(fenced), Some(plane)) = (fenced, plane) else { continue };
             fenced.check(&format!("the cache of operand {i}"))?;
@@ -110,7 +109,11 @@ fn fenced_args<'b>(
     }
     for ((plane, inner), outer) in fenced.planes.iter_mut().zip(planes).zip(&args.planes) {
         if let (Some(inner), Some(outer)) = (inner, outer) {
-            *plane = Some(Plane { bytes: inner.bytes_mut(), row_bytes: outer.row_bytes });
+            *plane = Some(Plane {
+                bytes: inner.bytes_mut(),
+                row_bytes: outer.row_bytes,
+                first: outer.first,
+            });
         }
     }
     fenced
@@ -229,7 +232,7 @@ mod tests {
     impl Kernel for Wrong {
         fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
             let plane = args.planes.iter_mut().find_map(Option::take);
-            if let Some(Plane { bytes, row_bytes }) = plane {
+            if let Some(Plane { bytes, row_bytes, .. }) = plane {
                 args.step.slots().for_each(|s| bytes[s * row_bytes..][..row_bytes].fill(0));
                 if let Mistake::Cache = self.0 {
                     let mut rows = 0..bytes.len() / row_bytes;

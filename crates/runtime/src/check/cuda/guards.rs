@@ -107,11 +107,11 @@ impl Fence<'_> {
             return Err("writes to the step's inputs".to_owned());
         }
         for (index, (memory, old)) in self.0.states.iter().zip(&before.states).enumerate() {
-            let own = launch.results.iter().find_map(|r| match (&r.ty, r.arg) {
-                (Type::State(ty), Arg::State(slot)) if frame.array(slot) == Some(index) => Some(ty),
-                _ => None,
+            let is_own = launch.results.iter().any(|r| match r.arg {
+                Arg::State(slot) => frame.array(slot) == Some(index),
+                _ => false,
             });
-            let row = own.and_then(|ty| ty.dtype.bytes(ty.heads * ty.dim)).unwrap_or(0) as usize;
+            let row = if is_own { frame.row_bytes(index) as usize } else { 0 };
             let new = self.read(memory)?;
             let changed = old.iter().zip(&new).enumerate().filter(|(_, (a, b))| a != b);
             for (at, _) in changed {

@@ -6,6 +6,7 @@
 
 mod argmax;
 mod attention;
+mod causal_conv;
 mod chains;
 mod dequantise;
 mod experts;
@@ -22,6 +23,8 @@ mod reduce;
 mod reference;
 mod rope;
 mod rope_kv;
+mod scan;
+mod slot;
 mod topk;
 
 use infernum_codegen::{Arg, Launch};
@@ -60,6 +63,7 @@ static CPU_KERNELS: &[(&str, Prepare)] = &[
     ("argmax", argmax::argmax),
     ("attention", paged::attention),
     ("cast", moves::cast),
+    ("causal_conv", causal_conv::causal_conv),
     ("concat", moves::concat),
     ("dequantise", dequantise::dequantise),
     ("embedding", moves::embedding),
@@ -90,6 +94,7 @@ static CPU_KERNELS: &[(&str, Prepare)] = &[
     ("rmsnorm", norm::rmsnorm),
     ("rope", rope::rope),
     ("rope_kv_write", rope_kv::rope_kv_write),
+    ("scan", scan::scan),
     ("scores", attention::scores),
     ("slice", moves::slice),
     ("softmax", attention::softmax),
@@ -274,7 +279,10 @@ pub(crate) struct ViewMut<'a> {
 /// A plane of the KV cache.
 pub(crate) struct Plane<'a> {
     pub(crate) bytes: &'a mut [u8],
+    /// Bytes of a row of its array: of a row of its own, if it has rows.
     pub(crate) row_bytes: usize,
+    /// Of a slot: the first of its blocks among those of its group.
+    pub(crate) first: usize,
 }
 
 impl<'a> Args<'a> {

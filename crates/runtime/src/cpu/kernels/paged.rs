@@ -49,7 +49,7 @@ pub(super) fn attention(site: &Site<'_>) -> Prepared {
 pub(super) fn paged_attention(site: &Site<'_>) -> Prepared {
     let (k, v) = (site.state(1)?, site.state(2)?);
     let (Some(kd), Some(vd)) = (float(k.dtype), float(v.dtype)) else { return Ok(None) };
-    prepare(site, true, (kd, vd), k.heads as usize, v.dim as usize)
+    prepare(site, true, (kd, vd), k.heads() as usize, v.dim() as usize)
 }
 
 fn prepare(

@@ -62,7 +62,7 @@ pub(super) fn rows_of_two<F>(
 }
 
 thread_local! {
-    static FLOATS: [Cell<Vec<f32>>; 2] = const { [Cell::new(Vec::new()), Cell::new(Vec::new())] };
+    static FLOATS: [Cell<Vec<f32>>; 4] = const { [const { Cell::new(Vec::new()) }; 4] };
     static BYTES: [Cell<Vec<u64>>; 2] = const { [Cell::new(Vec::new()), Cell::new(Vec::new())] };
 }
 

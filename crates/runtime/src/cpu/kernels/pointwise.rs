@@ -7,7 +7,7 @@ use super::super::simd::{self, Isa};
 use super::{Args, Float, Kernel, Operand, Site, Source, act_mut, float, math, parallel};
 
 /// Elements that each instruction works on: its registers stay in the first-level cache.
-const BLOCK: usize = 256;
+pub(super) const BLOCK: usize = 256;
 
 /// Most dimensions of an operand that broadcasts irregularly.
 const MAX_RANK: usize = 8;
@@ -250,7 +250,7 @@ impl Kernel for Elementwise {
                         _ => values.fill(f32::NAN),
                     }
                 }
-                self.eval(loaded, stack, n);
+                eval(&self.code, loaded, stack, n);
                 simd::narrow(isa, &stack[..n], act_mut(self.dtype, out));
             });
         });
@@ -258,46 +258,44 @@ impl Kernel for Elementwise {
     }
 }
 
-impl Elementwise {
-    /// Runs the code on blocks of `n`; the result is left at the bottom of the stack.
-    fn eval(&self, loaded: &[f32], stack: &mut [f32], n: usize) {
-        let mut top = 0;
-        for instr in &self.code {
-            match instr {
-                Instr::Num(x) => {
-                    stack[top * BLOCK..][..n].fill(*x as f32);
-                    top += 1;
-                }
-                Instr::Arg(i) => {
-                    stack[top * BLOCK..][..n].copy_from_slice(&loaded[i * BLOCK..][..n]);
-                    top += 1;
-                }
-                Instr::Neg => each(below(stack, top, n), |x| -x),
-                Instr::Not => each(below(stack, top, n), |x| f32::from(u8::from(x == 0.0))),
-                Instr::Binary(op) => {
-                    top -= 1;
-                    let (a, b) = stack.split_at_mut(top * BLOCK);
-                    binary(*op, below(a, top, n), &b[..n]);
-                }
-                Instr::Call(f @ (Func::Min | Func::Max)) => {
-                    top -= 1;
-                    let (a, b) = stack.split_at_mut(top * BLOCK);
-                    let choose = if *f == Func::Min { f32::min } else { f32::max };
-                    both(below(a, top, n), &b[..n], choose);
-                }
-                Instr::Call(f) => unary(*f, below(stack, top, n)),
-                Instr::Select => {
-                    top -= 2;
-                    let (c, rest) = stack.split_at_mut(top * BLOCK);
-                    let (a, b) = rest.split_at(BLOCK);
-                    for ((c, a), b) in below(c, top, n).iter_mut().zip(a).zip(b) {
-                        *c = if *c == 0.0 { *b } else { *a };
-                    }
-                }
-                Instr::Lookup(list) => each(below(stack, top, n), |x| {
-                    list[(x.max(0.0) as usize).min(list.len() - 1)] as f32
-                }),
+/// Runs `code` on the first `n` of each [`BLOCK`] in `loaded`, an argument each; the result is left at the bottom of the stack.
+pub(super) fn eval(code: &[Instr], loaded: &[f32], stack: &mut [f32], n: usize) {
+    let mut top = 0;
+    for instr in code {
+        match instr {
+            Instr::Num(x) => {
+                stack[top * BLOCK..][..n].fill(*x as f32);
+                top += 1;
             }
+            Instr::Arg(i) => {
+                stack[top * BLOCK..][..n].copy_from_slice(&loaded[i * BLOCK..][..n]);
+                top += 1;
+            }
+            Instr::Neg => each(below(stack, top, n), |x| -x),
+            Instr::Not => each(below(stack, top, n), |x| f32::from(u8::from(x == 0.0))),
+            Instr::Binary(op) => {
+                top -= 1;
+                let (a, b) = stack.split_at_mut(top * BLOCK);
+                binary(*op, below(a, top, n), &b[..n]);
+            }
+            Instr::Call(f @ (Func::Min | Func::Max)) => {
+                top -= 1;
+                let (a, b) = stack.split_at_mut(top * BLOCK);
+                let choose = if *f == Func::Min { f32::min } else { f32::max };
+                both(below(a, top, n), &b[..n], choose);
+            }
+            Instr::Call(f) => unary(*f, below(stack, top, n)),
+            Instr::Select => {
+                top -= 2;
+                let (c, rest) = stack.split_at_mut(top * BLOCK);
+                let (a, b) = rest.split_at(BLOCK);
+                for ((c, a), b) in below(c, top, n).iter_mut().zip(a).zip(b) {
+                    *c = if *c == 0.0 { *b } else { *a };
+                }
+            }
+            Instr::Lookup(list) => each(below(stack, top, n), |x| {
+                list[(x.max(0.0) as usize).min(list.len() - 1)] as f32
+            }),
         }
     }
 }

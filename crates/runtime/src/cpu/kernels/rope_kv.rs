@@ -49,7 +49,8 @@ fn prepare(
     norms: Option<(usize, usize)>,
 ) -> Prepared {
     let (k_cache, v_cache) = (site.state(positions + 2)?, site.state(positions + 3)?);
-    let (kv_heads, d, dv) = (k_cache.heads as usize, k_cache.dim as usize, v_cache.dim as usize);
+    let (kv_heads, d, dv) =
+        (k_cache.heads() as usize, k_cache.dim() as usize, v_cache.dim() as usize);
     let Some(dtype) = site.activation(0) else { return Ok(None) };
     let (k, v) = kv.unwrap_or((0, 0));
     let stored = [k_cache.dtype, v_cache.dtype].into_iter().all(|t| super::float(t) == Some(dtype));

@@ -1,0 +1,158 @@
+//! What templates see of a launch that runs a recurrence, as `scan`.
+
+use infernum_ir::recurrence::{Loop, Program, Stride, Term};
+use infernum_ir::{Attr, Recurrence, TensorType};
+use minijinja::context;
+use minijinja::value::Value as Jinja;
+
+use super::c_expr;
+use crate::Launch;
+
+/// What a thread's elements of the state are called in C.
+const STATE: &str = "own";
+
+/// A launch's recurrence.
+pub(super) struct Scan<'a> {
+    body: &'a Recurrence,
+    program: Program,
+    /// The names of its operands that are inputs.
+    operands: Vec<&'a str>,
+}
+
+impl<'a> Scan<'a> {
+    /// That of a launch, if it has one.
+    pub(super) fn of(launch: &'a Launch) -> Option<Scan<'a>> {
+        let body = launch.attrs.iter().find_map(|(_, attr)| match attr {
+            Attr::Recurrence(body) => Some(body),
+            _ => None,
+        })?;
+        let mut given = launch.named_values().take(launch.operands.len());
+        let state = given.next()?.1?.ty.state().ok()?;
+        let inputs: Vec<_> = given.filter_map(|(name, v)| Some((name, v?))).collect();
+        let types: Vec<&TensorType> =
+            inputs.iter().map(|(_, v)| v.ty.tensor().ok()).collect::<Option<_>>()?;
+        let program = body.program(&state.shape, &types).ok()?;
+        Some(Scan { body, program, operands: inputs.iter().map(|(name, _)| *name).collect() })
+    }
+
+    /// Elements along the axis that is summed over; 1 if none is.
+    pub(super) fn depth(&self) -> usize {
+        self.program.summed.map_or(1, |axis| self.program.sizes[axis])
+    }
+
+    /// Places along all other axes together.
+    pub(super) fn columns(&self) -> usize {
+        self.program.state() / self.depth()
+    }
+
+    fn is_summed(&self, axis: usize) -> bool {
+        self.program.summed == Some(axis)
+    }
+
+    /// Whether a value of these axes differs along a column, as all do where nothing is summed: a column is
+    /// one element then.
+    fn is_deep(&self, axes: &[usize]) -> bool {
+        self.program.summed.is_none_or(|summed| axes.contains(&summed))
+    }
+
+    /// The place along an axis, in C.
+    fn place(&self, axis: usize) -> String {
+        if self.is_summed(axis) {
+            "depth".to_owned()
+        } else {
+            format!("i_{}", self.body.axes()[axis])
+        }
+    }
+
+    /// How far into a value of these strides an element is, in C.
+    fn at(&self, axes: &[usize], strides: &[Stride]) -> String {
+        let terms = axes.iter().zip(strides).filter(|(_, s)| s.step > 0).map(|(axis, s)| {
+            let place = self.place(*axis);
+            let place = if s.share > 1 { format!("{place} / {}", s.share) } else { place };
+            if s.step > 1 { format!("{place} * {}", s.step) } else { place }
+        });
+        let terms: Vec<String> = terms.collect();
+        if terms.is_empty() { "0".to_owned() } else { terms.join(" + ") }
+    }
+
+    /// The strides of a value whose axes are in this order, of the state's sizes.
+    fn row_major(&self, axes: &[usize]) -> Vec<Stride> {
+        let inside = |i: usize| axes[i + 1..].iter().map(|a| self.program.sizes[*a]).product();
+        (0..axes.len()).map(|i| Stride { share: 1, step: inside(i) }).collect()
+    }
+
+    /// What a value is called in C; of one that has the summed axis, its element.
+    fn term(&self, term: Term) -> String {
+        match term {
+            Term::State => format!("{STATE}[j]"),
+            Term::Input(i) => {
+                let input = &self.body.inputs()[i];
+                self.element(format!("in_{}", input.name), &input.axes)
+            }
+            Term::Value(i) => {
+                let to = self.made(i);
+                self.element(format!("v_{}", to.name), &to.axes)
+            }
+        }
+    }
+
+    fn element(&self, name: String, axes: &[usize]) -> String {
+        if self.is_deep(axes) { format!("{name}[j]") } else { name }
+    }
+
+    fn made(&self, value: usize) -> &infernum_ir::recurrence::Named {
+        let of = |l: &&(&Loop, _)| l.0.to.0 == Term::Value(value);
+        let all: Vec<_> = self.program.loops.iter().zip(self.body.body()).collect();
+        all.iter().find(of).map_or(self.body.result(), |(_, s)| &s.to)
+    }
+
+    /// All of it, for a template's text.
+    pub(super) fn described(&self) -> Jinja {
+        let independent = (0..self.program.sizes.len()).filter(|a| !self.is_summed(*a));
+        let independent: Vec<usize> = independent.collect();
+        let inside = |i: usize| {
+            independent[i + 1..].iter().map(|a| self.program.sizes[*a]).product::<usize>()
+        };
+        let axes = independent.iter().enumerate().map(|(i, axis)| {
+            context! { name => self.place(*axis), step => inside(i), size => self.program.sizes[*axis] }
+        });
+        let inputs = self.body.inputs().iter().enumerate().map(|(i, input)| {
+            let shape = self.program.inputs[i];
+            let strides = self.program.loops.iter().find_map(|l| {
+                let (_, strides) = l.args.iter().find(|(term, _)| *term == Term::Input(i))?;
+                Some(self.at(&l.axes, strides))
+            });
+            context! {
+                name => format!("in_{}", input.name), operand => self.operands[i], per_token => shape.per_token,
+                elements => shape.elements, deep => self.is_deep(&input.axes), at => strides.unwrap_or_else(|| "0".to_owned()),
+            }
+        });
+        let body = self.program.loops.iter().zip(self.body.body()).map(|(work, statement)| {
+            let args: Vec<String> = work.args.iter().map(|(term, _)| self.term(*term)).collect();
+            let is_state = work.to.0 == Term::State;
+            let name = if is_state { STATE.to_owned() } else { format!("v_{}", statement.to.name) };
+            context! {
+                name, is_state, sum => work.sum, deep => self.is_deep(&statement.to.axes),
+                value => c_expr::c_text(&work.value, &args),
+            }
+        });
+        let result = self.body.result();
+        let all: Vec<usize> = (0..self.program.sizes.len()).collect();
+        context! {
+            columns => self.columns(),
+            depth => self.depth(),
+            sums => self.program.summed.is_some(),
+            inner_is_summed => self.program.summed == Some(self.program.sizes.len() - 1),
+            axes => axes.collect::<Vec<_>>(),
+            state => STATE,
+            state_at => self.at(&all, &self.row_major(&all)),
+            inputs => inputs.collect::<Vec<_>>(),
+            body => body.collect::<Vec<_>>(),
+            result => context! {
+                name => format!("v_{}", result.name), deep => self.is_deep(&result.axes),
+                elements => self.program.values[self.program.result],
+                at => self.at(&result.axes, &self.row_major(&result.axes)),
+            },
+        }
+    }
+}
