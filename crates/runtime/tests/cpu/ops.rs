@@ -350,6 +350,7 @@ fn only_these_ops_fall_back() {
             "cast",
             "combine_heads",
             "gather_rows",
+            "group_rows",
             "mask_chunks",
             "mask_topk",
             "pick",
