@@ -182,8 +182,8 @@ fn mistakes_are_caught() {
         ("moe_qwen3", "a / b", "a"),
         (
             "moe_mixtral",
-            "expert_linear(%x, %w_gate, %ids, _, _)",
-            "expert_linear(%x, %w_up, %ids, _, _)",
+            "expert_linear(%x, %w_gate, %ids, _, _, _)",
+            "expert_linear(%x, %w_up, %ids, _, _, _)",
         ),
     ] {
         let fixture = Fixture::mutated(name, from, to);

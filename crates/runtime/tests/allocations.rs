@@ -42,7 +42,7 @@ graph g {
   %a = silu(%y) : bf16[T, 48]
   %g = linear(%a, %r, _) {dtype: none} : bf16[T, 5]
   %t, %i = topk(%g, _) {k: 2, groups: 1, keep: 1} : bf16[T, 2], u32[T, 2]
-  %z = expert_linear(%a, %we, %i, _, _) : bf16[T, 2, 16]
+  %z = expert_linear(%a, %we, %i, _, _, _) : bf16[T, 2, 16]
   %z1 = reduce(%z) {by: sum, axis: 1} : bf16[T, 1, 16]
   %out = concat(%z1, %z) {axis: 1} : bf16[T, 3, 16]
   %logits = cast(%out) {dtype: f32} : f32[T, 3, 16]

@@ -13,10 +13,17 @@ struct Grouped : Experts<{{ of.shape[0] }}, {{ p.tokens }}> {
     static constexpr int K = {{ of.cols }}, PARTS = {{ parts }}, ROWS = {{ of.shape[1] }}, N = ROWS * PARTS, BOX = 64 / PARTS;
     static constexpr int GATHERS = {{ p.gathers }}, CHOSEN = {{ ids.cols }};
     const {{ x.type }}* x;
+    const u32* ids;
     int tokens = 0;
     __device__ __forceinline__ static int row(int q, int) { return q; }
     __device__ __forceinline__ void prepare() const {}
     // The choice that comes to place i when they are sorted by expert, and the row of x that it takes.
     __device__ __forceinline__ i64 choice(int i) const { return min(order[i], choices - 1); }
     __device__ __forceinline__ i64 source(int i) const { return choice(i){{ " / CHOSEN" if x.rank == 2 }}; }
+    // The biases of eight outputs from q on, of the expert of a choice.
+    template <class B> __device__ __forceinline__ void add_bias(float (&v)[8], const B* bias, i64 choice, int q) const {
+        const B* const from = bias + picked_row(ids[choice], {{ of.shape[0] }}) * ROWS + q;
+#pragma unroll
+        for (int n = 0; n < 8; n++) v[n] += to_f32(from[n]);
+    }
 };

@@ -8,13 +8,14 @@ use crate::{DType, Dim, Dims, Type};
 pub(super) static OP: OpDef = OpDef {
     name: "expert_linear",
     doc: "One linear layer an expert: w [E, N, K], ids [T, k]; x [T, K], the same for each of a \
-          token's experts, or [T, k, K]: [T, k, N]. `order` [T, k] and `starts` [E + 1] are what \
+          token's experts, or [T, k, K]; bias [E, N]: [T, k, N]. `order` [T, k] and `starts` [E + 1] are what \
           `group_rows` makes of ids, for kernels that take an expert's rows together: they change \
           no result.",
     operands: &[
         OperandDef::required("x"),
         OperandDef::required("w"),
         OperandDef::rows("ids", "w"),
+        OperandDef::optional("bias"),
         OperandDef::optional("order"),
         OperandDef::optional("starts"),
     ],
@@ -26,7 +27,12 @@ pub(super) static OP: OpDef = OpDef {
         if w.rank() != 3 || x.shape.last() != w.shape.last() || !(shared || each) {
             return Err(call.mismatch(1, &format!("[E, N, K] for x: {x}, ids: {ids}"), w));
         }
-        grouped(call, 3, &ids.shape, w.shape[0])?;
+        if let Some(bias) = call.optional(3)?
+            && (bias.shape != w.shape[..2] || !bias.dtype.is_float())
+        {
+            return Err(call.mismatch(3, &format!("[E, N] for w: {w}"), bias));
+        }
+        grouped(call, 4, &ids.shape, w.shape[0])?;
         dense(x.dtype, [ids.shape[0], ids.shape[1], w.shape[1]])
     },
     effect: Effect::Pure,
@@ -84,7 +90,7 @@ fn hit_bytes(call: &OpCall<'_>, dims: &Dims) -> u64 {
 }
 
 fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
-    let (x, w, ids) = (eval.value(0)?, eval.value(1)?, eval.value(2)?);
+    let (x, w, ids, bias) = (eval.value(0)?, eval.value(1)?, eval.value(2)?, eval.values[3]);
     let (experts, n, k) = (w.shape[0], w.shape[1], w.shape[2]);
     let per_token = ids.shape[1];
     let shared = x.shape.len() == 2;
@@ -98,7 +104,8 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
         let xs = &x.data[row * k..(row + 1) * k];
         for j in 0..n {
             let ws = &w.data[(expert * n + j) * k..][..k];
-            data.push(xs.iter().zip(ws).map(|(a, b)| a * b).sum());
+            let bias = bias.map_or(0.0, |b| b.data[expert * n + j]);
+            data.push(xs.iter().zip(ws).map(|(a, b)| a * b).sum::<f64>() + bias);
         }
     }
     Ok(vec![Tensor { shape: eval.sizes(0)?, data }])

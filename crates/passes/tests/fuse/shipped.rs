@@ -264,11 +264,11 @@ impl Text {
             format!("mul(%ea{y}, %eu{y})")
         };
         let experts = format!(
-            "%eg{y} = expert_linear(%v{a}, %egate, %id{y}, _, _) : f32[T, 2, 3]
-  %eu{y} = expert_linear(%v{a}, %eup, %id{y}, _, _) : f32[T, 2, 3]
+            "%eg{y} = expert_linear(%v{a}, %egate, %id{y}, _, _, _) : f32[T, 2, 3]
+  %eu{y} = expert_linear(%v{a}, %eup, %id{y}, _, _, _) : f32[T, 2, 3]
   %ea{y} = silu(%eg{y}) : f32[T, 2, 3]
   %em{y} = {gated} : f32[T, 2, 3]
-  %eo{y} = expert_linear(%em{y}, %edown, %id{y}, _, _) : f32[T, 2, 8]
+  %eo{y} = expert_linear(%em{y}, %edown, %id{y}, _, _, _) : f32[T, 2, 8]
   %col{y} = reshape({weights}) {{shape: [T, 2, 1]}} : f32[T, 2, 1]
   %ew{y} = mul(%eo{y}, %col{y}) : f32[T, 2, 8]
   %es{y} = reduce(%ew{y}) {{by: sum, axis: 1}} : f32[T, 1, 8]

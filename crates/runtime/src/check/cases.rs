@@ -50,6 +50,8 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %gate = weight "gate" : const DT[12, $K, $N]
   %up = weight "up" : const DT[12, $K, $N]
   %down = weight "down" : const DT[12, $N, $K]
+  %gb = weight "gb" : const DT[12, $K]
+  %db = weight "db" : const f32[12, $N]
   %x = embedding(%ids, %wx) : DT[T, $N]
   %y = embedding(%ids, %wy) : DT[T, $N]
   %last = gather_rows(%x, %rows) : DT[B, $N]
@@ -392,15 +394,15 @@ pub(super) const ON_GPUS: &[Case] = &[
         "%largest",
     ),
     Case(
-        r#"%r = expert_gated(%x, %gate, %up, %picked, _, _) {act: "a / (1 + exp(-a)) * b"} : DT[T, 3, $K]"#,
+        r#"%r = expert_gated(%x, %gate, %up, %picked, _, _, _, _) {act: "a / (1 + exp(-a)) * b"} : DT[T, 3, $K]"#,
         "%r",
     ),
     Case(
-        r#"%r = expert_gated(%x, %gate, %up, %picked, %order, %starts) {act: "max(a, 0) * (b + 1)"} : DT[T, 3, $K]"#,
+        r#"%r = expert_gated(%x, %gate, %up, %picked, %gb, %gb, %order, %starts) {act: "max(a, 0) * (b + 1)"} : DT[T, 3, $K]"#,
         "%r",
     ),
-    Case("%r = expert_sum(%inner, %best, %picked, %down, _) : DT[T, $N]", "%r"),
-    Case("%r = expert_sum(%inner, %best, %picked, %down, %x) : DT[T, $N]", "%r"),
+    Case("%r = expert_sum(%inner, %best, %picked, %down, _, _) : DT[T, $N]", "%r"),
+    Case("%r = expert_sum(%inner, %best, %picked, %down, %db, %x) : DT[T, $N]", "%r"),
     Case("%r = combine_experts(%each, %best, _) : DT[T, $N]", "%r"),
     Case("%r = combine_experts(%each, %best, %x) : DT[T, $N]", "%r"),
     Case(
@@ -469,10 +471,10 @@ pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = slice(%x) {axis: 1, start: 1, len: 3} : DT[T, 3]", "%r"),
     Case("%r = slice(%qh) {axis: 1, start: 1, len: 2} : DT[T, 2, $D]", "%r"),
     Case("%r = embedding(%ids, %wx) : DT[T, $N]", "%r"),
-    Case("%r = expert_linear(%x, %gate, %picked, _, _) : DT[T, 3, $K]", "%r"),
-    Case("%r = expert_linear(%each, %gate, %picked, _, _) : DT[T, 3, $K]", "%r"),
-    Case("%r = expert_linear(%x, %gate, %picked, %order, %starts) : DT[T, 3, $K]", "%r"),
-    Case("%r = expert_linear(%each, %gate, %picked, %order, %starts) : DT[T, 3, $K]", "%r"),
+    Case("%r = expert_linear(%x, %gate, %picked, _, _, _) : DT[T, 3, $K]", "%r"),
+    Case("%r = expert_linear(%each, %gate, %picked, %gb, _, _) : DT[T, 3, $K]", "%r"),
+    Case("%r = expert_linear(%x, %gate, %picked, _, %order, %starts) : DT[T, 3, $K]", "%r"),
+    Case("%r = expert_linear(%each, %gate, %picked, %gb, %order, %starts) : DT[T, 3, $K]", "%r"),
     Case("%r, %s = group_rows(%picked) {groups: 12} : u32[T, 3], u32[13]", "%r, %s"),
     Case("%r = gather_rows(%x, %rows) : DT[B, $N]", "%r"),
     Case("%r = head_linear(%qh, %wh) : DT[T, $H, $E]", "%r, %x"),

@@ -89,11 +89,13 @@ const CASES: &[(&str, &str)] = &[
   %t, %i = topk(%l, _) {k: 3, groups: 1, keep: 1} : f32[T, 3], u32[T, 3]
   %b = weight "b" : const DT[5, 9]
   %rb = embedding(%i, %b) : DT[T, 3, 9]
-  %re = expert_linear(%x, %w, %i, _, _) : DT[T, 3, 9]
+  %biases = weight "biases" : const f32[5, 9]
+  %order, %starts = group_rows(%i) {groups: 5} : u32[T, 3], u32[6]
+  %re = expert_linear(%x, %w, %i, %biases, %order, %starts) : DT[T, 3, 9]
   %r = add(%re, %rb) : DT[T, 3, 9]
   %w2 = weight "d.{expert}" stack 5 : const DT[5, 4, 9]
-  %s = expert_linear(%r, %w2, %i, _, _) : DT[T, 3, 4]"#,
-        "%r, %i, %s",
+  %s = expert_linear(%r, %w2, %i, _, _, _) : DT[T, 3, 4]"#,
+        "%r, %i, %s, %order, %starts",
     ),
     (
         r#"%b = weight "rbias" : const f32[42]
@@ -348,6 +350,7 @@ fn only_these_ops_fall_back() {
             "cast",
             "combine_heads",
             "gather_rows",
+            "group_rows",
             "mask_chunks",
             "mask_topk",
             "pick",

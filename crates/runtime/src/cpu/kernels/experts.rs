@@ -10,6 +10,7 @@ use crate::exec::weights::Loaded;
 struct ExpertLinear {
     x: Float,
     w: Float,
+    bias: Option<Float>,
     /// Tokens' rows are shared by their experts.
     shared: bool,
     /// Experts a token.
@@ -20,7 +21,10 @@ struct ExpertLinear {
 
 pub(super) fn expert_linear(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
     let w = site.tensor(1)?;
-    let constant = matches!(&site.launch.operands[1], Some(v) if matches!(v.arg, Arg::Weight(_)));
+    let is_weight =
+        |i: usize| matches!(&site.launch.operands[i], Some(v) if matches!(v.arg, Arg::Weight(_)));
+    let bias = site.optional(3)?.map(|b| float(b.dtype).filter(|_| is_weight(3)));
+    let constant = is_weight(1) && bias != Some(None);
     let (Some(x), Some(dtype), true) = (site.activation(0), float(w.dtype), constant) else {
         return Ok(None);
     };
@@ -29,7 +33,15 @@ pub(super) fn expert_linear(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, 
         return Ok(None);
     }
     let shared = site.tensor(0)?.rank() == 2;
-    Ok(Some(Box::new(ExpertLinear { x, w: dtype, shared, each: site.dim(2, 0)?, n, k })))
+    Ok(Some(Box::new(ExpertLinear {
+        x,
+        w: dtype,
+        bias: bias.flatten(),
+        shared,
+        each: site.dim(2, 0)?,
+        n,
+        k,
+    })))
 }
 
 impl Kernel for ExpertLinear {
@@ -37,6 +49,10 @@ impl Kernel for ExpertLinear {
         let (x, ids, out) = (args.view(0)?.bytes, args.ids(2)?, args.take(0)?);
         let Some(Operand::Weight(w, _)) = args.operands[1] else {
             return Err("the experts are missing".to_owned());
+        };
+        let bias = match args.operands[3] {
+            Some(Operand::Weight(bias, _)) => Some(bias),
+            _ => None,
         };
         let (x_row, y_row) = (self.k * self.x.size(), self.n * self.x.size());
         let experts = w.shape[0];
@@ -60,7 +76,12 @@ impl Kernel for ExpertLinear {
                 }
                 let (rows, y) = (act(self.x, xs), act_mut(self.x, ys));
                 with_expert(w, self.w, expert, self.n, self.k, |w| {
-                    product(args.isa, rows, count, w, None, y)
+                    let Some((bias, dtype)) = bias.zip(self.bias) else {
+                        return product(args.isa, rows, count, w, None, y);
+                    };
+                    with_expert(bias, dtype, expert, self.n, 1, |b| {
+                        product(args.isa, rows, count, w, Some(b), y)
+                    })?
                 })??;
                 for (from, s) in ys.chunks_exact(y_row).zip(hits()) {
                     out[s * y_row..][..y_row].copy_from_slice(from);
