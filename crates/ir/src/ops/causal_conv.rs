@@ -41,9 +41,10 @@ pub(super) static OP: OpDef = OpDef {
     pointwise: Pointwise::No,
     work: |call, results, dims| {
         let taps = call.tensor(2).ok().and_then(TensorType::last_const).unwrap_or(0);
-        let mut work = streaming(call, results, dims, 2 * taps);
+        let mut work = streaming(call, results, dims, taps.saturating_mul(2));
         let state = call.slot(0).map_or(0, StateType::bytes);
-        work.bytes = work.bytes.saturating_add(state.saturating_mul(2 * dims.seqs.max(1)));
+        work.bytes =
+            work.bytes.saturating_add(state.saturating_mul(2).saturating_mul(dims.seqs.max(1)));
         work
     },
     reads: Reads::All,

@@ -56,7 +56,8 @@ pub(super) static OP: OpDef = OpDef {
         let mut work = streaming(call, results, dims, 0);
         // It is read and written once for each sequence.
         let state = call.slot(0).map_or(0, StateType::bytes);
-        work.bytes = work.bytes.saturating_add(state.saturating_mul(2 * dims.seqs.max(1)));
+        work.bytes =
+            work.bytes.saturating_add(state.saturating_mul(2).saturating_mul(dims.seqs.max(1)));
         work.flops = flops(call).saturating_mul(dims.t);
         work
     },
@@ -95,8 +96,8 @@ fn prepare(call: &OpCall<'_>) -> Result<(Type, Program), String> {
 fn flops(call: &OpCall<'_>) -> u64 {
     let Ok((_, program)) = prepare(call) else { return 0 };
     let each = program.loops.iter().map(|work| {
-        let elements: usize = work.axes.iter().map(|a| program.sizes[*a]).product();
-        (elements * (work.value.code().len() + usize::from(work.sum))) as u64
+        let elements = work.axes.iter().fold(1usize, |n, a| n.saturating_mul(program.sizes[*a]));
+        elements.saturating_mul(work.value.code().len() + usize::from(work.sum)) as u64
     });
     each.fold(0, u64::saturating_add)
 }
