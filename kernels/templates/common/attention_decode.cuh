@@ -26,7 +26,6 @@ static_assert(PAGE % TILE == 0 && WARPS % HEADS == 0 && HKV % HEADS == 0, "");
 static_assert(D % 16 == 0 && DV % 16 == 0, "");
 
 __shared__ float2 warp_ml[WARPS][NT * 8];
-__shared__ int arrived;
 
 {% include "common/attention_pieces.cuh" %}
 // DIM elements of each of a tile's rows, from a plane to shared memory; zeros from `rows` on.
@@ -257,19 +256,10 @@ extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}
             if (PIECES) continue;
             return;
         }
-        u32* const counter = counters + piece.b * HEAD_GROUPS + piece.group;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            arrived = (int)atomicAdd(counter, 1);
-            __threadfence();
-        }
-        __syncthreads();
-        if (arrived != piece.pieces - 1) {
+        if (!comes_last(counters + piece.b * HEAD_GROUPS + piece.group, piece.pieces)) {
             if (PIECES) continue;
             return;
         }
-        if (threadIdx.x == 0) *counter = 0;
         const float* const first = parts + ((i64)id - piece.k * HEAD_GROUPS) * PART;
         for (int i = threadIdx.x; i < QHEADS * DV / 2; i += THREADS) {
             const int h = i / (DV / 2), d = i % (DV / 2) * 2;

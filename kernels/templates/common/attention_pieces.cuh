@@ -86,3 +86,18 @@ __device__ __forceinline__ Sums join(const float* parts, i64 stride, int pieces,
     }
     return s;
 }
+
+// Whether this block is the last of an item's `pieces` to come here; all of its threads ask. The counter is then as it was.
+__device__ __forceinline__ bool comes_last(u32* counter, int pieces) {
+    __shared__ int arrived;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        arrived = (int)atomicAdd(counter, 1);
+        __threadfence();
+    }
+    __syncthreads();
+    if (arrived != pieces - 1) return false;
+    if (threadIdx.x == 0) *counter = 0;
+    return true;
+}

@@ -5,7 +5,6 @@ constexpr int QHEADS = GROUP, PART = GROUP * (R + 2);   // floats of a piece in 
 // Bytes of both, and a block reads what others have put into L2 half as fast again as it reads memory while few blocks do.
 constexpr float MERGE = PART * 4 / (TILE * D * 2 * 1.5f);
 constexpr int MAX_SEQUENCES = 1024;
-__shared__ int arrived;
 {% include "common/attention_pieces.cuh" %}
 
 // The first tiles of a piece on their way to L2, while the kernel before may still write the newest row there.
@@ -61,19 +60,10 @@ extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}
             if (PIECES) continue;
             return;
         }
-        u32* const counter = counters + piece.b * HEAD_GROUPS + piece.group;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            arrived = (int)atomicAdd(counter, 1);
-            __threadfence();
-        }
-        __syncthreads();
-        if (arrived != piece.pieces - 1) {
+        if (!comes_last(counters + piece.b * HEAD_GROUPS + piece.group, piece.pieces)) {
             if (PIECES) continue;
             return;
         }
-        if (threadIdx.x == 0) *counter = 0;
         const float* const first = parts + ((i64)id - piece.k * HEAD_GROUPS) * PART;
         for (int i = threadIdx.x; i < QHEADS * R / 2; i += THREADS) {
             const int r = i / (R / 2), d = i % (R / 2) * 2;

@@ -447,26 +447,18 @@ impl<'a> Parser<'a> {
             AttrKind::Enum(_) => Attr::Enum(self.word("a name")?.to_owned()),
             AttrKind::DType => Attr::DType(self.dtype()?),
             AttrKind::Dims => Attr::Dims(self.shape()?),
-            AttrKind::Recurrence => {
-                let start = self.at;
-                let parsed = self.quoted()?.parse();
-                Attr::Recurrence(parsed.map_err(|e: crate::expr::ExprError| Error {
-                    // As below.
-                    at: (start + 1 + e.at).min(self.at - 1),
-                    message: e.message,
-                })?)
-            }
-            AttrKind::Expr => {
-                let start = self.at;
-                let text = self.quoted()?;
-                let parsed = text.parse();
-                Attr::Expr(parsed.map_err(|e: crate::expr::ExprError| Error {
-                    // Escapes shift the offset: an error may point a little early.
-                    at: (start + 1 + e.at).min(self.at - 1),
-                    message: e.message,
-                })?)
-            }
+            AttrKind::Recurrence => Attr::Recurrence(self.quoted_as()?),
+            AttrKind::Expr => Attr::Expr(self.quoted_as()?),
         })
+    }
+
+    /// What the text in quotes says.
+    fn quoted_as<T: std::str::FromStr<Err = crate::expr::ExprError>>(&mut self) -> Res<T> {
+        let start = self.at;
+        let parsed: Result<T, _> = self.quoted()?.parse();
+        // Escapes shift the offset: an error may point a little early.
+        let at = |e: usize| (start + 1 + e).min(self.at - 1);
+        parsed.map_err(|e| Error { at: at(e.at), message: e.message })
     }
 
     fn dtype(&mut self) -> Res<DType> {

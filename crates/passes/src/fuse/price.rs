@@ -77,13 +77,22 @@ impl<'a> Prices<'a> {
         let special = table.ops.get(call.op.name);
         let launch = special.and_then(|s| s.launch_us).unwrap_or(table.launch_us);
         // 10⁹ a second is 10³ a microsecond.
-        // Where it has no answer, a fused op has no kernel, which is told.
+        // Where it has no answer, `without_kernel` tells.
         let factor = table.factor(call, self.bucket).unwrap_or(1.0);
         launch + factor * moving.max(computing) / 1e3
     }
 
-    /// Why the target does not run a call as one, where it does not: the op's body was priced then.
+    /// Why the target does not run a call as one, where it does not: the op's body was priced then. Of a primitive, why its
+    /// price leaves a factor out.
     pub(super) fn without_kernel(&self, call: &OpCall<'_>) -> Option<String> {
+        if call.op.fused.is_none() {
+            let (of, why) = self.table.factor(call, self.bucket).err()?;
+            let (op, of) = (call.op.name, &of.text);
+            return Some(format!(
+                "the factor of `{op}` on {} counts as 1: `{of}`: {why}",
+                self.target
+            ));
+        }
         let why = self.table.refusal(call, self.bucket).filter(|_| !call.op.is_map())?;
         Some(format!("`{}` has no kernel on {}{why}", call.op.name, self.target))
     }

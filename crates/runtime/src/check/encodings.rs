@@ -7,7 +7,8 @@ use infernum_ir::encoding::{CodeKind, Number, Stored};
 use infernum_ir::{DType, Encoding, Op, OpSet, random, text};
 use infernum_passes::check::CallModule;
 
-use super::cases::{SINGLE, Tried};
+use super::batches::SINGLE;
+use super::cases::Tried;
 use super::{KernelVerdict, allowed};
 
 /// Values that are looked at one by one.

@@ -1,6 +1,7 @@
 //! What the checks of kernels against their ops' bodies share, whatever the kernels run on: random
 //! weights, ragged batches on scattered blocks, and the comparison.
 
+mod batches;
 mod cases;
 mod compare;
 pub mod cpu;

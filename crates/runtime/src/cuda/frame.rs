@@ -3,7 +3,7 @@
 use infernum_codegen::cuda::launch_arguments;
 use infernum_codegen::{Arg, Argument, CacheLayout, Launch, Matmul, Program, ProgramCall, Value};
 use infernum_ir::expr::Expr;
-use infernum_ir::{Dim, Dims, StateType};
+use infernum_ir::{Dim, Dims};
 
 use super::blas::{Places, Shape};
 use super::driver::DeviceMemory;
@@ -51,11 +51,23 @@ impl Frame<'_> {
 
     /// Where a slot lies among its blocks, as `slot_at` of the kernels' prelude takes it apart: the first block and, in
     /// the low half, the bytes of one.
-    fn slot_place(&self, value: &Value) -> Option<u64> {
-        let Arg::State(slot) = value.arg else { return None };
-        let place = self.cache.planes.get(*self.call.states.get(slot as usize)? as usize)?;
-        let block = self.row_bytes(place.array) * StepInputs::BLOCK_SIZE as u64;
-        value.ty.state().is_ok_and(StateType::is_slot).then_some(place.first << 32 | block)
+    fn slot_place(&self, value: &Value) -> Result<Option<u64>, String> {
+        let (Arg::State(slot), Ok(ty)) = (value.arg, value.ty.state()) else { return Ok(None) };
+        if !ty.is_slot() {
+            return Ok(None);
+        }
+        let plane = self.call.states.get(slot as usize);
+        let place = plane.and_then(|i| self.cache.planes.get(*i as usize));
+        let place = place.ok_or_else(|| format!("{:?} is not bound", value.arg))?;
+        let block = self.row_bytes(place.array).saturating_mul(StepInputs::BLOCK_SIZE as u64);
+        if block.max(place.first).max(ty.bytes()) > u64::from(u32::MAX) {
+            let bytes = ty.bytes();
+            return Err(format!(
+                "a state of {bytes} bytes, {} blocks of {block} bytes before it: kernels count these in 32 bits",
+                place.first
+            ));
+        }
+        Ok(Some(place.first << 32 | block))
     }
 
     pub(crate) fn address(&self, value: &Value) -> Result<u64, String> {
@@ -80,7 +92,7 @@ impl Frame<'_> {
         for (_, value) in launch_arguments(launch) {
             // Of what has no parts, all is launched at once.
             all.push(self.address(value)? + value.part_offset(before).unwrap_or(0));
-            all.extend(self.slot_place(value));
+            all.extend(self.slot_place(value)?);
         }
         Ok(all)
     }

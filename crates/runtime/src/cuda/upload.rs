@@ -39,15 +39,12 @@ impl Weights {
         let views: Vec<Option<(usize, u64)>> = plan.iter().map(view).collect();
         let (offsets, end) = place(&views, weights.iter().map(bytes));
         let memory = DeviceMemory::zeroed(gpu, "the weights", end)?;
-        let largest = weights.iter().flat_map(|w| &w.segments).map(|s| s.len()).max();
-        let mut ring = Ring::new(gpu, largest.unwrap_or(0).min(PART))?;
+        let largest = weights.iter().map(bytes).max().unwrap_or(0);
+        let mut ring = Ring::new(gpu, usize::try_from(largest).unwrap_or(PART).min(PART))?;
         let stored = weights.iter().zip(&offsets).zip(&views).filter(|(_, view)| view.is_none());
         for ((weight, offset), _) in stored {
-            let mut to = memory.address() + offset;
-            for segment in &weight.segments {
-                ring.send(stream, segment, to)?;
-                to += segment.len() as u64;
-            }
+            let segments: Vec<&[u8]> = weight.segments.iter().map(|s| &s[..]).collect();
+            ring.send(stream, &segments, memory.address() + offset)?;
         }
         stream.synchronize()?;
         Ok(Weights { memory, offsets })
@@ -107,20 +104,18 @@ impl Ring {
         Ok(Ring { parts, next: 0, sent: 0 })
     }
 
-    fn send(&mut self, stream: &Stream, bytes: &[u8], mut to: u64) -> Result<()> {
-        for chunk in bytes.chunks(self.parts[0].0.bytes().len().max(1)) {
+    /// Sends segments to one place, one behind the other.
+    fn send(&mut self, stream: &Stream, segments: &[&[u8]], mut to: u64) -> Result<()> {
+        for pieces in filled(segments, self.parts[0].0.bytes().len().max(1)) {
             let (pinned, taken) = &mut self.parts[self.next];
             if self.sent >= PARTS {
                 taken.synchronize()?;
             }
-            let part = &mut pinned.bytes_mut()[..chunk.len()];
-            // Several cores: a mapped file costs a page fault every few pages.
-            part.par_chunks_mut(1 << 20)
-                .zip(chunk.par_chunks(1 << 20))
-                .for_each(|(to, from)| to.copy_from_slice(from));
-            stream.to_device(to, &pinned.bytes()[..chunk.len()])?;
+            let bytes = pieces.iter().map(|p| p.len()).sum();
+            gather(&pieces, &mut pinned.bytes_mut()[..bytes]);
+            stream.to_device(to, &pinned.bytes()[..bytes])?;
             stream.record(taken)?;
-            to += chunk.len() as u64;
+            to += bytes as u64;
             self.next = (self.next + 1) % PARTS;
             self.sent += 1;
         }
@@ -128,11 +123,69 @@ impl Ring {
     }
 }
 
+/// The segments in order, cut so that each part of so many bytes but the last is full: a copy takes many small ones.
+fn filled<'a>(segments: &[&'a [u8]], part: usize) -> Vec<Vec<&'a [u8]>> {
+    let mut parts: Vec<Vec<&[u8]>> = Vec::new();
+    let mut room = 0;
+    for segment in segments {
+        let mut rest = *segment;
+        while !rest.is_empty() {
+            if room == 0 {
+                parts.push(Vec::new());
+                room = part;
+            }
+            let (piece, more) = rest.split_at(rest.len().min(room));
+            parts.last_mut().into_iter().for_each(|p| p.push(piece));
+            (rest, room) = (more, room - piece.len());
+        }
+    }
+    parts
+}
+
+/// Copies pieces to where they lie one behind the other.
+fn gather(pieces: &[&[u8]], mut to: &mut [u8]) {
+    let mut copies = Vec::new();
+    for piece in pieces {
+        let (own, rest) = to.split_at_mut(piece.len());
+        copies.push((own, *piece));
+        to = rest;
+    }
+    // Several cores: a mapped file costs a page fault every few pages.
+    copies.into_par_iter().for_each(|(to, from)| {
+        to.par_chunks_mut(1 << 20)
+            .zip(from.par_chunks(1 << 20))
+            .for_each(|(to, from)| to.copy_from_slice(from));
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use infernum_ir::{DType, TensorType};
 
     use super::*;
+
+    #[test]
+    fn small_segments_share_parts() {
+        let bytes: Vec<u8> = (0..200u8).collect();
+        for sizes in [&[3, 0, 1, 60, 7, 64, 65][..], &[200], &[0], &[]] {
+            let mut rest = &bytes[..];
+            let cut = |n: &usize| {
+                let (own, more) = rest.split_at(*n);
+                rest = more;
+                own
+            };
+            let segments: Vec<&[u8]> = sizes.iter().map(cut).collect();
+            let parts = filled(&segments, 16);
+            let whole = |p: &Vec<&[u8]>| p.iter().map(|s| s.len()).sum::<usize>();
+            assert!(parts.iter().rev().skip(1).all(|p| whole(p) == 16));
+            let sent = parts.iter().flat_map(|p| {
+                let mut to = vec![0; whole(p)];
+                gather(p, &mut to);
+                to
+            });
+            assert_eq!(sent.collect::<Vec<u8>>(), bytes[..sizes.iter().sum()]);
+        }
+    }
 
     #[test]
     fn views_take_no_memory_of_their_own() {

@@ -45,7 +45,7 @@ impl Dump {
         let wrong = |found: String| dump.content(&expected, found);
         let tokens = dump.file.tensor("tokens").ok_or_else(|| wrong("none".to_owned()))?;
         let fits = matches!(tokens.shape, [n] if (1..=MOST_TOKENS as u64).contains(n));
-        let ids = numbers(&tokens).filter(|_| fits && is_integer(tokens.dtype));
+        let ids = (fits && is_integer(tokens.dtype)).then(|| numbers(&tokens)).flatten();
         let ids = ids.ok_or_else(|| wrong(shown(&tokens)))?;
         let bad = ids.iter().find(|id| !(0.0..=f64::from(u32::MAX)).contains(*id));
         if let Some(bad) = bad {

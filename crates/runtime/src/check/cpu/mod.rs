@@ -7,7 +7,8 @@ use infernum_ir::{DType, Module, Op, OpSet};
 use infernum_passes::data::Kernels;
 
 use self::guards::Guarded;
-use super::cases::{CASES, HEADS, RAGGED, Sizes, Tried, is_written, made};
+use super::batches::RAGGED;
+use super::cases::{CASES, HEADS, Sizes, Tried, is_written, made};
 use super::{Batch, Comparison, KernelVerdict, Trial, allowed};
 use crate::cpu::{CpuExecutor, CpuOptions, WrapKernel, has_kernel};
 

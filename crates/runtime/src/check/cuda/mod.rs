@@ -20,10 +20,8 @@ use rayon::prelude::*;
 
 use self::guards::Guards;
 use self::shapes::SHAPES;
-use super::cases::{
-    CASES, Case, DECODES, FEW, HEADS, HUNDRED, HUNDREDS, LARGE, ON_GPUS, PRIMITIVES, RAGGED,
-    SINGLE, SIXTEEN, Sizes, Tried, is_written, made,
-};
+use super::batches::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, RAGGED, SINGLE, SIXTEEN};
+use super::cases::{CASES, Case, HEADS, ON_GPUS, PRIMITIVES, Sizes, Tried, is_written, made};
 use super::{Batch, Comparison, KernelVerdict, Trial, allowed, encodings};
 use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
 use crate::exec::StepInputs;

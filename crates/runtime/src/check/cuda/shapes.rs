@@ -1,7 +1,7 @@
 //! The shapes of products that are tried: each admits variants that others do not.
 
 use super::super::Batch;
-use super::super::cases::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, MIDDLE, SINGLE, SIXTEEN};
+use super::super::batches::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, MIDDLE, SINGLE, SIXTEEN};
 
 /// Products by what admits their variants.
 pub(super) struct Shape {

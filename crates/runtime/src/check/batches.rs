@@ -1,0 +1,91 @@
+//! The steps that calls are tried in.
+
+use infernum_codegen::Bucket;
+use infernum_ir::Dims;
+
+use super::Batch;
+
+/// Prompts in pieces, short and long ones, and decodes.
+pub(super) static RAGGED: Batch = Batch {
+    name: "ragged",
+    buckets: &[Bucket::ALL],
+    steps: &[
+        &[(70, 70), (1, 1), (17, 17)],
+        &[(1, 71), (33, 34), (3, 20)],
+        &[(1, 72), (1, 35), (1, 21)],
+        &[(2, 74), (3, 38), (40, 61)],
+    ],
+    limits: Dims { t: 120, b: 3, s: 300, pairs: 20_000, seqs: 3 },
+};
+
+/// For a GPU's kernels, which are chosen by the most tokens that a step may have.
+pub(super) static SINGLE: Batch = Batch {
+    name: "1 token",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(1, 1)], &[(1, 2)]],
+    limits: Dims { t: 1, b: 1, s: 16, pairs: 16, seqs: 1 },
+};
+
+/// As [`SINGLE`]: five and eight sequences.
+pub(super) static FEW: Batch = Batch {
+    name: "5 and 8 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(1, 1); 5], &[(1, 1); 8]],
+    limits: Dims { t: 8, b: 8, s: 128, pairs: 128, seqs: 8 },
+};
+
+/// As [`SINGLE`]: sixteen tokens, and nine.
+pub(super) static SIXTEEN: Batch = Batch {
+    name: "16 and 9 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(14, 14), (1, 1), (1, 1)], &[(1, 15), (1, 2), (7, 8)]],
+    limits: Dims { t: 16, b: 3, s: 48, pairs: 400, seqs: 3 },
+};
+
+/// As [`SINGLE`]: many sequences, but fewer than two tiles of 16 hold.
+pub(super) static MIDDLE: Batch = Batch {
+    name: "29 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(1, 1); 29], &[(1, 2); 29]],
+    limits: Dims { t: 32, b: 32, s: 512, pairs: 512, seqs: 32 },
+};
+
+/// As [`SINGLE`]: prompts.
+pub(super) static LARGE: Batch = Batch {
+    name: "64 and 18 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(60, 60), (1, 1), (3, 3)], &[(1, 61), (16, 17), (1, 4)]],
+    limits: Dims { t: 64, b: 3, s: 128, pairs: 4096, seqs: 3 },
+};
+
+/// As [`SINGLE`]: more tokens than one tile of 64.
+pub(super) static HUNDRED: Batch = Batch {
+    name: "94 and 95 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(90, 90), (1, 1), (3, 3)], &[(1, 91), (64, 65), (30, 33)]],
+    limits: Dims { t: 128, b: 3, s: 256, pairs: 16_384, seqs: 3 },
+};
+
+/// As [`SINGLE`]: more tokens than a pair of tiles of 128.
+pub(super) static HUNDREDS: Batch = Batch {
+    name: "294 and 265 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(280, 280), (1, 1), (13, 13)], &[(1, 281), (200, 201), (64, 77)]],
+    limits: Dims { t: 640, b: 3, s: 640, pairs: 131_072, seqs: 3 },
+};
+
+/// Prompts, and decode steps of long and short contexts, which have kernels of their own.
+pub(super) static DECODES: Batch = Batch {
+    name: "prompts and decodes",
+    buckets: &[Bucket::ALL, Bucket { min: 1, max: u64::MAX, decode: true }],
+    steps: &[
+        &[(70, 70), (1, 1), (17, 17)],
+        &[(1, 71), (1, 2), (1, 18)],
+        &[(330, 401), (33, 35), (2, 20)],
+        &[(1, 402), (1, 36), (1, 21)],
+        // In parts: two and one, and one of each.
+        &[(1, 403), (1, 37), (19, 40)],
+        &[(1, 404), (40, 77)],
+    ],
+    limits: Dims { t: 400, b: 3, s: 524, pairs: 200_000, seqs: 3 },
+};
