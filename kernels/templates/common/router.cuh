@@ -75,14 +75,14 @@ extern "C" __global__ void {{ "__cluster_dims__(" ~ p.ranks ~ ", 1, 1) " if p.ra
 {% endif %}
 #pragma unroll
             for (int j = 0; j < N; j++) v[j] *= inverse{{ " * (by[j] + " ~ (offset | f32) ~ ")" if norm }};
-            store(rows + t * K + c, v);
+            *(Pack<{{ x.type }}, N>*)(rows + t * K + c) = pack<{{ x.type }}>(v);
             if (c / (32 * N) % RANKS == rank) store(normed + (t0 + t) * K + c, v);
         }
 {% else %}
         for (int c = threadIdx.x * N; c < K; c += WARPS * 32 * N) {
             float v[N];
             load(v, from + c);
-            store(rows + t * K + c, v);
+            *(Pack<{{ x.type }}, N>*)(rows + t * K + c) = pack<{{ x.type }}>(v);
         }
 {% endif %}
     }

@@ -13,15 +13,19 @@ template <int N, class T> __device__ __forceinline__ void load(float (&v)[N], co
 #pragma unroll
     for (int j = 0; j < N; j++) v[j] = to_f32(x.v[j]);
 }
+template <class T, int N> __device__ __forceinline__ Pack<T, N> pack(const float (&v)[N]) {
+    Pack<T, N> x;
+#pragma unroll
+    for (int j = 0; j < N; j++) x.v[j] = from_f32<T>(v[j]);
+    return x;
+}
+// To global memory: `*(Pack<T, N>*)p = pack<T>(v)` stores anywhere.
 template <int N, class T> __device__ __forceinline__ void store(T* p, const float (&v)[N]) {
     if constexpr (sizeof(T) == 2 && N == 8) {  // the compiler may make several stores of one
         asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(p), "r"(pack2<T>(v[0], v[1])),
                      "r"(pack2<T>(v[2], v[3])), "r"(pack2<T>(v[4], v[5])), "r"(pack2<T>(v[6], v[7])) : "memory");
     } else {
-        Pack<T, N> x;
-#pragma unroll
-        for (int j = 0; j < N; j++) x.v[j] = from_f32<T>(v[j]);
-        *(Pack<T, N>*)p = x;
+        *(Pack<T, N>*)p = pack<T>(v);
     }
 }
 
