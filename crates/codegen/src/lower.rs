@@ -467,19 +467,25 @@ fn is_constant(ty: &Type) -> bool {
 
 /// The operands of its type that result 0 may be written over: each part of the result depends on
 /// the same part of the operand only. Kernels of fused ops must allow it too: where result 0 is made
-/// by an elementwise op, of an operand that nothing else in the body uses.
+/// by an elementwise op, or by a fused one that ends so, of an operand that nothing else in the body uses.
 fn may_alias(op: Op) -> Vec<usize> {
     let Some(fused) = &op.fused else {
         let rows = op.memory == Memory::Rowwise;
         return if rows || op.pointwise != Pointwise::No { vec![0] } else { Vec::new() };
     };
     let made = |s: &&Stmt| fused.results.first().is_some_and(|r| s.results.contains(r));
-    let last = fused.body.iter().rfind(made);
-    let Some(last) = last.filter(|s| s.op.pointwise != Pointwise::No) else { return Vec::new() };
+    let Some(last) = fused.body.iter().rfind(made) else { return Vec::new() };
+    let operands: Vec<&String> = if last.op.pointwise != Pointwise::No {
+        last.operands.iter().flatten().collect()
+    } else if last.op.fused.is_some() && last.results.first() == fused.results.first() {
+        let inner = may_alias(last.op).into_iter();
+        inner.filter_map(|i| last.operands.get(i)?.as_ref()).collect()
+    } else {
+        return Vec::new();
+    };
     let uses = |name: &str| {
         let all = fused.body.iter().flat_map(|s| s.operands.iter().flatten());
         all.filter(|n| *n == name).count()
     };
-    let names = last.operands.iter().flatten().filter(|n| uses(n) == 1);
-    names.filter_map(|n| op.operand(n)).collect()
+    operands.into_iter().filter(|n| uses(n) == 1).filter_map(|n| op.operand(n)).collect()
 }

@@ -19,8 +19,8 @@ pub use engine::{
 pub use exec::groups::{longest_sequence, most_blocks, tables};
 pub use exec::{
     Bytes, CheckpointWeights, ExecError, Executor, GroupKind, GroupRows, LoadError, LogitRows,
-    Observed, Observer, PlanExecutor, RandomWeights, SequenceSteps, StepInputs, StepOutput,
-    TensorBytes, TensorProblem, Ticket, TunedProduct, WeightSource,
+    Observed, Observer, PickedRows, PlanExecutor, RandomWeights, SequenceSteps, StepInputs,
+    StepOutput, TensorBytes, TensorProblem, Ticket, TunedProduct, WeightSource,
 };
 pub use infernum_ir::picking::Edits;
 pub use sampling::{

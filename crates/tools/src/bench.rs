@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use infernum::{Capacity, Loader, Machine, RunOptions};
-use infernum_codegen::Plan;
 use infernum_codegen::cuda::{Compiler, Device, Library, ceiling};
-use infernum_ir::Sym;
+use infernum_codegen::{Arg, Plan, Weight};
+use infernum_ir::{Dims, Sym};
 use infernum_runtime::cuda::{self, CEILING_BYTES, Gpu};
-use infernum_runtime::{PlanExecutor, StepInputs};
+use infernum_runtime::{PickedRows, PlanExecutor, StepInputs};
 use serde::Serialize;
 
 use crate::bench_serve;
 use crate::process::peak_memory;
 use crate::report::{self, Outcome};
-use crate::steps::{Lengths, Run, median, once, vocab};
+use crate::steps::{Lengths, Run, median, once, picked_rows, vocab};
 use crate::subject::Subject;
 
 /// The command line.
@@ -80,8 +80,12 @@ struct Figures {
     prefill_tokens_per_second: f64,
     decode_ms_per_step: f64,
     decode_tokens_per_second: f64,
-    /// Bytes that a decode step must read: the weights, and the cache at mid-length.
+    /// Bytes that a decode step must read: the weights, of experts those that are hit, and the cache at
+    /// mid-length.
     bytes_per_step: u64,
+    /// Experts that a layer's tokens hit in the last step, on average.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts_hit: Option<f64>,
     decode_gb_per_second: f64,
     decode_fraction_of_ceiling: f64,
     kv_bytes: u64,
@@ -173,8 +177,6 @@ fn case(
     let plan = executor.plan();
     let kv_row = plan.kv_bytes_per_token();
     let rows = (prompt.saturating_add(args.generate / 2)).saturating_mul(batch) as u64;
-    let bytes_per_step =
-        decode_weight_bytes(plan, batch as u64).saturating_add(kv_row.saturating_mul(rows));
     let lengths = Lengths {
         prompt,
         generate: args.generate,
@@ -189,6 +191,9 @@ fn case(
             runs.push(run); // the first one warms up
         }
     }
+    let picked = picked_rows(executor, &lengths)?.unwrap_or_default();
+    let bytes_per_step = decode_weight_bytes(executor.plan(), batch as u64, &picked)
+        .saturating_add(kv_row.saturating_mul(rows));
     let prefill = median(runs.iter().map(|r| r.prefill_tokens_per_second));
     let decode = median(runs.iter().map(|r| r.decode_tokens_per_second));
     let gb = bytes_per_step as f64 * decode / batch as f64 / 1e9;
@@ -202,6 +207,7 @@ fn case(
         decode_ms_per_step: 1e3 * batch as f64 / decode,
         decode_tokens_per_second: decode,
         bytes_per_step,
+        experts_hit: experts_hit(&picked),
         decode_gb_per_second: gb,
         decode_fraction_of_ceiling: gb / ceiling,
         kv_bytes: kv_row * (length * batch) as u64,
@@ -209,24 +215,38 @@ fn case(
     })
 }
 
-/// Weights that a decode step reads whole: all but the tables from which rows are picked.
-fn decode_weight_bytes(plan: &Plan, batch: u64) -> u64 {
-    let mut read = vec![false; plan.weights.len()];
+/// Bytes of weights that a decode step reads: all rows, or those that were `picked`. Where that is not known,
+/// experts count whole, and tables, of which a step reads few rows, nothing.
+fn decode_weight_bytes(plan: &Plan, batch: u64, picked: &[PickedRows]) -> u64 {
+    let mut read = vec![0.0f64; plan.weights.len()];
     let decode = plan.schedule(batch, true).map_or(&[][..], |s| &plan.schedules[s].calls);
     for call in decode {
         for launch in &plan.programs[call.program as usize].launches {
-            if launch.op == "embedding" {
+            let mut names = launch.names.iter().take(launch.operands.len());
+            let by_number = names.any(|name| name == "ids");
+            if by_number && (launch.op == "embedding" || !picked.is_empty()) {
                 continue;
             }
             for operand in launch.operands.iter().flatten() {
-                if let infernum_codegen::Arg::Weight(slot) = operand.arg {
-                    read[call.weights[slot as usize] as usize] = true;
+                if let Arg::Weight(slot) = operand.arg {
+                    read[call.weights[slot as usize] as usize] = 1.0;
                 }
             }
         }
     }
-    let bytes = plan.weights.iter().zip(read).filter(|(_, read)| *read);
-    bytes.map(|(w, _)| w.ty.bytes(&infernum_ir::Dims::default())).sum()
+    for p in picked {
+        let part = p.rows as f64 / p.of.max(1) as f64;
+        read[p.weight] = read[p.weight].max(part);
+    }
+    let bytes = |w: &Weight| w.ty.bytes(&Dims::default()) as f64;
+    plan.weights.iter().zip(read).map(|(w, part)| bytes(w) * part).sum::<f64>() as u64
+}
+
+/// How many experts a layer's tokens hit, on average.
+fn experts_hit(picked: &[PickedRows]) -> Option<f64> {
+    let experts = || picked.iter().filter(|p| p.op != "embedding");
+    let hit: usize = experts().map(|p| p.rows).sum();
+    (hit > 0).then(|| hit as f64 / experts().count() as f64)
 }
 
 /// GB/s at which all cores together read memory that no cache holds.
@@ -270,6 +290,9 @@ fn print(r: &Report) -> Outcome {
             f.decode_fraction_of_ceiling * 100.0,
             r.read_ceiling_gb_per_second
         ))?;
+        if let Some(hit) = f.experts_hit {
+            report::line(&format!("experts  {hit:>9.1} of each layer hit by a step"))?;
+        }
     }
     let peak =
         r.peak_memory_bytes.map_or_else(String::new, |b| format!(", host peak {:.0} MiB", mib(b)));

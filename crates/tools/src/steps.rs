@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use infernum::prefill;
 use infernum_codegen::Plan;
-use infernum_runtime::{ExecError, PlanExecutor, SequenceSteps, StepInputs, most_blocks, tables};
+use infernum_runtime::{
+    ExecError, PickedRows, PlanExecutor, SequenceSteps, StepInputs, most_blocks, tables,
+};
 use serde::Serialize;
 
 /// How fast a prompt and an answer were.
@@ -44,9 +46,31 @@ pub(crate) struct Lengths {
 }
 
 impl Lengths {
-    /// Token `i` of the prompt and the answer: spread over the vocabulary.
-    pub(crate) fn token(&self, i: usize) -> u32 {
-        (i as u64 * 7919 % self.vocab.max(1)) as u32
+    /// Token `i` of the prompt and the answer of a sequence: spread over the vocabulary, and different in each
+    /// sequence, as equal tokens go to the same experts.
+    pub(crate) fn token(&self, sequence: usize, i: usize) -> u32 {
+        ((i as u64 * 7919 + sequence as u64 * 104_729) % self.vocab.max(1)) as u32
+    }
+
+    /// The blocks of each sequence, which has its own, group by group.
+    fn blocks(&self, executor: &dyn PlanExecutor) -> Vec<Vec<u32>> {
+        let (groups, size) = (executor.groups(), StepInputs::BLOCK_SIZE);
+        let length = self.prompt + self.generate;
+        let own = most_blocks(&groups, length, size, self.chunk) as u32;
+        let of = |b: u32| tables(&groups, length, size, self.chunk, b * own..(b + 1) * own);
+        (0..self.batch as u32).map(of).collect()
+    }
+
+    /// The step that decodes token `i` of every sequence.
+    fn decode(
+        &self,
+        inputs: &mut StepInputs,
+        blocks: &[Vec<u32>],
+        i: usize,
+    ) -> Result<(), ExecError> {
+        inputs.clear();
+        let mut all = blocks.iter().enumerate();
+        all.try_for_each(|(b, blocks)| inputs.push(&[self.token(b, i)], i + 1, blocks))
     }
 }
 
@@ -54,31 +78,34 @@ impl Lengths {
 pub(crate) fn once(executor: &mut dyn PlanExecutor, lengths: &Lengths) -> Result<Run, ExecError> {
     let Lengths { prompt, generate, batch, chunk, .. } = *lengths;
     let (groups, size) = (executor.groups(), StepInputs::BLOCK_SIZE);
-    let per_sequence = most_blocks(&groups, prompt + generate, size, chunk) as u32;
-    let blocks = (0..batch as u32).map(|b| {
-        let own = b * per_sequence..(b + 1) * per_sequence;
-        tables(&groups, prompt + generate, size, chunk, own)
-    });
-    let blocks: Vec<Vec<u32>> = blocks.collect();
-    let tokens: Vec<u32> = (0..prompt + generate).map(|i| lengths.token(i)).collect();
+    let blocks = lengths.blocks(executor);
     let start = Instant::now();
-    for blocks in &blocks {
+    for (b, blocks) in blocks.iter().enumerate() {
         let sequence =
             SequenceSteps::new(size, blocks.clone()).with_groups(&groups).without_logits();
-        prefill(executor, sequence, &tokens[..prompt], chunk, |output| _ = black_box(output))?;
+        let tokens: Vec<u32> = (0..prompt).map(|i| lengths.token(b, i)).collect();
+        prefill(executor, sequence, &tokens, chunk, |output| _ = black_box(output))?;
     }
     let prompts = Speed::since(start, prompt * batch);
     let mut inputs = StepInputs::asking(size).with_groups(&groups);
     let start = Instant::now();
     for i in prompt..prompt + generate {
-        inputs.clear();
-        for blocks in &blocks {
-            inputs.push(&tokens[i..=i], i + 1, blocks)?;
-        }
+        lengths.decode(&mut inputs, &blocks, i)?;
         black_box(executor.run(&inputs)?);
     }
     let decode = Speed::since(start, generate * batch);
     Ok(Run { prefill_tokens_per_second: prompts.rate(), decode_tokens_per_second: decode.rate() })
+}
+
+/// The rows of weights that the last step of [`once`], done again, reads by number.
+pub(crate) fn picked_rows(
+    executor: &mut dyn PlanExecutor,
+    lengths: &Lengths,
+) -> Result<Option<Vec<PickedRows>>, ExecError> {
+    let blocks = lengths.blocks(executor);
+    let mut inputs = StepInputs::asking(StepInputs::BLOCK_SIZE).with_groups(&executor.groups());
+    lengths.decode(&mut inputs, &blocks, lengths.prompt + lengths.generate - 1)?;
+    executor.picked_rows(&inputs)
 }
 
 /// The tokens of a plan's vocabulary.
@@ -99,7 +126,7 @@ pub(crate) fn after_prompt(
     lengths: &Lengths,
 ) -> Result<Vec<f32>, ExecError> {
     let sequence = SequenceSteps::for_tokens(&executor.groups(), lengths.prompt, lengths.chunk);
-    let tokens: Vec<u32> = (0..lengths.prompt).map(|i| lengths.token(i)).collect();
+    let tokens: Vec<u32> = (0..lengths.prompt).map(|i| lengths.token(0, i)).collect();
     let mut last = Vec::new();
     prefill(executor, sequence, &tokens, lengths.chunk, |output| last.clone_from(&output.logits))?;
     Ok(last)

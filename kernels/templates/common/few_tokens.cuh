@@ -4,6 +4,7 @@
 {% include "common/prelude.cuh" %}
 {% include "common/async_copy.cuh" %}
 {% include "common/dense_rows.cuh" %}
+{% include "common/cluster.cuh" %}
 {% include "common/skinny.cuh" %}
 {% include "common/wide.cuh" %}
 {% if p.boxes is defined %}

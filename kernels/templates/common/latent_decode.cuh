@@ -65,12 +65,42 @@ extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}
             return;
         }
         const float* const first = parts + ((i64)id - piece.k * HEAD_GROUPS) * PART;
-        for (int i = threadIdx.x; i < QHEADS * R / 2; i += THREADS) {
-            const int r = i / (R / 2), d = i % (R / 2) * 2;
-            if (head0 + r >= H) break;
-            const Sums s = join(first, (i64)HEAD_GROUPS * PART, piece.pieces, r, d);
-            const float f = row_factor(s.m, s.l);
-            *(u32*)(mixed + ((i64)t * H + head0 + r) * R + d) = pack_pair(s.x * f, s.y * f);
+        // What the sums of each piece and head are multiplied by, where queries and rows were.
+        float* const factors = (float*)shared;
+        for (int r = threadIdx.x / 32; r < GROUP; r += WARPS) {
+            const auto end = [&](int k) { return __ldcg((const float2*)(first + (i64)k * HEAD_GROUPS * PART) + r); };
+            float top = minus_infinity(), sum = 0.0f;
+            for (int k = threadIdx.x % 32; k < piece.pieces; k += 32) top = fmaxf(top, end(k).x);
+            top = warp_max(top);
+            for (int k = threadIdx.x % 32; k < piece.pieces; k += 32) {
+                const float f = ex2(end(k).x - top);
+                factors[k * GROUP + r] = f;
+                sum += f * end(k).y;
+            }
+            const float f = row_factor(top, warp_sum(sum));
+            for (int k = threadIdx.x % 32; k < piece.pieces; k += 32) factors[k * GROUP + r] *= f;
+        }
+        __syncthreads();
+        constexpr int PAIRS = GROUP * R / 2, EACH = 8;     // of a thread, whose latencies overlap
+        for (int i0 = threadIdx.x; i0 < PAIRS; i0 += THREADS * EACH) {
+            float2 sums[EACH] = {};
+#pragma unroll 2
+            for (int k = 0; k < piece.pieces; k++) {
+                const float2* const from = (const float2*)(first + (i64)k * HEAD_GROUPS * PART + QHEADS * 2);
+                float2 v[EACH];
+#pragma unroll
+                for (int e = 0; e < EACH; e++) v[e] = __ldcg(from + min(i0 + e * THREADS, PAIRS - 1));
+#pragma unroll
+                for (int e = 0; e < EACH; e++) {
+                    const float f = factors[k * GROUP + min(i0 + e * THREADS, PAIRS - 1) / (R / 2)];
+                    sums[e].x += f * v[e].x, sums[e].y += f * v[e].y;
+                }
+            }
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                const int i = i0 + e * THREADS, r = i / (R / 2), d = i % (R / 2) * 2;
+                if (i < PAIRS && head0 + r < H) *(u32*)(mixed + ((i64)t * H + head0 + r) * R + d) = pack_pair(sums[e].x, sums[e].y);
+            }
         }
         if (!PIECES) return;
     }

@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
     }
     pdl_launch();
     pdl_wait();
-    for (int t = blockIdx.x; t < step->T; t += gridDim.x) {{ finish }};
+    for (int t = (h - H) * gridDim.x + blockIdx.x; t < step->T; t += (gridDim.y - H) * gridDim.x) {{ finish }};
 }
 {% elif p.split > 0 %}
 {% include "common/head_product.cuh" %}

@@ -26,6 +26,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     static constexpr int OUTPUTS = 64 / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS * GROUPS - 1) / (OUTPUTS * GROUPS);
     static constexpr int BOXES = GROUPS * 64 / Op::BOX;
     static constexpr bool MERGES = SPLIT > 1;
+    static constexpr int BURST = {{ p.burst if p.burst is defined else 1 }};   // tiles of w asked for together: columns next to each other
     static_assert(Op::K % 64 == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % SPLIT == 0 && STEPS >= SPLIT, "shape");
 
     const Op& op;
@@ -94,7 +95,12 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             }
 #pragma unroll 1
             for (int step = 0; step < steps; step++) {
-                if (round > 0) barrier_wait(w_empty + slot * 8, (round - 1) & 1);
+                if constexpr (BURST == 1) {
+                    if (round > 0) barrier_wait(w_empty + slot * 8, (round - 1) & 1);
+                } else if (step % BURST == 0) {
+                    const int last = slot + min(BURST, steps - step) - 1;
+                    if (round > 0 || last >= WEIGHTS) barrier_wait(w_empty + last % WEIGHTS * 8, (round - (last < WEIGHTS)) & 1);
+                }
                 barrier_expect(w_full + slot * 8, W_BYTES);
 #pragma unroll
                 for (int box = 0; box < BOXES; box++)
@@ -129,13 +135,20 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         const int row = (warp - GROUPS * 4 - 1) * 4 + lane / 8, chunk = lane % 8;
         int slot = 0;
         u32 round = 0;
-        for (int item = first; item < work; item += stride) {
-            const Place at = place(item);
-            const typename Op::X* rows[EACH];          // beyond the last token any one will do
+        const typename Op::X *rows[EACH], *next[EACH];
+        // Where an item's rows are; beyond the last token any one will do.
+        const auto find = [&](int item) {
+            const Place at = place(min(item, work - 1));
 #pragma unroll
-            for (int i = 0; i < EACH; i++) rows[i] = op.x + op.source(min(at.token + row + i * APART, at.end - 1)) * Op::K + chunk * 8;
+            for (int i = 0; i < EACH; i++) next[i] = op.x + op.source(min(at.token + row + i * APART, at.end - 1)) * Op::K + chunk * 8;
+        };
+        if (first < work) find(first);
+        for (int item = first; item < work; item += stride) {
+#pragma unroll
+            for (int i = 0; i < EACH; i++) rows[i] = next[i];
 #pragma unroll 1
             for (int step = 0; step < steps; step++) {
+                if (step == steps / 2) find(item + stride);   // while the ring is full
                 if (round > 0) barrier_wait(x_empty + slot * 8, (round - 1) & 1);
 #pragma unroll
                 for (int i = 0; i < EACH; i++) {

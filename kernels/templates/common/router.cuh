@@ -55,36 +55,47 @@ extern "C" __global__ void {{ "__cluster_dims__(" ~ p.ranks ~ ", 1, 1) " if p.ra
     pdl_wait();
     const int tokens = (int)min((i64)TOKENS, {{ x.rows }} - t0);
     if (tokens <= 0) return;                           // all blocks of a cluster
-    for (int t = 0; t < tokens; t++) {
-        const {{ x.type }}* from = x + (t0 + t) * K;
+    // WARPS / TOKENS warps have a token's row, in registers.
+    constexpr int SHARE = WARPS / TOKENS, TURNS = (K + SHARE * 32 * N - 1) / (SHARE * 32 * N);
+    const int t = warp / SHARE, c0 = (warp % SHARE * 32 + lane) * N;
+    Pack<{{ x.type }}, N> held[TURNS];
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+        const int c = c0 + i * SHARE * 32 * N;
+        if (t < tokens && c < K) held[i] = *(const Pack<{{ x.type }}, N>*)(x + (t0 + t) * K + c);
+    }
 {% if normed %}
-        float squares = 0.0f;
-        for (int c = threadIdx.x * N; c < K; c += WARPS * 32 * N) {
-            float v[N];
-            load(v, from + c);
+    float squares = 0.0f;
 #pragma unroll
-            for (int j = 0; j < N; j++) squares += v[j] * v[j];
-        }
-        const float inverse = rsqrtf(block_sum(squares, scratch) / K + {{ eps | f32 }});
-        for (int c = threadIdx.x * N; c < K; c += WARPS * 32 * N) {
-            float v[N];
-            load(v, from + c);
+    for (int i = 0; i < TURNS; i++) {
+        if (t >= tokens || c0 + i * SHARE * 32 * N >= K) continue;
+#pragma unroll
+        for (int j = 0; j < N; j++) squares += to_f32(held[i].v[j]) * to_f32(held[i].v[j]);
+    }
+    squares = warp_sum(squares);
+    if (lane == 0) scratch[warp] = squares;
+    __syncthreads();
+    squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < SHARE; i++) squares += scratch[t * SHARE + i];
+    const float inverse = rsqrtf(squares / K + {{ eps | f32 }});
+{% endif %}
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+        const int c = c0 + i * SHARE * 32 * N;
+        if (t >= tokens || c >= K) continue;
+{% if normed %}
+        float v[N];
 {% if norm %}
-            float by[N];
-            load(by, norm + c);
+        float by[N];
+        load(by, norm + c);
 {% endif %}
 #pragma unroll
-            for (int j = 0; j < N; j++) v[j] *= inverse{{ " * (by[j] + " ~ (offset | f32) ~ ")" if norm }};
-            *(Pack<{{ x.type }}, N>*)(rows + t * K + c) = pack<{{ x.type }}>(v);
-            if (c / (32 * N) % RANKS == rank) store(normed + (t0 + t) * K + c, v);
-        }
-{% else %}
-        for (int c = threadIdx.x * N; c < K; c += WARPS * 32 * N) {
-            float v[N];
-            load(v, from + c);
-            *(Pack<{{ x.type }}, N>*)(rows + t * K + c) = pack<{{ x.type }}>(v);
-        }
+        for (int j = 0; j < N; j++) v[j] = to_f32(held[i].v[j]) * inverse{{ " * (by[j] + " ~ (offset | f32) ~ ")" if norm }};
+        held[i] = pack<{{ x.type }}>(v);
+        if (c / (32 * N) % RANKS == rank) *(Pack<{{ x.type }}, N>*)(normed + (t0 + t) * K + c) = held[i];
 {% endif %}
+        *(Pack<{{ x.type }}, N>*)(rows + t * K + c) = held[i];
     }
     __syncthreads();
 #pragma unroll

@@ -120,12 +120,13 @@ __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
 // of 8 pairs by NT tiles of 8 tokens. ROWS tokens' activations are normed into shared memory; with
 // ROWS = 0 they come from the L2 cache, pass by pass, and the norm's row scale is applied to the sums
 // (x * weight is rounded before: for f16 it might overflow). Shared memory in bytes:
-// WARPS * (STAGES * 2048 + MT * NT * 128 * COLS) + ROWS * K * 2.
-template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skinny {
+// WARPS * (STAGES * 2048 + MT * NT * 128 * COLS) + ROWS * K * 2. The RANKS blocks of a cluster share rows and split K too: where a
+// pass is a head there are fewer passes than multiprocessors.
+template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS, int RANKS> struct Skinny {
     typedef typename Op::X E;
     typedef typename Op::template Weights<Op, MT> Weights;
     static constexpr int K = Op::K, STEPS = K / 64;
-    static constexpr int MINE = (STEPS + WARPS - 1) / WARPS;        // steps of a warp
+    static constexpr int MINE = (STEPS + WARPS * RANKS - 1) / (WARPS * RANKS);   // steps of a warp
     static constexpr int PASSES = (Op::PAIRS + MT * 8 - 1) / (MT * 8);
     static constexpr int TOKENS = ROWS ? ROWS : NT * 8;             // of a sweep over w
     static constexpr int COLS = ROWS && ROWS < 8 ? ROWS : 8;        // tokens of a tile that are looked at
@@ -133,11 +134,16 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
     static constexpr bool AHEAD = ROWS == 0 && NT <= 2;             // fragments are asked for a step before use
     static_assert(K % 64 == 0, "K is not a multiple of 64");
     static_assert(STAGES % MT == 0, "a tile keeps its stages");
+    static_assert(RANKS == 1 || ROWS, "each block norms all of x");
     static_assert(ROWS ? (ROWS & (ROWS - 1)) == 0 && ROWS <= NT * 8 : true, "ROWS is a power of 2");
     static_assert(Op::HEAD == 0 || MT * 8 == Op::HEAD, "a pass is a head");
 
     const Op& op;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+    // Places in the cluster, and among clusters.
+    __device__ __forceinline__ static int rank() { return RANKS > 1 ? blockIdx.x % RANKS : 0; }
+    __device__ __forceinline__ static u32 block() { return blockIdx.x / RANKS; }
+    __device__ __forceinline__ static u32 blocks() { return gridDim.x / RANKS; }
     const int xrow = group % COLS;
     u32 ring, xs;
     float* red;
@@ -166,12 +172,12 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
                     row[m * 4 + i] = Weights::row_of(op, r, (flow_pass * MT + m) * 8);
                 }
             }
-            const int step = flow_step * WARPS + warp;
+            const int step = (flow_step * RANKS + rank()) * WARPS + warp;
             if (step < STEPS) Weights::fetch(op, row, m, ring, flow_slot, step, lane);
             if (m == MT - 1 && ++flow_step == MINE) {
                 flow_step = 0;
-                flow_pass += gridDim.x;
-                if (flow_pass >= PASSES) flow_pass = blockIdx.x;
+                flow_pass += blocks();
+                if (flow_pass >= PASSES) flow_pass = block();
             }
             if (++flow_slot == STAGES) flow_slot = 0;
             flow_left--;
@@ -290,8 +296,13 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
     __device__ __forceinline__ static float total(const float* red, int pair, int t, int second) {
         const float* from = red + ((pair / 8 * NT + t / 8) * 16 + second * 8 + pair % 8) * COLS + t % 8;
         float sum = 0;
+        if constexpr (RANKS == 1) {
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += from[w * MT * NT * 16 * COLS];
+            for (int w = 0; w < WARPS; w++) sum += from[w * MT * NT * 16 * COLS];
+        } else {
+#pragma unroll
+            for (int i = 0; i < RANKS * WARPS; i++) sum += cluster_load(from + i % WARPS * MT * NT * 16 * COLS, i / WARPS);
+        }
         return sum;
     }
     __device__ __forceinline__ void finish(const float (&acc)[MT][NT][4], int pass, int t0, float* red) {
@@ -305,7 +316,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
                     if (quad * 2 + i % 2 < COLS) to[i / 2 * 8 * COLS + quad * 2 + i % 2] = acc[m][n][i];
             }
         __shared__ float row_sums[Op::NORM && !ROWS ? WARPS * NT * 8 : 1];
-        if (Op::NORM && !ROWS && pass == blockIdx.x) {
+        if (Op::NORM && !ROWS && pass == block()) {
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 float s = squares[n];
@@ -314,11 +325,12 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
                 if (quad == 0) row_sums[warp * NT * 8 + n * 8 + group] = s;
             }
         }
-        __syncthreads();
+        if constexpr (RANKS > 1) cluster_sync();
+        else __syncthreads();
         const int q0 = pass * MT * 8, tokens = min(TOKENS, op.tokens - t0);
         if constexpr (Op::HEAD != 0) {
             constexpr int EACH = (MT * 8 + 31) / 32;
-            for (int t = warp; t < tokens; t += WARPS) {
+            for (int t = rank() * WARPS + warp; t < tokens; t += RANKS * WARPS) {
                 const float scale = row_scale(row_sums, t);
                 float a[EACH], b[EACH], s = 0;
 #pragma unroll
@@ -336,7 +348,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
             }
         } else {
 #pragma unroll 1
-            for (int i = threadIdx.x; i < tokens * MT * 8; i += WARPS * 32) {
+            for (int i = rank() * WARPS * 32 + threadIdx.x; i < tokens * MT * 8; i += RANKS * WARPS * 32) {
                 const int pair = i % (MT * 8), t = i / (MT * 8);
                 if (q0 + pair >= Op::PAIRS) continue;
                 const float scale = row_scale(row_sums, t);
@@ -346,9 +358,9 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
     }
 
     __device__ __forceinline__ void run() {
-        const int passes = blockIdx.x < PASSES ? (PASSES - 1 - blockIdx.x) / gridDim.x + 1 : 0;
+        const int passes = block() < PASSES ? (PASSES - 1 - block()) / blocks() + 1 : 0;
         flow_left = (op.tokens + TOKENS - 1) / TOKENS * passes * MINE * MT;
-        flow_pass = blockIdx.x;
+        flow_pass = block();
         for (int i = 0; i < STAGES; i += MT)
 #pragma unroll
             for (int m = 0; m < MT; m++) flow(m);
@@ -367,20 +379,20 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
                 if constexpr (AHEAD) load_x(ahead, warp, t0);
             }
 #pragma unroll 1
-            for (int pass = blockIdx.x; pass < PASSES; pass += gridDim.x) {
+            for (int pass = block(); pass < PASSES; pass += blocks()) {
                 float acc[MT][NT][4] = {};
 #pragma unroll 1
                 for (int i = 0; i < MINE; i++) {
-                    const int step = i * WARPS + warp;
+                    const int step = (i * RANKS + rank()) * WARPS + warp;
                     Vec16 x[NT][2];
                     if constexpr (!AHEAD) {
                         load_x(x, step, t0);
                     } else {
 #pragma unroll
                         for (int n = 0; n < NT; n++) x[n][0] = ahead[n][0], x[n][1] = ahead[n][1];
-                        load_x(ahead, i + 1 < MINE ? step + WARPS : warp, t0);
+                        load_x(ahead, i + 1 < MINE ? step + WARPS * RANKS : warp, t0);
                     }
-                    if (Op::NORM && !ROWS && step < STEPS) norm_fragments(x, step, pass == blockIdx.x);
+                    if (Op::NORM && !ROWS && step < STEPS) norm_fragments(x, step, pass == block());
 #pragma unroll
                     for (int m = 0; m < MT; m++) {
                         copy_wait<STAGES - 1>();
@@ -395,5 +407,6 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
                 parity ^= 1;
             }
         }
+        if constexpr (RANKS > 1) cluster_sync();                    // others may still read this block's sums
     }
 };

@@ -1,5 +1,5 @@
 // The kernel of an `Op` of skinny.cuh, in the variant's body.
-extern "C" __global__ void {% if p.outputs is defined %}__cluster_dims__(2, 1, 1) {% elif p.split > 1 %}__cluster_dims__({{ p.split }}, 1, 1) {% endif %}__launch_bounds__({{ block }}, {{ p.blocks }}) {{ kernel }}({{ params }}) {
+extern "C" __global__ void {% set ranks = p.ranks if p.ranks is defined else 1 %}{% if p.outputs is defined %}__cluster_dims__(2, 1, 1) {% elif ranks > 1 %}__cluster_dims__({{ ranks }}, 1, 1) {% elif p.split > 1 %}__cluster_dims__({{ p.split }}, 1, 1) {% endif %}__launch_bounds__({{ block }}, {{ p.blocks }}) {{ kernel }}({{ params }}) {
     Op op;
     op.x = x;
     op.w = w;
@@ -31,7 +31,7 @@ extern "C" __global__ void {% if p.outputs is defined %}__cluster_dims__(2, 1, 1
     Wide<Op, {{ p.warps }}, {{ p.stages }}, {{ p.mt }}, {{ p.nt }}, {{ p.split }}>(op, shared).run();
 {% elif p.stages > 0 %}
     extern __shared__ __align__(128) u8 shared[];
-    Skinny<Op, {{ p.warps }}, {{ p.stages }}, {{ p.mt }}, {{ p.nt }}, {{ p.rows }}>(op, shared).run();
+    Skinny<Op, {{ p.warps }}, {{ p.stages }}, {{ p.mt }}, {{ p.nt }}, {{ p.rows }}, {{ ranks }}>(op, shared).run();
 {% else %}
     plain_linear(op);
 {% endif %}

@@ -2,23 +2,6 @@
 // 16 * MT each, and share the activations, which come through shared memory 64 columns at a time; K
 // is split over the SPLIT blocks of a cluster, whose sums meet in distributed shared memory. So a
 // block of 128 rows reads T * K / SPLIT activations, where one of 16 would read T * K.
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
-}
-// *p in the shared memory of the cluster's block `rank`.
-__device__ __forceinline__ float cluster_load(const float* p, int rank) {
-    u32 at;
-    float v;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(p)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
-    return v;
-}
-#else
-__device__ __forceinline__ void cluster_sync() {}
-__device__ __forceinline__ float cluster_load(const float* p, int) { return *p; }
-#endif
-
 // STAGES steps of 64 columns are in flight in each warp. Shared memory in bytes:
 // WARPS * MT * (STAGES * 2048 + NT * 512) + NT * 2048.
 template <class Op, int WARPS, int STAGES, int MT, int NT, int SPLIT> struct Wide {

@@ -17,6 +17,7 @@ use super::graphs::{self, Graphs, Key};
 use super::inputs::{Layout, Room};
 use super::options::CudaOptions;
 use super::parts::PartDims;
+use super::picks::Picks;
 use super::tiles::Tiles;
 use super::timer::Timer;
 use super::turn::{Left, Turn};
@@ -24,7 +25,7 @@ use super::upload::Weights;
 use super::watch::{DeviceState, Watch};
 use crate::exec::weights::load;
 use crate::exec::{
-    ExecError, Executor, GpuError, GroupKind, LoadError, LogitRows, Observed, Observer,
+    ExecError, Executor, GpuError, GroupKind, LoadError, LogitRows, Observed, Observer, PickedRows,
     PlanExecutor, StepInputs, StepOutput, Ticket, TunedProduct, WeightSource, elements,
 };
 
@@ -286,6 +287,14 @@ impl PlanExecutor for CudaExecutor {
             observer(index, self.core.observe(schedule, index, &dims.all)?);
         }
         self.finish(schedule, &dims.all, inputs)
+    }
+
+    fn picked_rows(&mut self, inputs: &StepInputs) -> Result<Option<Vec<PickedRows>>, ExecError> {
+        let picks = Picks::default();
+        let before = self.core.watch.replace(Box::new(picks.clone()));
+        let ran = self.run(inputs).map(|_| ());
+        self.core.watch = before;
+        ran.map(|()| Some(picks.take()))
     }
 
     fn profile(&self) -> Vec<(String, Duration)> {

@@ -12,6 +12,7 @@ mod inputs;
 mod lists;
 mod options;
 mod parts;
+mod picks;
 mod retarget;
 mod tiles;
 mod timer;

@@ -1,4 +1,4 @@
-//! Looking at memory around each launch: what checks of kernels fence them in with.
+//! Looking at memory around each launch: checks of kernels fence them in, benches count what is read.
 
 use infernum_codegen::Launch;
 use infernum_ir::Dims;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use infernum_codegen::Plan;
 use serde::Serialize;
 
-use super::{ExecError, GroupKind, Observer, StepInputs, StepOutput};
+use super::{ExecError, GroupKind, Observer, PickedRows, StepInputs, StepOutput};
 
 /// Names a submitted step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,13 @@ pub trait PlanExecutor: Executor {
         inputs: &StepInputs,
         observer: &mut Observer<'_>,
     ) -> Result<Ticket, ExecError>;
+
+    /// Runs a step, launch by launch, and tells which rows of weights it read by number; `None` where that is
+    /// not known.
+    fn picked_rows(&mut self, inputs: &StepInputs) -> Result<Option<Vec<PickedRows>>, ExecError> {
+        self.run(inputs)?;
+        Ok(None)
+    }
 
     /// Time spent in each op since the start, if it is measured; the longest first.
     fn profile(&self) -> Vec<(String, Duration)>;

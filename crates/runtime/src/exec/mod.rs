@@ -15,7 +15,7 @@ pub(crate) mod weights;
 pub use error::{ExecError, GpuError, LoadError, TensorProblem};
 pub use executor::{Executor, PlanExecutor, Ticket, TunedProduct};
 pub use groups::{GroupKind, GroupRows};
-pub use observe::{Observed, Observer};
+pub use observe::{Observed, Observer, PickedRows};
 pub use sequence::SequenceSteps;
 pub use sources::{CheckpointWeights, RandomWeights};
 pub use step::{LogitRows, StepInputs, StepOutput};

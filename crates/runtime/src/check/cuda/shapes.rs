@@ -13,7 +13,7 @@ pub(super) struct Shape {
     pub(super) variants: &'static [&'static str],
 }
 
-pub(super) const SHAPES: [Shape; 12] = [
+pub(super) const SHAPES: [Shape; 13] = [
     Shape {
         inputs: 2048,
         heads: [16, 4, 64],
@@ -51,6 +51,13 @@ pub(super) const SHAPES: [Shape; 12] = [
         heads: [80, 10, 128],
         batches: &[&MIDDLE, &LARGE],
         variants: &["t32", "t32_split4", "t64", "t64_split4", "head128"],
+    },
+    // Heads that clusters part.
+    Shape {
+        inputs: 2048,
+        heads: [10, 2, 128],
+        batches: &[&SINGLE, &FEW, &SIXTEEN],
+        variants: &["head128_t1", "head128_t8", "head128_t16"],
     },
     // More than fits a cache: as many rows as columns, and fewer.
     Shape {
