@@ -2,8 +2,8 @@
 // are cut into pieces, of whole tiles counted from position 0, as attention_pieces.cuh says.
 constexpr int TILE = COLS, RESIDENT = {{ p.resident }}, PIECES = {{ p.pieces }}, SPLIT = 1, LEAST_PIECE = 256 / TILE;
 constexpr int QHEADS = GROUP, PART = GROUP * (R + 2);   // floats of a piece in scratch: (m, l), then sums
-// Bytes of both, and a block reads what others have put into L2 half as fast again as it reads memory while few blocks do.
-constexpr float MERGE = PART * 4 / (TILE * D * 2 * 1.5f);
+// Bytes of both, and a block reads what others have put into L2 six times as fast as it gets through a tile.
+constexpr float MERGE = PART * 4 / (TILE * D * 2 * 6.0f);
 constexpr int MAX_SEQUENCES = 1024;
 {% include "common/attention_pieces.cuh" %}
 

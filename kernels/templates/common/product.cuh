@@ -26,7 +26,6 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     static constexpr int OUTPUTS = 64 / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS * GROUPS - 1) / (OUTPUTS * GROUPS);
     static constexpr int BOXES = GROUPS * 64 / Op::BOX;
     static constexpr bool MERGES = SPLIT > 1;
-    static constexpr int BURST = {{ p.burst if p.burst is defined else 1 }};   // tiles of w asked for together: columns next to each other
     static_assert(Op::K % 64 == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % SPLIT == 0 && STEPS >= SPLIT, "shape");
 
     const Op& op;
@@ -95,12 +94,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             }
 #pragma unroll 1
             for (int step = 0; step < steps; step++) {
-                if constexpr (BURST == 1) {
-                    if (round > 0) barrier_wait(w_empty + slot * 8, (round - 1) & 1);
-                } else if (step % BURST == 0) {
-                    const int last = slot + min(BURST, steps - step) - 1;
-                    if (round > 0 || last >= WEIGHTS) barrier_wait(w_empty + last % WEIGHTS * 8, (round - (last < WEIGHTS)) & 1);
-                }
+                if (round > 0) barrier_wait(w_empty + slot * 8, (round - 1) & 1);
                 barrier_expect(w_full + slot * 8, W_BYTES);
 #pragma unroll
                 for (int box = 0; box < BOXES; box++)

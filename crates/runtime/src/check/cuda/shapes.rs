@@ -56,8 +56,8 @@ pub(super) const SHAPES: [Shape; 13] = [
     Shape {
         inputs: 2048,
         heads: [10, 2, 128],
-        batches: &[&SINGLE, &FEW, &SIXTEEN],
-        variants: &["head128_t1", "head128_t8", "head128_t16"],
+        batches: &[&SINGLE, &FEW],
+        variants: &["head128_t1", "head128_t8"],
     },
     // More than fits a cache: as many rows as columns, and fewer.
     Shape {
