@@ -130,13 +130,11 @@ impl TensorView<'_> {
 
     /// Whether it is stored as the tensor that is wanted: its elements, or in GGUF files its type.
     pub fn is_stored_as(&self, wanted: &StoredTensor) -> bool {
-        match self.blocks {
-            Some(_) => self.blocks == wanted.gguf,
-            None => {
-                let blocks = self.is_loose && wanted.gguf.is_some();
-                !blocks && self.dtype.element() == Some(wanted.element)
-            }
+        if self.blocks.is_some() {
+            return self.blocks == wanted.gguf;
         }
+        let blocks = self.is_loose && wanted.gguf.is_some();
+        !blocks && self.dtype.element() == Some(wanted.element)
     }
 
     /// How it is stored, for messages.

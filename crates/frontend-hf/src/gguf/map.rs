@@ -307,9 +307,12 @@ struct Scope<'a> {
 }
 
 impl Scope<'_> {
-    fn error(&self, slice: &str, message: String) -> SourceError {
-        (self.place)(slice)
-            .map_or_else(|| SourceError::new("", "", 0..0, &message), |s| s.at(slice, &message))
+    fn error(&self, slice: &str, message: impl Into<String>) -> SourceError {
+        let message = message.into();
+        (self.place)(slice).map_or_else(
+            || SourceError::new("", "", 0..0, message.clone()),
+            |s| s.at(slice, &message),
+        )
     }
 
     /// The value of an argument written under `key`.

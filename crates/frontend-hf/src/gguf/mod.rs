@@ -134,6 +134,15 @@ impl Span {
     }
 }
 
+impl Key {
+    /// Its value; `None` in a file that was changed since.
+    fn read(self, file: &[u8]) -> Option<Value<'_>> {
+        let inside = self.value <= file.len();
+        let cursor = inside.then_some(Cursor { file, at: self.value });
+        cursor?.value(self.kind, "", 0).ok()
+    }
+}
+
 impl Gguf {
     /// Reads and checks the tables of a whole file. On success the data of plain tensors lies within it, and no data
     /// begins within another tensor's plain data.
@@ -176,12 +185,12 @@ impl Gguf {
     /// The value of a key.
     pub fn get<'a>(&self, file: &'a [u8], key: &str) -> Option<Value<'a>> {
         let at = self.keys.binary_search_by(|k| k.name.text(file).cmp(key)).ok()?;
-        self.value(file, self.keys[at])
+        self.keys[at].read(file)
     }
 
     /// All keys with their values, in the order of their names.
     pub fn entries<'a>(&'a self, file: &'a [u8]) -> impl Iterator<Item = (&'a str, Value<'a>)> {
-        self.keys.iter().filter_map(move |k| Some((k.name.text(file), self.value(file, *k)?)))
+        self.keys.iter().filter_map(move |k| Some((k.name.text(file), k.read(file)?)))
     }
 
     /// The text of a key, where it is there.
@@ -233,13 +242,6 @@ impl Gguf {
     pub fn find(&self, file: &[u8], name: &str) -> Option<&Tensor> {
         let at = self.tensors.binary_search_by(|t| t.name.text(file).cmp(name)).ok()?;
         Some(&self.tensors[at])
-    }
-
-    fn value<'a>(&self, file: &'a [u8], key: Key) -> Option<Value<'a>> {
-        if key.value > file.len() {
-            return None; // changed since
-        }
-        Cursor { file, at: key.value }.value(key.kind, "", 0).ok()
     }
 
     fn alignment(&self, file: &[u8]) -> Result<u64, GgufError> {
