@@ -108,7 +108,8 @@ fn parts_of_a_tensor_have_names() {
 
 #[test]
 fn what_is_wrong_is_named() {
-    let mut all: Vec<(&str, fn(&mut File))> = Vec::new();
+    type Case = (&'static str, fn(&mut File));
+    let mut all: Vec<Case> = Vec::new();
     let mut case = |expected, change: fn(&mut File)| all.push((expected, change));
     case("tensor `a` is there twice", |f| f.tensors[0] = line("a", &[32, 2], 8, 32));
     case("key `flag` is there twice", |f| f.keys.push(entry("flag", 7, &[0])));
