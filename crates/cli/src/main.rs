@@ -47,6 +47,8 @@ enum Command {
     Diff(tools::diff::Args),
     /// Write the logits of a token sequence to a file.
     Logits(tools::logits::Args),
+    /// Texts to token ids, and back.
+    Tokenize(tools::tokenize::Args),
     /// Measure prefill and decode speed.
     Bench(tools::bench::Args),
     /// Measure many requests together, without a server.
@@ -90,6 +92,7 @@ fn main() -> ExitCode {
         Command::Ops(args) => tools::ops::run(&args),
         Command::Diff(args) => tools::diff::run(&args),
         Command::Logits(args) => tools::logits::run(&args),
+        Command::Tokenize(args) => tools::tokenize::run(&args),
         Command::Bench(args) => tools::bench::run(&args),
         Command::BenchEngine(args) => tools::bench_engine::run(&args),
         Command::Tune(args) => tools::tune::run(&args),

@@ -146,6 +146,11 @@ impl Model {
         Ok(Model { files, config, checkpoint: None, spec, library, container })
     }
 
+    /// The data files that it was opened with.
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
     /// The element type of activations: the config's, or bf16.
     pub fn dtype(&self) -> Result<DType, ModelError> {
         match self.config.dtype()?.unwrap_or(DType::Bf16) {

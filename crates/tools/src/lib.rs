@@ -23,4 +23,5 @@ pub mod report;
 mod steps;
 mod subject;
 mod svg;
+pub mod tokenize;
 pub mod tune;
