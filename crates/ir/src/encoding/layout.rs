@@ -56,6 +56,8 @@ pub struct StoredTensor {
     pub bytes: u64,
     /// Where it begins among the weight's bytes.
     pub offset: u64,
+    /// Number of its type in GGUF files, of blocks that have one.
+    pub gguf: Option<u32>,
     /// Whether a checkpoint may hold a single element of it, which then stands for all.
     pub broadcast: bool,
     /// Whether it may be held in another type from which nothing is lost.
@@ -67,7 +69,16 @@ impl StoredTensor {
     pub fn plain(name: String, element: Element, shape: Vec<u64>) -> StoredTensor {
         let count = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
         let bytes = count.and_then(|n| n.checked_mul(element.size())).unwrap_or(u64::MAX);
-        StoredTensor { name, element, shape, bytes, offset: 0, broadcast: false, adapts: false }
+        StoredTensor {
+            name,
+            element,
+            shape,
+            bytes,
+            offset: 0,
+            broadcast: false,
+            adapts: false,
+            gguf: None,
+        }
     }
 
     /// Whether a tensor of this type and shape holds it: in its own, in one that is widened to it without loss, or
@@ -160,6 +171,7 @@ impl Encoding {
                 offset: 0,
                 broadcast: false,
                 adapts: false,
+                gguf: self.0.def.gguf,
             }]);
         }
         let (owner, own) = name.split_at(name.rfind('.').map_or(0, |at| at + 1));
@@ -172,6 +184,7 @@ impl Encoding {
             shape: layout.dims,
             broadcast: part.broadcast,
             adapts: true,
+            gguf: None,
         });
         Ok(tensors.collect())
     }

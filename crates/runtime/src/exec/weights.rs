@@ -16,6 +16,12 @@ use super::{LoadError, TensorProblem, elements};
 pub trait WeightSource {
     /// The tensor of that name.
     fn tensor(&self, name: &str) -> Option<TensorBytes>;
+
+    /// The tensor that is wanted, or what there is under its name. A source that does not know by itself how large a
+    /// tensor is learns it here.
+    fn find(&self, wanted: &StoredTensor) -> Option<TensorBytes> {
+        self.tensor(&wanted.name)
+    }
 }
 
 /// A stored tensor.
@@ -465,7 +471,7 @@ fn tensor(
     source: &dyn WeightSource,
     problems: &mut Vec<TensorProblem>,
 ) -> Option<Bytes> {
-    let Some(found) = source.tensor(&wanted.name) else {
+    let Some(found) = source.find(&wanted) else {
         let StoredTensor { name, element, shape: expected, .. } = wanted;
         problems.push(TensorProblem::Missing { name, element, expected });
         return None;
