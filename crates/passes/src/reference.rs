@@ -95,24 +95,19 @@ fn encodings(kernels: &Kernels) -> Vec<EncodingRow<'_>> {
     for encoding in kernels.ops.encodings() {
         let (doc, name) = (encoding.def().doc.as_str(), format!("`{encoding}`"));
         let bits = encoding.bits();
-        match rows.iter_mut().find(|(row, _)| row.doc == doc) {
-            Some((row, all)) => {
-                row.names.push(name);
-                all.extend(bits);
-            }
-            None => {
-                let row = EncodingRow { doc, names: vec![name], bits: String::new() };
-                rows.push((row, bits.into_iter().collect()));
-            }
+        if let Some((row, all)) = rows.iter_mut().find(|(row, _)| row.doc == doc) {
+            row.names.push(name);
+            all.extend(bits);
+        } else {
+            let row = EncodingRow { doc, names: vec![name], bits: String::new() };
+            rows.push((row, bits.into_iter().collect()));
         }
     }
     let finished = rows.into_iter().map(|(mut row, bits)| {
         let least = bits.iter().copied().fold(f64::INFINITY, f64::min);
         let most = bits.iter().copied().fold(0.0, f64::max);
-        row.bits = match least < most {
-            true => format!("{least:.4} to {most:.4}"),
-            false => format!("{most:.4}"),
-        };
+        row.bits =
+            if least < most { format!("{least:.4} to {most:.4}") } else { format!("{most:.4}") };
         row
     });
     finished.collect()

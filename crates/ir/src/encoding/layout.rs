@@ -106,12 +106,11 @@ impl StoredTensor {
         if !narrow && !repeat {
             return None;
         }
-        let widened: Vec<u8> = match narrow {
-            true => bytes
-                .chunks_exact(element.size() as usize)
-                .flat_map(|x| element.read(x).float().to_le_bytes())
-                .collect(),
-            false => bytes.to_vec(),
+        let widened: Vec<u8> = if narrow {
+            let elements = bytes.chunks_exact(element.size() as usize);
+            elements.flat_map(|x| element.read(x).float().to_le_bytes()).collect()
+        } else {
+            bytes.to_vec()
         };
         let count = self.bytes / self.element.size();
         Some(if repeat { widened.repeat(usize::try_from(count).ok()?) } else { widened })
