@@ -41,6 +41,8 @@ enum Command {
     CheckReproducible(tools::check_reproducible::Args),
     /// Try rewrite rules: both sides on random sizes, attributes and operands.
     CheckRules(tools::check_rules::Args),
+    /// List how weights may be stored: number formats of checkpoints, and where they come from.
+    Encodings(tools::encodings::Args),
     /// Show what specs, fused ops, rules and kernels may say: ops, expressions, fields, blocks.
     Ops(tools::ops::Args),
     /// Find the first layer, and the op in it, that departs from what transformers computed.
@@ -89,6 +91,7 @@ fn main() -> ExitCode {
         Command::CheckTemplates(args) => tools::check_templates::run(&args),
         Command::CheckReproducible(args) => tools::check_reproducible::run(&args),
         Command::CheckRules(args) => tools::check_rules::run(&args),
+        Command::Encodings(args) => tools::encodings::run(&args),
         Command::Ops(args) => tools::ops::run(&args),
         Command::Diff(args) => tools::diff::run(&args),
         Command::Logits(args) => tools::logits::run(&args),

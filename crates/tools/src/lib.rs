@@ -13,6 +13,7 @@ pub mod check_rules;
 pub mod check_templates;
 pub mod compile;
 pub mod diff;
+pub mod encodings;
 pub mod health;
 mod http;
 pub mod logits;
