@@ -15,6 +15,7 @@ use crate::spec::{Entries, Library, read_ron};
 pub(crate) const TABLE: &str = "gguf/tokenizers.ron";
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
+const KINDS: &str = "tokenizer.ggml.token_type";
 /// Longer pieces are not taken apart into what they may be merged of: that work grows with the square of their length.
 const MAX_PIECE: usize = 256;
 
@@ -33,6 +34,7 @@ struct Table<'a> {
 /// What stands under some values of `tokenizer.ggml.pre`.
 #[derive(Debug, Deserialize)]
 #[serde(rename = "named", deny_unknown_fields)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 struct Named<'a> {
     #[serde(borrow)]
     names: Vec<&'a str>,
@@ -102,7 +104,6 @@ impl<'a> Vocabulary<'a> {
         if u32::try_from(tokens.len()).is_err() {
             return Err(fault(wrong(TOKENS, "fewer than 2^32 texts", Value::Whole(0))));
         }
-        const KINDS: &str = "tokenizer.ggml.token_type";
         let kinds = match list(KINDS)? {
             None => vec![Kind::Normal; tokens.len()],
             Some(list) => {
@@ -209,7 +210,7 @@ impl<'a> Vocabulary<'a> {
     /// A tokenizer of the library: `parts` are its normalizer, its splits, its decoder.
     fn assemble(
         &self,
-        model: Json,
+        model: &Json,
         begins: bool,
         parts: [Json; 3],
     ) -> Result<Json, TokenizerError> {
@@ -285,7 +286,7 @@ impl<'a> Vocabulary<'a> {
             let pre = json!({ "type": "Sequence", "pretokenizers": splits });
             [spaced(prefix), pre, unspaced(prefix)]
         };
-        self.assemble(model, named.begin, parts)
+        self.assemble(&model, named.begin, parts)
     }
 
     /// Merges of pieces in the order of their scores, as SentencePiece's BPE has them (`llama`).
@@ -327,7 +328,7 @@ impl<'a> Vocabulary<'a> {
             "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
         });
         let prefix = self.flag("add_space_prefix")?.unwrap_or(true);
-        self.assemble(model, true, [spaced(prefix), Json::Null, unspaced(prefix)])
+        self.assemble(&model, true, [spaced(prefix), Json::Null, unspaced(prefix)])
     }
 }
 

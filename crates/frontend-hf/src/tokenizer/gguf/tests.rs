@@ -147,6 +147,8 @@ fn words(all: &[&str]) -> Vec<u8> {
     list(8, all.len() as u64, &all.iter().map(|w| text(w)).collect::<Vec<_>>())
 }
 
+type Entry = (&'static str, Vec<u8>);
+
 #[test]
 fn what_a_vocabulary_lacks_is_named() {
     let base = || {
@@ -160,7 +162,6 @@ fn what_a_vocabulary_lacks_is_named() {
     let (_dir, files) = file(&base());
     let tokenizer = Tokenizer::open(&files).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(tokenizer.encode("aab", true).expect("tokens"), [0, 2]);
-    type Entry = (&'static str, Vec<u8>);
     let changed = |i: usize, entry: Option<Entry>| {
         let mut all = base();
         all.remove(i);
