@@ -8,8 +8,9 @@ use infernum_ir::{
     CallSite, DType, Encoding, Graph, Module, NodeKind, Param, Sym, TensorType, Type,
 };
 
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, TensorView, part_of};
 use crate::config::{Config, ConfigError};
+use crate::gguf::{MapError, Mapped};
 use crate::lower::{LowerError, Lowered, Request, lower};
 use crate::source::ModelFiles;
 use crate::spec::{Library, LibraryError, Source, parse_family};
@@ -31,6 +32,8 @@ pub enum ModelError {
     Library(#[from] LibraryError),
     #[error(transparent)]
     Lower(#[from] LowerError),
+    #[error(transparent)]
+    Map(#[from] MapError),
     #[error("{place}: {text}")]
     NoFamily { place: String, text: String },
     #[error(
@@ -56,6 +59,8 @@ pub struct Model {
     /// The family's spec.
     pub spec: Source,
     library: Library,
+    /// How a GGUF file is read: nothing for a folder.
+    container: Vec<Source>,
 }
 
 /// The choices made when a model is lowered.
@@ -77,6 +82,9 @@ impl Model {
         spec: Option<&Path>,
         library: &Library,
     ) -> Result<Model, ModelError> {
+        if files.gguf().is_some() {
+            return Model::open_gguf(files, spec, library);
+        }
         let checkpoint = Checkpoint::open(&files);
         let mut model = Model::without_weights(files, spec, library)?;
         model.checkpoint = Some(checkpoint?);
@@ -89,8 +97,29 @@ impl Model {
         spec: Option<&Path>,
         library: &Library,
     ) -> Result<Model, ModelError> {
+        if files.gguf().is_some() {
+            let model = Model::open_gguf(files, spec, library)?;
+            return Ok(Model { checkpoint: None, ..model });
+        }
         let config = Config::open(&files)?;
         Model::assemble(files, config, spec, library)
+    }
+
+    /// Opens a GGUF file, which holds config and checkpoint.
+    fn open_gguf(
+        files: ModelFiles,
+        spec: Option<&Path>,
+        library: &Library,
+    ) -> Result<Model, ModelError> {
+        let checkpoint = Checkpoint::open(&files)?;
+        let Some(tables) = checkpoint.gguf() else {
+            let place = files.name().to_owned();
+            return Err(CheckpointError::NoWeights { place, hint: "" }.into());
+        };
+        let Mapped { config, sources, changes } = Mapped::read(files.name(), tables, library)?;
+        let model = Model::assemble(files, config, spec, library)?;
+        let checkpoint = Some(checkpoint.with_changes(changes));
+        Ok(Model { checkpoint, container: sources, ..model })
     }
 
     /// A model that is nothing but a config.
@@ -113,7 +142,13 @@ impl Model {
             Some(path) => Library::open(path)?,
             None => family_for(&files, &config, library)?,
         };
-        Ok(Model { files, config, checkpoint: None, spec, library: library.clone() })
+        let (library, container) = (library.clone(), Vec::new());
+        Ok(Model { files, config, checkpoint: None, spec, library, container })
+    }
+
+    /// The data files that it was opened with.
+    pub fn library(&self) -> &Library {
+        &self.library
     }
 
     /// The element type of activations: the config's, or bf16.
@@ -154,10 +189,19 @@ impl Model {
             None => self.dtype()?,
         };
         let stored = |name: &str| self.checkpoint.as_ref()?.tensor(name)?.dtype.ir();
-        let encodings = self.encodings(encodings)?;
+        let encodings: Vec<&Encoding> = encodings.into_iter().collect();
+        let met = self.encodings(encodings.iter().copied())?;
         let encoding = |name: &str, shape: &[u64]| {
             let checkpoint = self.checkpoint.as_ref()?;
-            encodings.iter().find(|e| is_stored(checkpoint, e, name, shape)).map(|e| (*e).clone())
+            if let Some(number) = checkpoint.tensor(name).and_then(|t| t.blocks) {
+                let of_type = |e: &&&Encoding| e.def().gguf == Some(number);
+                return encodings
+                    .iter()
+                    .find(of_type)
+                    .map(|e| (*e).clone())
+                    .filter(|_| shape.len() == 2);
+            }
+            stored_as(checkpoint, &met, name, shape).cloned()
         };
         let lowered = lower(
             &self.spec,
@@ -170,10 +214,11 @@ impl Model {
                 weight_dtype: &stored,
                 encoding: &encoding,
                 rows: options.rows,
+                container: &self.container,
             },
         )?;
         if let Some(checkpoint) = &self.checkpoint {
-            self.check(checkpoint, &lowered)?;
+            self.check(checkpoint, &lowered, &met)?;
         }
         Ok(lowered)
     }
@@ -202,21 +247,30 @@ impl Model {
         Ok(met)
     }
 
-    fn check(&self, checkpoint: &Checkpoint, lowered: &Lowered) -> Result<(), ModelError> {
-        let mut problems = binding_problems(checkpoint, &lowered.module, &lowered.ignore);
-        if problems.is_empty() {
-            return Ok(());
-        }
+    fn check(
+        &self,
+        checkpoint: &Checkpoint,
+        lowered: &Lowered,
+        encodings: &[&Encoding],
+    ) -> Result<(), ModelError> {
+        let unused = encodings.iter().flat_map(|e| e.unused());
+        let ignore: Vec<&String> = lowered.ignore.iter().chain(unused).collect();
+        let mut problems = binding_problems(checkpoint, &lowered.module, &ignore);
         let is_encoded = |p: &Type| matches!(p, Type::Tensor(t) if t.encoding.is_some());
         let mut types = lowered.module.graphs.iter().flat_map(Graph::params).map(|(.., ty)| ty);
+        // A config that asks for what no encoding knows is not followed in silence.
         if let Some(config @ Value::Map(_)) = self.config.value("quantization_config")
             && !types.any(is_encoded)
         {
             let method = config.member("quant_method");
             problems.push(format!(
-                "  quantization_config of config.json: no encoding that is known (`infernum ops`) is for \
-                 these weights, whose quant_method is {method}; one can be added with --data"
+                "  quantization_config of config.json: no encoding that is known (`infernum encodings`) is for \
+                 these weights, whose quant_method is {method}; one can be added with --data. Where they are \
+                 stored as plain numbers, leave quantization_config out"
             ));
+        }
+        if problems.is_empty() {
+            return Ok(());
         }
         Err(ModelError::Binding {
             place: self.files.name().to_owned(),
@@ -241,31 +295,49 @@ fn family_for(
         served.extend(family.architectures.iter().map(|a| (*a).to_owned()));
     }
     let text = format!(
-        "config.json names the architecture {}, which no family serves (they serve {}); write a \
+        "{} names the architecture {}, which no family serves (they serve {}); write a \
          spec for it and give it with --spec",
+        if files.gguf().is_some() { "its map" } else { "config.json" },
         if wanted.is_empty() { "nothing".to_owned() } else { wanted.join(", ") },
         served.join(", ")
     );
     Err(ModelError::NoFamily { place: files.name().to_owned(), text })
 }
 
-/// Whether the first of the tensors that the encoding has is there. Codes without scales are not taken for
-/// numbers: that the others are missing is told when weights are bound.
-fn is_stored(checkpoint: &Checkpoint, encoding: &Encoding, name: &str, shape: &[u64]) -> bool {
-    let [rows, columns] = *shape else { return false };
-    let tensors = encoding.tensors(name, rows, columns).unwrap_or_default();
-    let holds = |t: &StoredTensor| {
+/// How the weight of that name is stored: of the encodings whose tensors are all there the one that has the most.
+/// Where none is there whole, one whose first tensor is: codes without scales are not taken for numbers, and what
+/// is missing is told when weights are bound.
+fn stored_as<'e>(
+    checkpoint: &Checkpoint,
+    encodings: &[&'e Encoding],
+    name: &str,
+    shape: &[u64],
+) -> Option<&'e Encoding> {
+    let is_there = |t: &StoredTensor| {
         let found = checkpoint.tensor(&t.name);
-        found.is_some_and(|f| f.dtype.element() == Some(t.element) && f.shape == t.shape)
+        found.is_some_and(|f| f.dtype.element().is_some_and(|e| t.is_held_by(e, f.shape)))
     };
-    encoding.is_for(name) && tensors.first().is_some_and(holds)
+    let mut best: Option<(&Encoding, usize)> = None;
+    for encoding in encodings.iter().filter(|e| e.is_for(name)) {
+        let tensors = encoding.tensors_of(name, shape).unwrap_or_default();
+        let score = match tensors.first() {
+            Some(first) if is_there(first) => 1,
+            _ => continue,
+        };
+        let whole = tensors.iter().all(is_there);
+        let score = if whole { 1 + tensors.len() } else { score };
+        if best.is_none_or(|(_, most)| score > most) {
+            best = Some((encoding, score));
+        }
+    }
+    best.map(|(encoding, _)| encoding)
 }
 
 /// How many problems a message lists before it only counts.
 const LISTED: usize = 40;
 
 /// Everything about a checkpoint that does not fit the module.
-fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[String]) -> Vec<String> {
+fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[&String]) -> Vec<String> {
     let mut used = std::collections::HashSet::new();
     let mut problems = Vec::new();
     for CallSite { graph, layer } in &module.schedule {
@@ -278,24 +350,21 @@ fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[String])
             let shape: Vec<u64> = ty.shape.iter().filter_map(|d| d.as_const()).collect();
             let shape = &shape[usize::from(weight.stack.is_some())..];
             let tensors = weight.tensors(*layer).into_iter();
-            for StoredTensor { name, element, shape, .. } in
-                tensors.flat_map(|name| wanted(name, ty, shape))
-            {
-                if !used.insert(name.clone()) {
+            let shape = &shape.to_vec();
+            let all = tensors.flat_map(|name| wanted(name, ty, shape));
+            for stored in all {
+                if !used.insert(stored.name.clone()) {
                     continue;
                 }
-                let wrong = match checkpoint.tensor(&name) {
+                if let Some((whole, _)) = part_of(&stored.name) {
+                    used.insert(whole.to_owned());
+                }
+                let wrong = match checkpoint.tensor(&stored.name) {
                     None => Some("missing".to_owned()),
-                    Some(t) if t.dtype.element() != Some(element) => {
-                        Some(format!("expected element type {element}, found {}", t.dtype))
-                    }
-                    Some(t) if t.shape != shape => {
-                        Some(format!("expected shape {shape:?}, found {:?}", t.shape))
-                    }
-                    Some(_) => None,
+                    Some(t) => misfit(&t, &stored, shape, ty),
                 };
                 let place = node.loc.as_ref().map(|l| format!(" ({l})")).unwrap_or_default();
-                problems.extend(wrong.map(|w| format!("  `{name}`: {w}{place}")));
+                problems.extend(wrong.map(|w| format!("  `{}`: {w}{place}", stored.name)));
             }
         }
     }
@@ -310,13 +379,51 @@ fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[String])
     problems
 }
 
+/// Why a tensor is not the one that is wanted: a part of a weight of type `ty` and of this shape.
+fn misfit(
+    found: &TensorView<'_>,
+    wanted: &StoredTensor,
+    shape: &[u64],
+    ty: &TensorType,
+) -> Option<String> {
+    let blocks = found.blocks.is_some();
+    if let (Some(number), None) = (found.blocks, &ty.encoding) {
+        return Some(format!(
+            "is of GGUF type {number}, and no encoding that is known (`infernum encodings`) has that number for a \
+             weight of shape {shape:?}; one can be added with --data"
+        ));
+    }
+    let is_held = |e| wanted.is_held_by(e, found.shape);
+    if !found.is_loose && found.dtype.element().is_some_and(is_held) {
+        return None;
+    }
+    // The shape of what is in blocks counts values; that of any other encoding what its tensor holds.
+    let shape = if blocks { shape } else { &wanted.shape };
+    if !found.is_stored_as(wanted) {
+        let (element, found) = (wanted.element, found.stored_as());
+        return Some(format!("expected element type {element}, found {found}"));
+    }
+    if !found.has_shape(shape) {
+        return Some(format!("expected shape {shape:?}, found {:?}", found.shape));
+    }
+    if blocks && found.place(wanted.bytes).is_none() {
+        let (needed, room) = (wanted.bytes, found.location.len);
+        return Some(format!(
+            "its blocks need {needed} bytes (of each part), and {room} are there before the next tensor or the end of \
+             the file; the file is corrupt"
+        ));
+    }
+    let element = if blocks { None } else { found.dtype.element() };
+    found.change.and_then(|change| change.check(found.shape, element).err())
+}
+
 /// The tensors that hold a weight of this name, type and shape.
 fn wanted(name: String, ty: &TensorType, shape: &[u64]) -> Vec<StoredTensor> {
-    if let (Some(encoding), [rows, columns]) = (&ty.encoding, shape) {
-        return encoding.tensors(&name, *rows, *columns).unwrap_or_default();
+    if let Some(encoding) = &ty.encoding {
+        return encoding.tensors_of(&name, shape).unwrap_or_default();
     }
     let shape = shape.to_vec();
-    vec![StoredTensor { name, element: ty.dtype.into(), shape, bytes: 0, offset: 0 }]
+    vec![StoredTensor::plain(name, ty.dtype.into(), shape)]
 }
 
 /// Whether `name` fits `pattern`, in which `*` stands for any text.

@@ -221,8 +221,16 @@ fn trial_encoding() -> Option<Encoding> {
     Encoding::new(EncodingDef {
         name: "trial".to_owned(),
         doc: String::new(),
-        stored: Stored::Tensors { of: "weight".to_owned(), tensors: tensors.to_vec() },
+        stored: Stored::Tensors {
+            of: "weight".to_owned(),
+            tensors: tensors.to_vec(),
+            broadcast: Vec::new(),
+            unused: Vec::new(),
+        },
         tables: Vec::new(),
+        constants: Vec::new(),
+        lets: Vec::new(),
+        zero: None,
         group: Group { n: Some(1), k: Some(1) },
         code: Code { kind: CodeKind::Table, bits: 16, value: "codes[n][k]".to_owned() },
         scale: "scales[n][k]".to_owned(),
