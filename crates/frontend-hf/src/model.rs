@@ -38,6 +38,8 @@ pub enum ModelError {
          --dtype chooses another"
     )]
     Activations { file: String, dtype: DType },
+    #[error("there is no encoding `{name}`{hint}; known: {known}")]
+    NoEncoding { name: String, hint: String, known: String },
     #[error("encoding `{encoding}`: its condition on quantization_config: {message}")]
     Condition { encoding: String, message: String },
     #[error("{place} does not fit {spec}:\n{}", problems.join("\n"))]
@@ -55,6 +57,8 @@ pub struct Model {
     pub checkpoint: Option<Checkpoint>,
     /// The family's spec.
     pub spec: Source,
+    /// Without a checkpoint: the encoding that matrices are taken to be stored in, where it can hold them.
+    pub random_encoding: Option<String>,
     library: Library,
 }
 
@@ -113,7 +117,8 @@ impl Model {
             Some(path) => Library::open(path)?,
             None => family_for(&files, &config, library)?,
         };
-        Ok(Model { files, config, checkpoint: None, spec, library: library.clone() })
+        let (checkpoint, random_encoding) = (None, None);
+        Ok(Model { files, config, checkpoint, spec, random_encoding, library: library.clone() })
     }
 
     /// The element type of activations: the config's, or bf16.
@@ -154,8 +159,15 @@ impl Model {
             None => self.dtype()?,
         };
         let stored = |name: &str| self.checkpoint.as_ref()?.tensor(name)?.dtype.ir();
+        let encodings: Vec<&Encoding> = encodings.into_iter().collect();
+        let random = self.random_encoding.as_ref().filter(|_| self.checkpoint.is_none());
+        let random = random.map(|name| named(&encodings, name)).transpose()?;
         let encodings = self.encodings(encodings)?;
         let encoding = |name: &str, shape: &[u64]| {
+            if let (Some(random), [rows, columns]) = (random, shape) {
+                let holds = random.is_for(name) && random.layout(*rows, *columns).is_ok();
+                return holds.then(|| random.clone());
+            }
             let checkpoint = self.checkpoint.as_ref()?;
             encodings.iter().find(|e| is_stored(checkpoint, e, name, shape)).map(|e| (*e).clone())
         };
@@ -224,6 +236,15 @@ impl Model {
             problems,
         })
     }
+}
+
+fn named<'e>(encodings: &[&'e Encoding], name: &str) -> Result<&'e Encoding, ModelError> {
+    let found = encodings.iter().find(|e| e.name() == name).copied();
+    found.ok_or_else(|| {
+        let known: Vec<&str> = encodings.iter().map(|e| e.name()).collect();
+        let hint = infernum_ir::nearest(name, known.iter().copied());
+        ModelError::NoEncoding { name: name.to_owned(), hint, known: known.join(", ") }
+    })
 }
 
 fn family_for(

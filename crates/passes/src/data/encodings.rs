@@ -88,6 +88,7 @@ pub(super) fn read(source: &Source, file: &File<'_>) -> Result<Encoding, SourceE
         minimum: text(file.minimum),
         when: text(file.when),
         gguf: file.gguf,
+        packed: false,
     };
     Encoding::new(def).map_err(|EncodingFault { of, at: offset, message }| {
         let slice = match of {

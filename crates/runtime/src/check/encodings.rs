@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use infernum_ir::encoding::packing::packed_value;
 use infernum_ir::encoding::{CodeKind, Number, Stored};
 use infernum_ir::{DType, Encoding, Op, OpSet, random, text};
 use infernum_passes::check::CallModule;
@@ -33,6 +34,7 @@ pub fn check(encoding: &Encoding, seed: u64) -> Result<u64, String> {
     let mut rng = random::named(encoding.name(), seed);
     let all = encoding.random((rows, columns), false, &mut rng)?;
     let decoder = encoding.decoder(rows, columns, all.iter().map(|(_, b)| &b[..]).collect())?;
+    let packed = encoding.packed().ok().map(|_| decoder.packed()).transpose()?;
     let def = encoding.def();
     let (gn, gk) = (def.group.n.unwrap_or(rows), def.group.k.unwrap_or(columns));
     let mut codes = HashSet::new();
@@ -59,6 +61,12 @@ pub fn check(encoding: &Encoding, seed: u64) -> Result<u64, String> {
             }
             let scaled = code.float() * scale;
             let expected = if def.minimum.is_some() { scaled - minimum } else { scaled };
+            if let Some(packed) = &packed {
+                let again = packed_value(encoding, columns, packed, n, k)?;
+                if !same(*value, again) {
+                    return Err(format!("{at}: it is {value}, packed {again}"));
+                }
+            }
             if !same(*value, expected) {
                 return Err(format!("{at}: its row has {value}, expected {expected}"));
             }
@@ -102,6 +110,31 @@ pub(super) fn call(encoding: &Encoding, dtype: DType, ops: &OpSet) -> Result<Tri
     let module = text::parse_with(&ir, "check", ops).map_err(|e| e.to_string())?;
     let shown = format!("{encoding}[{rows}, {columns}]");
     Ok(Tried::Made(Arc::new(CallModule { module, shown })))
+}
+
+/// As [`call`], of the packed form of what is stored; `None` where there is none.
+pub(super) fn packed_call(
+    encoding: &Encoding,
+    dtype: DType,
+    ops: &OpSet,
+) -> Result<Option<Tried>, String> {
+    if encoding.packed().is_err() {
+        return Ok(None);
+    }
+    let (rows, columns) = sizes(encoding);
+    let ir = format!(
+        "module check\ngraph g {{\n  \
+           %w = weight \"one.weight\" : const {encoding}[{rows}, {columns}]\n  \
+           %e = weight \"e.{{expert}}.weight\" stack 3 : const {encoding}[3, {rows}, {columns}]\n  \
+           %p = repack(%w) : const packed {encoding}[{rows}, {columns}]\n  \
+           %f = repack(%e) : const packed {encoding}[3, {rows}, {columns}]\n  \
+           %r = dequantise(%p) {{dtype: {dtype}}} : {dtype}[{rows}, {columns}]\n  \
+           %s = dequantise(%f) {{dtype: {dtype}}} : {dtype}[3, {rows}, {columns}]\n  \
+           return %r, %s\n}}\nschedule g\n"
+    );
+    let module = text::parse_with(&ir, "check", ops).map_err(|e| e.to_string())?;
+    let shown = format!("packed {encoding}[{rows}, {columns}]");
+    Ok(Some(Tried::Made(Arc::new(CallModule { module, shown }))))
 }
 
 /// What the CPU decodes of an encoding against its file, for each type that its values may be wanted in.
