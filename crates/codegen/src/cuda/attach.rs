@@ -142,7 +142,7 @@ pub fn ceiling(
     let ops = OpSet::default();
     let mut attach = Attach::new(&ops, library, device, Dims::default(), TunedVariants::default());
     let row = |cols: u64| TensorType::act(DType::U32, [1.into(), cols.into()]);
-    let launch = apart(CEILING, ["x", "y"], row(bytes / 4), row(1));
+    let launch = apart(CEILING, row(bytes / 4), row(1));
     match (attach.launch(&launch, Bucket::ALL, CEILING)?, attach.kernels.pop()) {
         (Run::Kernel(k), Some(kernel)) => Ok((launch, k, kernel)),
         _ => Err(CudaError::NoTemplate { launch: CEILING.to_owned(), op: CEILING.to_owned() }),
@@ -165,7 +165,7 @@ fn feed(plan: &Plan) -> Option<Launch> {
         Yields::Logits => return None,
     };
     let tokens = TensorType::act(DType::U32, [Sym::T.into()]);
-    (plan.output_rows == Some(Sym::B)).then(|| apart(FEED, ["x", "y"], ids.ty.clone(), tokens))
+    (plan.output_rows == Some(Sym::B)).then(|| apart(FEED, ids.ty.clone(), tokens))
 }
 
 /// What makes the packed forms that the plan's weights have, each once.
@@ -185,7 +185,12 @@ fn repacks(plan: &Plan) -> Vec<Launch> {
 }
 
 /// A launch that is no graph's.
-fn apart(op: &str, names: [&str; 2], x: TensorType, y: TensorType) -> Launch {
+fn apart(op: &str, x: TensorType, y: TensorType) -> Launch {
+    apart_of(op, ["x", "y"], x, y)
+}
+
+/// As [`apart`], with names of its operand and its result.
+fn apart_of(op: &str, names: [&str; 2], x: TensorType, y: TensorType) -> Launch {
     let value = |ty: TensorType| Value { arg: Arg::Buffer(0), ty: ty.into() };
     Launch {
         op: op.to_owned(),
