@@ -5,6 +5,7 @@ mod encodings;
 mod engine;
 mod fused_numbers;
 mod fusion;
+mod gguf;
 mod ir_files;
 mod ir_fixtures;
 mod layouts;

@@ -1,12 +1,21 @@
-//! A checkpoint: one safetensors file, or several with an index.
+//! A checkpoint: one safetensors file, or several with an index; or a GGUF file, or the parts of one.
+
+mod parts;
+mod table;
 
 use std::fmt;
 use std::path::Path;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
-use crate::safetensors::{Entry, Header, HeaderError, StoredType};
+use infernum_ir::encoding::StoredTensor;
+
+use crate::gguf::{Change, Gguf, GgufError};
+use crate::model::matches;
+use crate::safetensors::{HeaderError, StoredType};
 use crate::source::{Bytes, ModelFiles, SourceError};
+pub(crate) use table::part_of;
+use table::{Row, Table};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -48,6 +57,10 @@ pub enum CheckpointError {
     NotInShard { tensors: Vec<String> },
     #[error("tensor `{tensor}` is both in {first} and in {second}; remove one of the two files")]
     InTwoShards { tensor: String, first: String, second: String },
+    #[error("{file}: {error}")]
+    Gguf { file: String, error: GgufError },
+    #[error("{file}: {message}")]
+    Parts { file: String, message: String },
 }
 
 /// The first names of a list, and how many more there are.
@@ -92,9 +105,53 @@ pub struct TensorView<'a> {
     pub file: &'a str,
     /// The same data as a position, free of lifetimes.
     pub location: TensorLocation,
+    /// In GGUF files the number of its type, where its values are in blocks: `dtype` is then bytes, and `data` may
+    /// reach beyond them, as only its encoding says how many there are.
+    pub blocks: Option<u32>,
+    /// Which part of the tensor `name` along its first dimension, where it is one: `shape` is the part's, all else
+    /// the whole tensor's.
+    pub part: Option<u64>,
+    /// What is to be done to it when it is read.
+    pub change: Option<&'a Change>,
+    /// Whether dimensions of 1 count for nothing, as in GGUF files.
+    pub is_loose: bool,
 }
 
 impl TensorView<'_> {
+    /// Whether it has this shape. In GGUF files dimensions of 1 count for nothing.
+    pub fn has_shape(&self, shape: &[u64]) -> bool {
+        let more = |s: &[u64]| s.iter().copied().filter(|d| *d != 1).collect::<Vec<_>>();
+        let (own, other) = (more(self.shape), more(shape));
+        // A vector may be stored in rows.
+        let vector = own.len() <= 1 || other.len() <= 1;
+        let alike = vector && own.iter().product::<u64>() == other.iter().product::<u64>();
+        self.shape == shape || (self.is_loose && (own == other || alike))
+    }
+
+    /// Whether it is stored as the tensor that is wanted: its elements, or in GGUF files its type.
+    pub fn is_stored_as(&self, wanted: &StoredTensor) -> bool {
+        if self.blocks.is_some() {
+            return self.blocks == wanted.gguf;
+        }
+        let blocks = self.is_loose && wanted.gguf.is_some();
+        !blocks && self.dtype.element() == Some(wanted.element)
+    }
+
+    /// How it is stored, for messages.
+    pub fn stored_as(&self) -> String {
+        self.blocks.map_or(self.dtype.to_string(), |number| format!("GGUF type {number}"))
+    }
+
+    /// Where its bytes lie, of which there are `len`: of a part, after those of the parts before it. `None` where the
+    /// file has no room for them.
+    pub fn place(&self, len: u64) -> Option<TensorLocation> {
+        let start = self.part.unwrap_or(0).checked_mul(len)?;
+        let end = start.checked_add(len)?;
+        let offset = self.location.offset + usize::try_from(start).ok()?;
+        let inside = end <= self.location.len as u64;
+        inside.then_some(TensorLocation { offset, len: len as usize, ..self.location })
+    }
+
     /// Whether the data may be viewed as a slice of its elements. False for files whose header
     /// length is not a multiple of the element size: read those with unaligned loads.
     pub fn is_aligned(&self) -> bool {
@@ -107,25 +164,30 @@ impl TensorView<'_> {
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Vec<Shard>,
+    /// What is done to tensors whose names fit a pattern.
+    changes: Vec<(String, Change)>,
 }
 
 #[derive(Debug)]
 struct Shard {
     name: String,
     bytes: Bytes,
-    header: Header,
+    table: Table,
 }
 
 impl Checkpoint {
-    /// Opens `model.safetensors`, else every shard of `model.safetensors.index.json`, else the only
+    /// Opens the GGUF file and its parts, where the model is one; else `model.safetensors`, else every shard of `model.safetensors.index.json`, else the only
     /// `*.safetensors` file there is.
     ///
     /// The index must be true of the files: every tensor it lists is in the shard it names. Tensors
     /// that a shard holds beyond those are kept; whether a model expects them is the binder's
     /// question.
     pub fn open(files: &ModelFiles) -> Result<Checkpoint, CheckpointError> {
+        if let Some(name) = files.gguf() {
+            return Ok(Checkpoint::of(parts::open(files, name)?));
+        }
         if let Some(bytes) = files.read(SINGLE)? {
-            return Ok(Checkpoint { files: vec![Shard::open(SINGLE, bytes)?] });
+            return Ok(Checkpoint::of(vec![Shard::open(SINGLE, bytes)?]));
         }
         if let Some(index) = files.read(INDEX)? {
             return open_shards(files, &index);
@@ -135,7 +197,7 @@ impl Checkpoint {
             Some(bytes) => Shard::open(&name, bytes)?,
             None => return Err(CheckpointError::MissingShards { shards: vec![name] }),
         };
-        Ok(Checkpoint { files: vec![shard] })
+        Ok(Checkpoint::of(vec![shard]))
     }
 
     /// Opens one file, whatever its name.
@@ -145,20 +207,30 @@ impl Checkpoint {
         let missing = || SourceError::Missing { path: path.to_owned() };
         let file = path.file_name().and_then(|n| n.to_str()).ok_or_else(missing)?;
         let bytes = ModelFiles::folder(folder)?.read(file)?.ok_or_else(missing)?;
-        Ok(Checkpoint { files: vec![Shard::open(&name, bytes)?] })
+        Ok(Checkpoint::of(vec![Shard::open(&name, bytes)?]))
+    }
+
+    fn of(files: Vec<Shard>) -> Checkpoint {
+        Checkpoint { files, changes: Vec::new() }
+    }
+
+    /// The same, its tensors changed when they are read where their names fit a pattern.
+    #[must_use]
+    pub fn with_changes(self, changes: Vec<(String, Change)>) -> Checkpoint {
+        Checkpoint { changes, ..self }
     }
 
     /// The tensor called `name`.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         self.files.iter().enumerate().find_map(|(i, shard)| {
-            shard.header.find(&shard.bytes, name).map(|entry| shard.view(i, entry))
+            shard.table.find(&shard.bytes, name).map(|row| self.view(i, row))
         })
     }
 
     /// All tensors: file by file, by name within a file.
     pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
-        self.files.iter().enumerate().flat_map(|(i, shard)| {
-            shard.header.entries().iter().map(move |entry| shard.view(i, entry))
+        self.files.iter().enumerate().flat_map(move |(i, shard)| {
+            shard.table.rows(&shard.bytes).map(move |row| self.view(i, row))
         })
     }
 
@@ -169,7 +241,7 @@ impl Checkpoint {
 
     /// Number of tensors.
     pub fn len(&self) -> usize {
-        self.files.iter().map(|shard| shard.header.len()).sum()
+        self.files.iter().map(|shard| shard.table.len()).sum()
     }
 
     /// True when there is no tensor at all.
@@ -179,7 +251,31 @@ impl Checkpoint {
 
     /// Bytes of all tensors' data together.
     pub fn data_len(&self) -> u64 {
-        self.files.iter().flat_map(|shard| shard.header.entries()).map(Entry::len).sum()
+        self.tensors().map(|t| t.data.len() as u64).sum()
+    }
+
+    fn view<'a>(&'a self, file: usize, row: Row<'a>) -> TensorView<'a> {
+        let shard = &self.files[file];
+        let (offset, len) = (row.offset as usize, row.len as usize);
+        let change = self.changes.iter().find(|(pattern, _)| matches(pattern, row.name));
+        TensorView {
+            name: row.name,
+            dtype: row.dtype,
+            shape: row.shape,
+            data: shard.bytes.get(offset..offset + len).unwrap_or_default(),
+            file: &shard.name,
+            location: TensorLocation { file, offset, len },
+            blocks: row.blocks,
+            part: row.part,
+            change: change.map(|(_, change)| change),
+            is_loose: shard.gguf().is_some(),
+        }
+    }
+
+    /// The tables of the first file and its bytes, where it is a GGUF file: its metadata is the model's.
+    pub fn gguf(&self) -> Option<(&Gguf, &[u8])> {
+        let first = self.files.first()?;
+        Some((first.gguf()?, &first.bytes))
     }
 
     /// Number of files.
@@ -200,25 +296,12 @@ impl Checkpoint {
 
 impl Shard {
     fn open(name: &str, bytes: Bytes) -> Result<Shard, CheckpointError> {
-        match Header::parse(&bytes) {
-            Ok(header) => Ok(Shard { name: name.into(), bytes, header }),
-            Err(error) => Err(CheckpointError::Header { file: name.into(), error }),
-        }
+        let table = Table::parse(name, &bytes)?;
+        Ok(Shard { name: name.into(), bytes, table })
     }
 
-    fn view<'a>(&'a self, file: usize, entry: &'a Entry) -> TensorView<'a> {
-        TensorView {
-            name: self.header.name(&self.bytes, entry),
-            dtype: entry.dtype(),
-            shape: self.header.shape(entry),
-            data: self.header.data(&self.bytes, entry),
-            file: &self.name,
-            location: TensorLocation {
-                file,
-                offset: entry.offset() as usize,
-                len: entry.len() as usize,
-            },
-        }
+    fn gguf(&self) -> Option<&Gguf> {
+        if let Table::Gguf(gguf) = &self.table { Some(gguf) } else { None }
     }
 }
 
@@ -261,7 +344,7 @@ fn open_shards(files: &ModelFiles, index: &[u8]) -> Result<Checkpoint, Checkpoin
     }
     check_index(&map, &shards)?;
     check_unique(&shards)?;
-    Ok(Checkpoint { files: shards })
+    Ok(Checkpoint::of(shards))
 }
 
 /// The index's `(tensor, shard)` pairs, sorted by tensor.
@@ -311,7 +394,7 @@ impl<'de> Deserialize<'de> for Pairs {
 fn check_index(map: &[(String, String)], shards: &[Shard]) -> Result<(), CheckpointError> {
     let holds = |(tensor, name): &&(String, String)| {
         let shard = shards.iter().find(|shard| shard.name == *name);
-        shard.is_some_and(|shard| shard.header.find(&shard.bytes, tensor).is_some())
+        shard.is_some_and(|shard| shard.table.find(&shard.bytes, tensor).is_some())
     };
     let absent = map.iter().filter(|pair| !holds(pair));
     let tensors: Vec<String> = absent.map(|(t, shard)| format!("`{t}` ({shard})")).collect();
@@ -321,7 +404,7 @@ fn check_index(map: &[(String, String)], shards: &[Shard]) -> Result<(), Checkpo
 fn check_unique(shards: &[Shard]) -> Result<(), CheckpointError> {
     let mut all: Vec<(&str, &str)> = shards
         .iter()
-        .flat_map(|s| s.header.entries().iter().map(|e| (s.header.name(&s.bytes, e), &*s.name)))
+        .flat_map(|s| s.table.rows(&s.bytes).map(|row| (row.name, &*s.name)))
         .collect();
     all.sort_unstable();
     match all.windows(2).find(|w| w[0].0 == w[1].0) {

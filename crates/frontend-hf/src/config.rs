@@ -18,7 +18,7 @@ const NESTED: [&str; 3] = ["text_config", "llm_config", "language_config"];
 pub enum ConfigError {
     #[error(transparent)]
     Source(#[from] SourceError),
-    #[error("{place}: holds no config.json; give a folder in Hugging Face format")]
+    #[error("{place}: holds no config.json; give a folder in Hugging Face format, or a .gguf file")]
     NoConfig { place: String },
     #[error("{file}: {error}")]
     Json { file: String, error: serde_json::Error },
@@ -61,6 +61,16 @@ impl Config {
     /// Reads a configuration from JSON text; `file` names it in errors.
     pub fn parse(file: &str, json: &[u8]) -> Result<Config, ConfigError> {
         Ok(Config { main: Document::parse(file, json)?, generation: None })
+    }
+
+    /// A configuration that comes of another `file`.
+    pub fn of(
+        file: &str,
+        root: Map<String, Value>,
+        generation: Option<Map<String, Value>>,
+    ) -> Config {
+        let document = |root| Document { file: file.to_owned(), root };
+        Config { main: document(root), generation: generation.map(document) }
     }
 
     /// The file's name, for messages.
@@ -454,6 +464,9 @@ mod tests {
     #[test]
     fn a_folder_without_config_says_so() {
         let message = Config::open(&ModelFiles::embedded("m", &[])).unwrap_err().to_string();
-        assert_eq!(message, "m: holds no config.json; give a folder in Hugging Face format");
+        assert_eq!(
+            message,
+            "m: holds no config.json; give a folder in Hugging Face format, or a .gguf file"
+        );
     }
 }

@@ -1,8 +1,9 @@
-//! Reads specs and Hugging Face checkpoints.
+//! Reads specs and checkpoints: Hugging Face's folders, and GGUF files.
 
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
+pub mod gguf;
 pub mod lower;
 mod mmap;
 mod model;

@@ -8,8 +8,9 @@ use infernum_ir::{
     CallSite, DType, Encoding, Graph, Module, NodeKind, Param, Sym, TensorType, Type,
 };
 
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, TensorView, part_of};
 use crate::config::{Config, ConfigError};
+use crate::gguf::{MapError, Mapped};
 use crate::lower::{LowerError, Lowered, Request, lower};
 use crate::source::ModelFiles;
 use crate::spec::{Library, LibraryError, Source, parse_family};
@@ -31,6 +32,8 @@ pub enum ModelError {
     Library(#[from] LibraryError),
     #[error(transparent)]
     Lower(#[from] LowerError),
+    #[error(transparent)]
+    Map(#[from] MapError),
     #[error("{place}: {text}")]
     NoFamily { place: String, text: String },
     #[error(
@@ -60,6 +63,8 @@ pub struct Model {
     /// Without a checkpoint: the encoding that matrices are taken to be stored in, where it can hold them.
     pub random_encoding: Option<String>,
     library: Library,
+    /// How a GGUF file is read: nothing for a folder.
+    container: Vec<Source>,
 }
 
 /// The choices made when a model is lowered.
@@ -81,6 +86,9 @@ impl Model {
         spec: Option<&Path>,
         library: &Library,
     ) -> Result<Model, ModelError> {
+        if files.gguf().is_some() {
+            return Model::open_gguf(files, spec, library);
+        }
         let checkpoint = Checkpoint::open(&files);
         let mut model = Model::without_weights(files, spec, library)?;
         model.checkpoint = Some(checkpoint?);
@@ -93,8 +101,29 @@ impl Model {
         spec: Option<&Path>,
         library: &Library,
     ) -> Result<Model, ModelError> {
+        if files.gguf().is_some() {
+            let model = Model::open_gguf(files, spec, library)?;
+            return Ok(Model { checkpoint: None, ..model });
+        }
         let config = Config::open(&files)?;
         Model::assemble(files, config, spec, library)
+    }
+
+    /// Opens a GGUF file, which holds config and checkpoint.
+    fn open_gguf(
+        files: ModelFiles,
+        spec: Option<&Path>,
+        library: &Library,
+    ) -> Result<Model, ModelError> {
+        let checkpoint = Checkpoint::open(&files)?;
+        let Some(tables) = checkpoint.gguf() else {
+            let place = files.name().to_owned();
+            return Err(CheckpointError::NoWeights { place, hint: "" }.into());
+        };
+        let Mapped { config, sources, changes } = Mapped::read(files.name(), tables, library)?;
+        let model = Model::assemble(files, config, spec, library)?;
+        let checkpoint = Some(checkpoint.with_changes(changes));
+        Ok(Model { checkpoint, container: sources, ..model })
     }
 
     /// A model that is nothing but a config.
@@ -117,8 +146,9 @@ impl Model {
             Some(path) => Library::open(path)?,
             None => family_for(&files, &config, library)?,
         };
+        let (library, container) = (library.clone(), Vec::new());
         let (checkpoint, random_encoding) = (None, None);
-        Ok(Model { files, config, checkpoint, spec, random_encoding, library: library.clone() })
+        Ok(Model { files, config, checkpoint, spec, random_encoding, library, container })
     }
 
     /// The element type of activations: the config's, or bf16.
@@ -162,14 +192,22 @@ impl Model {
         let encodings: Vec<&Encoding> = encodings.into_iter().collect();
         let random = self.random_encoding.as_ref().filter(|_| self.checkpoint.is_none());
         let random = random.map(|name| named(&encodings, name)).transpose()?;
-        let encodings = self.encodings(encodings)?;
+        let met = self.encodings(encodings.iter().copied())?;
         let encoding = |name: &str, shape: &[u64]| {
             if let (Some(random), [rows, columns]) = (random, shape) {
                 let holds = random.is_for(name) && random.layout(*rows, *columns).is_ok();
                 return holds.then(|| random.clone());
             }
             let checkpoint = self.checkpoint.as_ref()?;
-            encodings.iter().find(|e| is_stored(checkpoint, e, name, shape)).map(|e| (*e).clone())
+            if let Some(number) = checkpoint.tensor(name)?.blocks {
+                let of_type = |e: &&&Encoding| e.def().gguf == Some(number);
+                return encodings
+                    .iter()
+                    .find(of_type)
+                    .map(|e| (*e).clone())
+                    .filter(|_| shape.len() == 2);
+            }
+            met.iter().find(|e| is_stored(checkpoint, e, name, shape)).map(|e| (*e).clone())
         };
         let lowered = lower(
             &self.spec,
@@ -182,6 +220,7 @@ impl Model {
                 weight_dtype: &stored,
                 encoding: &encoding,
                 rows: options.rows,
+                container: &self.container,
             },
         )?;
         if let Some(checkpoint) = &self.checkpoint {
@@ -262,8 +301,9 @@ fn family_for(
         served.extend(family.architectures.iter().map(|a| (*a).to_owned()));
     }
     let text = format!(
-        "config.json names the architecture {}, which no family serves (they serve {}); write a \
+        "{} names the architecture {}, which no family serves (they serve {}); write a \
          spec for it and give it with --spec",
+        if files.gguf().is_some() { "its map" } else { "config.json" },
         if wanted.is_empty() { "nothing".to_owned() } else { wanted.join(", ") },
         served.join(", ")
     );
@@ -299,24 +339,21 @@ fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[String])
             let shape: Vec<u64> = ty.shape.iter().filter_map(|d| d.as_const()).collect();
             let shape = &shape[usize::from(weight.stack.is_some())..];
             let tensors = weight.tensors(*layer).into_iter();
-            for StoredTensor { name, element, shape, .. } in
-                tensors.flat_map(|name| wanted(name, ty, shape))
-            {
-                if !used.insert(name.clone()) {
+            let shape = &shape.to_vec();
+            let all = tensors.flat_map(|name| wanted(name, ty, shape));
+            for stored in all {
+                if !used.insert(stored.name.clone()) {
                     continue;
                 }
-                let wrong = match checkpoint.tensor(&name) {
+                if let Some((whole, _)) = part_of(&stored.name) {
+                    used.insert(whole.to_owned());
+                }
+                let wrong = match checkpoint.tensor(&stored.name) {
                     None => Some("missing".to_owned()),
-                    Some(t) if t.dtype.element() != Some(element) => {
-                        Some(format!("expected element type {element}, found {}", t.dtype))
-                    }
-                    Some(t) if t.shape != shape => {
-                        Some(format!("expected shape {shape:?}, found {:?}", t.shape))
-                    }
-                    Some(_) => None,
+                    Some(t) => misfit(&t, &stored, shape, ty),
                 };
                 let place = node.loc.as_ref().map(|l| format!(" ({l})")).unwrap_or_default();
-                problems.extend(wrong.map(|w| format!("  `{name}`: {w}{place}")));
+                problems.extend(wrong.map(|w| format!("  `{}`: {w}{place}", stored.name)));
             }
         }
     }
@@ -331,13 +368,47 @@ fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[String])
     problems
 }
 
+/// Why a tensor is not the one that is wanted: a part of a weight of type `ty` and of this shape.
+fn misfit(
+    found: &TensorView<'_>,
+    wanted: &StoredTensor,
+    shape: &[u64],
+    ty: &TensorType,
+) -> Option<String> {
+    let blocks = found.blocks.is_some();
+    if let (Some(number), None) = (found.blocks, &ty.encoding) {
+        return Some(format!(
+            "is of GGUF type {number}, and no encoding that is known (`infernum ops`) has that number for a \
+             weight of shape {shape:?}; one can be added with --data"
+        ));
+    }
+    // The shape of what is in blocks counts values; that of any other encoding what its tensor holds.
+    let shape = if blocks { shape } else { &wanted.shape };
+    if !found.is_stored_as(wanted) {
+        let (element, found) = (wanted.element, found.stored_as());
+        return Some(format!("expected element type {element}, found {found}"));
+    }
+    if !found.has_shape(shape) {
+        return Some(format!("expected shape {shape:?}, found {:?}", found.shape));
+    }
+    if blocks && found.place(wanted.bytes).is_none() {
+        let (needed, room) = (wanted.bytes, found.location.len);
+        return Some(format!(
+            "its blocks need {needed} bytes (of each part), and {room} are there before the next tensor or the end of \
+             the file; the file is corrupt"
+        ));
+    }
+    let element = if blocks { None } else { found.dtype.element() };
+    found.change.and_then(|change| change.check(found.shape, element).err())
+}
+
 /// The tensors that hold a weight of this name, type and shape.
 fn wanted(name: String, ty: &TensorType, shape: &[u64]) -> Vec<StoredTensor> {
     if let (Some(encoding), [rows, columns]) = (&ty.encoding, shape) {
         return encoding.tensors(&name, *rows, *columns).unwrap_or_default();
     }
     let shape = shape.to_vec();
-    vec![StoredTensor { name, element: ty.dtype.into(), shape, bytes: 0, offset: 0 }]
+    vec![StoredTensor { name, element: ty.dtype.into(), shape, bytes: 0, offset: 0, gguf: None }]
 }
 
 /// Whether `name` fits `pattern`, in which `*` stands for any text.

@@ -9,17 +9,23 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 
+use crate::gguf::is_gguf;
+
 /// A model's files could not be found or read.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are named in the messages")]
 pub enum SourceError {
     #[error(
-        "{}: no such folder; give the folder that holds config.json and *.safetensors (nothing is \
+        "{}: no such folder; give the folder that holds config.json and *.safetensors, or a .gguf file (nothing is \
          downloaded: fetch a model first, for example with `hf download ORG/MODEL --local-dir DIR`)",
         path.display()
     )]
     Missing { path: PathBuf },
-    #[error("{}: is a file, not a folder; give the folder that holds it", path.display())]
+    #[error(
+        "{}: is a file, not a folder, and no GGUF file, which begins with `GGUF`; give the folder that holds \
+         it, or a .gguf file",
+        path.display()
+    )]
     NotAFolder { path: PathBuf },
     #[error("{file:?} is not a plain file name; a model's files lie directly in its folder")]
     BadName { file: String },
@@ -82,6 +88,8 @@ pub type Embedded = &'static [(&'static str, &'static [u8])];
 pub struct ModelFiles {
     name: String,
     place: Place,
+    /// The one that holds all of the model, where it is a GGUF file: its name in its folder.
+    gguf: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -96,7 +104,8 @@ impl ModelFiles {
         let path = path.into();
         match fs::metadata(&path) {
             Ok(meta) if meta.is_dir() => {
-                Ok(ModelFiles { name: path.display().to_string(), place: Place::Folder(path) })
+                let name = path.display().to_string();
+                Ok(ModelFiles { name, place: Place::Folder(path), gguf: None })
             }
             Ok(_) => Err(SourceError::NotAFolder { path }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -108,7 +117,28 @@ impl ModelFiles {
 
     /// Files embedded in the binary, under a name for error messages.
     pub fn embedded(name: impl Into<String>, files: Embedded) -> Self {
-        ModelFiles { name: name.into(), place: Place::Embedded(files) }
+        ModelFiles { name: name.into(), place: Place::Embedded(files), gguf: None }
+    }
+
+    /// What is at `path`: a folder, or a GGUF file, which holds all of a model or with others of its folder its parts.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, SourceError> {
+        let path = path.into();
+        if !path.is_file() {
+            return ModelFiles::folder(path);
+        }
+        let missing = || SourceError::Missing { path: path.clone() };
+        let file = path.file_name().and_then(|n| n.to_str()).ok_or_else(missing)?.to_owned();
+        let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+        let folder = ModelFiles::folder(parent.unwrap_or(Path::new(".")))?;
+        if !folder.read(&file)?.is_some_and(|bytes| is_gguf(&bytes)) {
+            return Err(SourceError::NotAFolder { path });
+        }
+        Ok(ModelFiles { name: path.display().to_string(), gguf: Some(file), ..folder })
+    }
+
+    /// The name of the GGUF file that holds the model, where one does.
+    pub fn gguf(&self) -> Option<&str> {
+        self.gguf.as_deref()
     }
 
     /// The folder's path or the embedded model's name, for messages.

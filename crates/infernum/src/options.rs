@@ -25,8 +25,8 @@ use crate::error::Error;
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct ModelOptions {
-    /// Folder in Hugging Face format; the built-in demo model when left out.
-    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR"))]
+    /// Folder in Hugging Face format, or GGUF file; the built-in demo model when left out.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR|FILE"))]
     pub model: Option<PathBuf>,
     /// Need no checkpoint: weights are random, of the activations' element type, and text is nonsense.
     #[cfg_attr(feature = "cli", arg(long, visible_alias = "config-only"))]
@@ -300,7 +300,7 @@ impl ModelOptions {
     /// The model's files.
     pub fn files(&self) -> Result<ModelFiles, Error> {
         Ok(match &self.model {
-            Some(path) => ModelFiles::folder(path)?,
+            Some(path) => ModelFiles::open(path)?,
             None => infernum_frontend_hf::demo(),
         })
     }

@@ -15,6 +15,7 @@ use infernum_ir::{
     verify,
 };
 
+use crate::gguf::ContainerMap;
 use crate::spec::{
     Arg, BlockSource, Family, Layers, Library, LibraryError, Part, Source, parse_block,
     parse_family,
@@ -53,6 +54,9 @@ pub struct Request<'a> {
     pub encoding: &'a dyn Fn(&str, &[u64]) -> Option<Encoding>,
     /// Logits for tokens that yield, as the last of each sequence does (`B`), or for every token (`T`).
     pub rows: Sym,
+    /// Of a checkpoint in another container than the specs are written for: how that is read, before what this is
+    /// based on.
+    pub container: &'a [Source],
 }
 
 /// A lowered model.
@@ -111,7 +115,10 @@ fn lower_once(
     for base in &bases {
         family = family.over(parse_family(base)?);
     }
-    let families = std::iter::once(source).chain(&bases).collect();
+    if !request.container.is_empty() {
+        family = ContainerMap::read(request.container)?.onto(family);
+    }
+    let families = std::iter::once(source).chain(&bases).chain(request.container).collect();
     let places = Context::new(request, families);
     let files = block_files(&places, &family, library)?;
     let mut parsed = HashMap::new();
@@ -127,7 +134,9 @@ fn lower_once(
         blocks.extend(block.map(|b| (name, b)));
     }
 
-    let sources = std::iter::once(source).chain(&bases).chain(files.values()).collect();
+    let sources =
+        std::iter::once(source).chain(&bases).chain(request.container).chain(files.values());
+    let sources = sources.collect();
     let mut cx = Context::new(request, sources);
     cx.defaults = defaults(&cx, &family)?;
     let scope = family_scope(&cx, &family)?;

@@ -146,16 +146,21 @@ impl Library {
 
     /// Every shared block's file, by name; the user's hide ours.
     pub fn blocks(&self) -> Result<Vec<Source>, LibraryError> {
+        self.folder("blocks")
+    }
+
+    /// Every file of a folder in `models/`, by name; the user's hide ours.
+    pub fn folder(&self, folder: &str) -> Result<Vec<Source>, LibraryError> {
         let mut names: Vec<String> = Vec::new();
-        let folder = self.overlay.as_ref().map(|d| d.join("blocks")).filter(|d| d.is_dir());
-        if let Some(dir) = folder {
+        let own = self.overlay.as_ref().map(|d| d.join(folder)).filter(|d| d.is_dir());
+        if let Some(dir) = own {
             let io = |source| LibraryError::Io { path: dir.clone(), source };
             for entry in std::fs::read_dir(&dir).map_err(io)? {
                 let name = entry.map_err(io)?.file_name().into_string();
-                names.extend(name.map(|n| format!("blocks/{n}")));
+                names.extend(name.map(|n| format!("{folder}/{n}")));
             }
         }
-        let ours = EMBEDDED.get_dir("blocks").into_iter().flat_map(Dir::files);
+        let ours = EMBEDDED.get_dir(folder).into_iter().flat_map(Dir::files);
         names.extend(ours.filter_map(|f| f.path().to_str()).map(str::to_owned));
         names.retain(|n| Path::new(n).extension().is_some_and(|e| e == "ron"));
         names.sort();

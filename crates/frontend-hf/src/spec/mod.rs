@@ -49,7 +49,8 @@ impl<'a, T> Entries<'a, T> {
     }
 
     /// These entries over those of `base`: the same name replaces, a new one comes after.
-    fn over(self, base: Self) -> Self {
+    #[must_use]
+    pub fn over(self, base: Self) -> Self {
         let mut all = base.0;
         for (name, value) in self.0 {
             match all.iter_mut().find(|(k, _)| *k == name) {

@@ -37,6 +37,7 @@ fn lowered(
         weight_dtype: &|_| None,
         encoding: &|_, _| None,
         rows: Sym::B,
+        container: &[],
     };
     lower(source, library, &request)
 }

@@ -23,6 +23,7 @@ fn warnings(spec: &str, dtype: DType) -> Vec<String> {
         weight_dtype: &|_| Some(DType::F32),
         encoding: &|_, _| None,
         rows: Sym::B,
+        container: &[],
     };
     let lowered = lower(&Source::new("tiny.ron", spec), &Library::default(), &request);
     let found = lowered.unwrap_or_else(|e| panic!("{e}")).warnings;

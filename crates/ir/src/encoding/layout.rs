@@ -57,6 +57,8 @@ pub struct StoredTensor {
     pub bytes: u64,
     /// Where it begins among the weight's bytes.
     pub offset: u64,
+    /// Number of its type in GGUF files, of blocks that have one.
+    pub gguf: Option<u32>,
 }
 
 impl Encoding {
@@ -118,6 +120,7 @@ impl Encoding {
                 shape: vec![rows, blocks.row * blocks.bytes],
                 bytes: layout.bytes,
                 offset: 0,
+                gguf: self.0.def.gguf,
             }]);
         }
         let owner = name.rfind('.').map_or("", |at| &name[..=at]);
@@ -128,6 +131,7 @@ impl Encoding {
             bytes: layout.bytes(),
             offset: layout.offset,
             shape: layout.dims,
+            gguf: None,
         });
         Ok(tensors.collect())
     }

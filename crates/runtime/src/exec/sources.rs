@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use infernum_codegen::Plan;
 use infernum_frontend_hf::Checkpoint;
+use infernum_ir::encoding::StoredTensor;
 use infernum_ir::{DType, Dims, TensorType, random};
 
 use super::weights::stored_tensors;
@@ -34,6 +35,35 @@ impl WeightSource for CheckpointWeights<'_> {
             shape: view.shape.to_vec(),
             bytes: self.files.get(at.file)?.slice(at.offset..at.offset + at.len)?,
         })
+    }
+
+    fn find(&self, wanted: &StoredTensor) -> Option<TensorBytes> {
+        let view = self.checkpoint.tensor(&wanted.name)?;
+        if !view.is_loose {
+            return self.tensor(&wanted.name);
+        }
+        let (element, rows) = (wanted.element, view.shape.first().copied().unwrap_or(1));
+        // Blocks are rows of bytes, whose number alone both sides know.
+        let alike = if view.blocks.is_some() {
+            wanted.shape.first() == Some(&rows)
+        } else {
+            view.has_shape(&wanted.shape)
+        };
+        let fits = alike && view.is_stored_as(wanted);
+        let Some(at) = view.place(wanted.bytes).filter(|_| fits) else {
+            let element = view.dtype.element()?;
+            return Some(TensorBytes {
+                element,
+                shape: view.shape.to_vec(),
+                bytes: Vec::new().into(),
+            });
+        };
+        let stored = self.files.get(at.file)?.slice(at.offset..at.offset + at.len)?;
+        let bytes = match view.change {
+            None => stored,
+            Some(change) => change.apply(&stored, rows, element).ok()?.into_owned().into(),
+        };
+        Some(TensorBytes { element, shape: wanted.shape.clone(), bytes })
     }
 }
 

@@ -16,6 +16,12 @@ use super::{LoadError, TensorProblem, elements};
 pub trait WeightSource {
     /// The tensor of that name.
     fn tensor(&self, name: &str) -> Option<TensorBytes>;
+
+    /// The tensor that is wanted, or what there is under its name. A source that does not know by itself how large a
+    /// tensor is learns it here.
+    fn find(&self, wanted: &StoredTensor) -> Option<TensorBytes> {
+        self.tensor(&wanted.name)
+    }
 }
 
 /// A stored tensor.
@@ -475,6 +481,7 @@ pub(crate) fn stored_tensors(name: &str, ty: &TensorType) -> Result<Vec<StoredTe
             shape,
             bytes: ty.bytes(&Dims::default()),
             offset: 0,
+            gguf: None,
         }]),
         (Some(encoding), [Dim::Const(rows), Dim::Const(columns)]) => {
             encoding.tensors(name, *rows, *columns)
@@ -488,8 +495,9 @@ fn tensor(
     source: &dyn WeightSource,
     problems: &mut Vec<TensorProblem>,
 ) -> Option<Bytes> {
+    let found = source.find(&wanted);
     let StoredTensor { name, element, shape: expected, bytes, .. } = wanted;
-    let Some(found) = source.tensor(&name) else {
+    let Some(found) = found else {
         problems.push(TensorProblem::Missing { name, element, expected });
         return None;
     };
