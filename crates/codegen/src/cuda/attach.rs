@@ -180,7 +180,7 @@ fn repacks(plan: &Plan) -> Vec<Launch> {
     }
     pairs
         .into_iter()
-        .map(|(from, to)| apart(REPACK, ["w", "y"], from.clone(), to.clone()))
+        .map(|(from, to)| apart_of(REPACK, ["w", "y"], from.clone(), to.clone()))
         .collect()
 }
 

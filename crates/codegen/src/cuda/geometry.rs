@@ -201,10 +201,6 @@ impl Scope<'_> {
                 vec![
                     // Of what is encoded elements are of no type that kernels of others could read.
                     ("dtype", text(t.encoding.as_ref().map_or(t.dtype.name(), |_| "encoded"))),
-                    ("packed", Known::Bool(packing.is_some())),
-                    ("unit", number(packing.map(|p| p.bytes))),
-                    ("units", number(packing.map(|p| bytes / p.bytes))),
-                    ("unit_columns", number(packing.map(|p| p.columns))),
                     ("const", Known::Bool(t.constant)),
                     ("ragged", Known::Bool(t.is_ragged())),
                     ("rank", Known::Num(shape.len() as f64)),
@@ -212,6 +208,10 @@ impl Scope<'_> {
                     ("cols", size(shape.last().copied())),
                     ("size", elements),
                     ("shape", Known::List(shape.iter().map(|d| size(Some(*d))).collect())),
+                    ("packed", Known::Bool(packing.is_some())),
+                    ("unit", number(packing.map(|p| p.bytes))),
+                    ("units", number(packing.map(|p| bytes / p.bytes))),
+                    ("unit_columns", number(packing.map(|p| p.columns))),
                 ]
             }
         };
