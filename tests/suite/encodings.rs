@@ -1,18 +1,18 @@
 //! Checkpoints of encoded weights against the same ones decoded.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use infernum_codegen::Plan;
 use infernum_frontend_hf::spec::Library;
 use infernum_frontend_hf::{Model, ModelFiles};
-use infernum_ir::encoding::Element;
+use infernum_ir::encoding::{Decoder, Element};
 use infernum_ir::{DType, Encoding, Module, NodeKind, Param, Type, random};
 use infernum_passes::data::Kernels;
-use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 
-use crate::support::{Fixture, machine, nmse};
+use crate::support::{Fixture, machine, nmse, root};
 
 const HIDDEN: u64 = 160;
 const WIDTH: u64 = 384;
@@ -240,6 +240,105 @@ fn fp8_with_block_scales_gives_the_logits_of_its_values() {
     let exact = decoded.run_plan(decoded.plan(DType::F32, "default", &kernels), usize::MAX);
     let error = nmse(&bf16(&encoded), &exact);
     assert!(error < 1e-3, "NMSE {error:e}");
+}
+
+/// Values of GGUF's blocks as its own package decodes them (`tests/fixtures/encodings.py`), bit for bit.
+#[test]
+fn blocks_of_gguf_have_the_values_of_its_own_decoder() {
+    let path = root().join("encodings/gguf.safetensors");
+    let file = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let tensors = SafeTensors::deserialize(&file).expect("a file of tensors");
+    let kernels = kernels(None);
+    let mut found: Vec<u32> = Vec::new();
+    for encoding in kernels.ops.encodings() {
+        let Some(number) = encoding.def().gguf else { continue };
+        let tensor = |part: &str| {
+            let name = format!("{number}.{part}");
+            tensors.tensor(&name).unwrap_or_else(|e| panic!("{encoding}: {name}: {e}"))
+        };
+        let (blocks, expected) = (tensor("blocks"), tensor("values"));
+        let [rows, columns] = *expected.shape() else { panic!("{encoding}: expected rows") };
+        let decoder = encoding.decoder_of(rows as u64, columns as u64, blocks.data());
+        let decoder = decoder.unwrap_or_else(|e| panic!("{e}"));
+        assert_values(encoding.name(), &decoder, columns, expected.data());
+        found.push(number);
+    }
+    found.sort_unstable();
+    let mut expected: Vec<u32> =
+        tensors.names().iter().filter_map(|n| n.strip_suffix(".blocks")?.parse().ok()).collect();
+    expected.sort_unstable();
+    assert_eq!(found, expected, "one encoding for each type");
+}
+
+/// Values of what safetensors hold for each scheme as others decode it (`tests/fixtures/schemes.py`), bit for bit.
+#[test]
+fn schemes_have_the_values_of_other_decoders() {
+    let path = root().join("encodings/schemes.safetensors");
+    let file = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let tensors = SafeTensors::deserialize(&file).expect("a file of tensors");
+    let kernels = kernels(None);
+    let mut docs = BTreeSet::new();
+    for (scheme, expected) in tensors.iter() {
+        let Some(scheme) = scheme.strip_suffix(":values") else { continue };
+        let name = scheme.split('/').next().unwrap_or_default();
+        let encoding = kernels.ops.encoding(name).unwrap_or_else(|| panic!("no encoding {name}"));
+        let [rows, columns] = *expected.shape() else { panic!("{scheme}: expected a matrix") };
+        let stored = encoding.tensors("weight", rows as u64, columns as u64);
+        let parts: Vec<Vec<u8>> = stored
+            .unwrap_or_else(|e| panic!("{e}"))
+            .iter()
+            .map(|stored| {
+                let found = tensors.tensor(&format!("{scheme}:{}", stored.name));
+                let found = found.unwrap_or_else(|e| panic!("{scheme}: {}: {e}", stored.name));
+                let shape: Vec<u64> = found.shape().iter().map(|d| *d as u64).collect();
+                let element = element(found.dtype());
+                assert!(
+                    stored.is_held_by(element, &shape),
+                    "{scheme}: {stored:?}, {element}{shape:?}"
+                );
+                let adapted = stored.adapted(element, &shape, found.data());
+                adapted.unwrap_or_else(|| found.data().to_vec())
+            })
+            .collect();
+        let parts = parts.iter().map(|p| &p[..]).collect();
+        let decoder = encoding.decoder(rows as u64, columns as u64, parts);
+        let decoder = decoder.unwrap_or_else(|e| panic!("{e}"));
+        assert_values(scheme, &decoder, columns, expected.data());
+        docs.insert(&encoding.def().doc);
+    }
+    // Of each file of tensors one at least.
+    for encoding in kernels.ops.encodings().filter(|e| e.def().gguf.is_none()) {
+        assert!(docs.contains(&encoding.def().doc), "{encoding}: no other decoder was asked");
+    }
+}
+
+/// Holds rows against f32 numbers, bit for bit.
+fn assert_values(what: &str, decoder: &Decoder<'_>, columns: usize, expected: &[u8]) {
+    let mut row = vec![0.0; columns];
+    for (n, expected) in expected.chunks_exact(4 * columns).enumerate() {
+        decoder.row(n as u64, 0, &mut row);
+        for (k, (value, expected)) in row.iter().zip(expected.as_chunks::<4>().0).enumerate() {
+            let expected = f32::from_le_bytes(*expected);
+            assert_eq!(
+                value.to_bits(),
+                expected.to_bits(),
+                "{what}: [{n}, {k}] is {value}, not {expected}"
+            );
+        }
+    }
+}
+
+fn element(dtype: Dtype) -> Element {
+    match dtype {
+        Dtype::U8 => Element::U8,
+        Dtype::I8 => Element::I8,
+        Dtype::I32 => Element::I32,
+        Dtype::F16 => Element::F16,
+        Dtype::BF16 => Element::Bf16,
+        Dtype::F32 => Element::F32,
+        Dtype::F8_E4M3 => Element::F8e4m3,
+        other => panic!("no scheme has {other:?}"),
+    }
 }
 
 /// An encoding is a file: this one ships, and a condition in a user's folder makes checkpoints have it.

@@ -41,12 +41,16 @@ enum Command {
     CheckReproducible(tools::check_reproducible::Args),
     /// Try rewrite rules: both sides on random sizes, attributes and operands.
     CheckRules(tools::check_rules::Args),
+    /// List how weights may be stored: number formats of checkpoints, and where they come from.
+    Encodings(tools::encodings::Args),
     /// Show what specs, fused ops, rules and kernels may say: ops, expressions, fields, blocks.
     Ops(tools::ops::Args),
     /// Find the first layer, and the op in it, that departs from what transformers computed.
     Diff(tools::diff::Args),
     /// Write the logits of a token sequence to a file.
     Logits(tools::logits::Args),
+    /// Texts to token ids, and back.
+    Tokenize(tools::tokenize::Args),
     /// Measure prefill and decode speed.
     Bench(tools::bench::Args),
     /// Measure many requests together, without a server.
@@ -87,9 +91,11 @@ fn main() -> ExitCode {
         Command::CheckTemplates(args) => tools::check_templates::run(&args),
         Command::CheckReproducible(args) => tools::check_reproducible::run(&args),
         Command::CheckRules(args) => tools::check_rules::run(&args),
+        Command::Encodings(args) => tools::encodings::run(&args),
         Command::Ops(args) => tools::ops::run(&args),
         Command::Diff(args) => tools::diff::run(&args),
         Command::Logits(args) => tools::logits::run(&args),
+        Command::Tokenize(args) => tools::tokenize::run(&args),
         Command::Bench(args) => tools::bench::run(&args),
         Command::BenchEngine(args) => tools::bench_engine::run(&args),
         Command::Tune(args) => tools::tune::run(&args),

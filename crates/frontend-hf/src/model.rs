@@ -151,6 +151,11 @@ impl Model {
         Ok(Model { files, config, checkpoint, spec, random_encoding, library, container })
     }
 
+    /// The data files that it was opened with.
+    pub fn library(&self) -> &Library {
+        &self.library
+    }
+
     /// The element type of activations: the config's, or bf16.
     pub fn dtype(&self) -> Result<DType, ModelError> {
         match self.config.dtype()?.unwrap_or(DType::Bf16) {
@@ -199,7 +204,7 @@ impl Model {
                 return holds.then(|| random.clone());
             }
             let checkpoint = self.checkpoint.as_ref()?;
-            if let Some(number) = checkpoint.tensor(name)?.blocks {
+            if let Some(number) = checkpoint.tensor(name).and_then(|t| t.blocks) {
                 let of_type = |e: &&&Encoding| e.def().gguf == Some(number);
                 return encodings
                     .iter()
@@ -207,7 +212,7 @@ impl Model {
                     .map(|e| (*e).clone())
                     .filter(|_| shape.len() == 2);
             }
-            met.iter().find(|e| is_stored(checkpoint, e, name, shape)).map(|e| (*e).clone())
+            stored_as(checkpoint, &met, name, shape).cloned()
         };
         let lowered = lower(
             &self.spec,
@@ -224,7 +229,7 @@ impl Model {
             },
         )?;
         if let Some(checkpoint) = &self.checkpoint {
-            self.check(checkpoint, &lowered)?;
+            self.check(checkpoint, &lowered, &met)?;
         }
         Ok(lowered)
     }
@@ -253,21 +258,30 @@ impl Model {
         Ok(met)
     }
 
-    fn check(&self, checkpoint: &Checkpoint, lowered: &Lowered) -> Result<(), ModelError> {
-        let mut problems = binding_problems(checkpoint, &lowered.module, &lowered.ignore);
-        if problems.is_empty() {
-            return Ok(());
-        }
+    fn check(
+        &self,
+        checkpoint: &Checkpoint,
+        lowered: &Lowered,
+        encodings: &[&Encoding],
+    ) -> Result<(), ModelError> {
+        let unused = encodings.iter().flat_map(|e| e.unused());
+        let ignore: Vec<&String> = lowered.ignore.iter().chain(unused).collect();
+        let mut problems = binding_problems(checkpoint, &lowered.module, &ignore);
         let is_encoded = |p: &Type| matches!(p, Type::Tensor(t) if t.encoding.is_some());
         let mut types = lowered.module.graphs.iter().flat_map(Graph::params).map(|(.., ty)| ty);
+        // A config that asks for what no encoding knows is not followed in silence.
         if let Some(config @ Value::Map(_)) = self.config.value("quantization_config")
             && !types.any(is_encoded)
         {
             let method = config.member("quant_method");
             problems.push(format!(
-                "  quantization_config of config.json: no encoding that is known (`infernum ops`) is for \
-                 these weights, whose quant_method is {method}; one can be added with --data"
+                "  quantization_config of config.json: no encoding that is known (`infernum encodings`) is for \
+                 these weights, whose quant_method is {method}; one can be added with --data. Where they are \
+                 stored as plain numbers, leave quantization_config out"
             ));
+        }
+        if problems.is_empty() {
+            return Ok(());
         }
         Err(ModelError::Binding {
             place: self.files.name().to_owned(),
@@ -310,23 +324,40 @@ fn family_for(
     Err(ModelError::NoFamily { place: files.name().to_owned(), text })
 }
 
-/// Whether the first of the tensors that the encoding has is there. Codes without scales are not taken for
-/// numbers: that the others are missing is told when weights are bound.
-fn is_stored(checkpoint: &Checkpoint, encoding: &Encoding, name: &str, shape: &[u64]) -> bool {
-    let [rows, columns] = *shape else { return false };
-    let tensors = encoding.tensors(name, rows, columns).unwrap_or_default();
-    let holds = |t: &StoredTensor| {
+/// How the weight of that name is stored: of the encodings whose tensors are all there the one that has the most.
+/// Where none is there whole, one whose first tensor is: codes without scales are not taken for numbers, and what
+/// is missing is told when weights are bound.
+fn stored_as<'e>(
+    checkpoint: &Checkpoint,
+    encodings: &[&'e Encoding],
+    name: &str,
+    shape: &[u64],
+) -> Option<&'e Encoding> {
+    let is_there = |t: &StoredTensor| {
         let found = checkpoint.tensor(&t.name);
-        found.is_some_and(|f| f.dtype.element() == Some(t.element) && f.shape == t.shape)
+        found.is_some_and(|f| f.dtype.element().is_some_and(|e| t.is_held_by(e, f.shape)))
     };
-    encoding.is_for(name) && tensors.first().is_some_and(holds)
+    let mut best: Option<(&Encoding, usize)> = None;
+    for encoding in encodings.iter().filter(|e| e.is_for(name)) {
+        let tensors = encoding.tensors_of(name, shape).unwrap_or_default();
+        let score = match tensors.first() {
+            Some(first) if is_there(first) => 1,
+            _ => continue,
+        };
+        let whole = tensors.iter().all(is_there);
+        let score = if whole { 1 + tensors.len() } else { score };
+        if best.is_none_or(|(_, most)| score > most) {
+            best = Some((encoding, score));
+        }
+    }
+    best.map(|(encoding, _)| encoding)
 }
 
 /// How many problems a message lists before it only counts.
 const LISTED: usize = 40;
 
 /// Everything about a checkpoint that does not fit the module.
-fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[String]) -> Vec<String> {
+fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[&String]) -> Vec<String> {
     let mut used = std::collections::HashSet::new();
     let mut problems = Vec::new();
     for CallSite { graph, layer } in &module.schedule {
@@ -378,9 +409,13 @@ fn misfit(
     let blocks = found.blocks.is_some();
     if let (Some(number), None) = (found.blocks, &ty.encoding) {
         return Some(format!(
-            "is of GGUF type {number}, and no encoding that is known (`infernum ops`) has that number for a \
+            "is of GGUF type {number}, and no encoding that is known (`infernum encodings`) has that number for a \
              weight of shape {shape:?}; one can be added with --data"
         ));
+    }
+    let is_held = |e| wanted.is_held_by(e, found.shape);
+    if !found.is_loose && found.dtype.element().is_some_and(is_held) {
+        return None;
     }
     // The shape of what is in blocks counts values; that of any other encoding what its tensor holds.
     let shape = if blocks { shape } else { &wanted.shape };
@@ -404,11 +439,11 @@ fn misfit(
 
 /// The tensors that hold a weight of this name, type and shape.
 fn wanted(name: String, ty: &TensorType, shape: &[u64]) -> Vec<StoredTensor> {
-    if let (Some(encoding), [rows, columns]) = (&ty.encoding, shape) {
-        return encoding.tensors(&name, *rows, *columns).unwrap_or_default();
+    if let Some(encoding) = &ty.encoding {
+        return encoding.tensors_of(&name, shape).unwrap_or_default();
     }
     let shape = shape.to_vec();
-    vec![StoredTensor { name, element: ty.dtype.into(), shape, bytes: 0, offset: 0, gguf: None }]
+    vec![StoredTensor::plain(name, ty.dtype.into(), shape)]
 }
 
 /// Whether `name` fits `pattern`, in which `*` stands for any text.

@@ -75,15 +75,42 @@ pub fn page(kernels: &Kernels, library: &Library) -> Result<String, ReferenceErr
     out += "## Encodings\n\n";
     ENCODINGS.iter().for_each(|s| out += &structure(s));
     out += "Those that ship:\n\n| name | bits a value | |\n|---|---|---|\n";
-    for encoding in kernels.ops.encodings() {
-        // Of a size at which what goes beyond the codes has its usual part.
-        let bits = encoding.bytes(&[4096, 4096]).map(|bytes| bytes as f64 / f64::from(1 << 21));
-        let bits = bits.map_or_else(String::new, |bits| format!("{bits:.4}"));
-        let _ = writeln!(out, "| `{encoding}` | {bits} | {} |", encoding.def().doc);
+    for row in encodings(kernels) {
+        let _ = writeln!(out, "| {} | {} | {} |", row.names.join(" "), row.bits, row.doc);
     }
     out += "\n## Fused ops\n\n";
     kernels.ops.fused().for_each(|op| out += &op_entry(Some(op), kernels));
     Ok(out.trim_end().to_owned() + "\n")
+}
+
+/// Encodings of one file, which differ in its parameters.
+struct EncodingRow<'k> {
+    doc: &'k str,
+    names: Vec<String>,
+    bits: String,
+}
+
+fn encodings(kernels: &Kernels) -> Vec<EncodingRow<'_>> {
+    let mut rows: Vec<(EncodingRow<'_>, Vec<f64>)> = Vec::new();
+    for encoding in kernels.ops.encodings() {
+        let (doc, name) = (encoding.def().doc.as_str(), format!("`{encoding}`"));
+        let bits = encoding.bits();
+        if let Some((row, all)) = rows.iter_mut().find(|(row, _)| row.doc == doc) {
+            row.names.push(name);
+            all.extend(bits);
+        } else {
+            let row = EncodingRow { doc, names: vec![name], bits: String::new() };
+            rows.push((row, bits.into_iter().collect()));
+        }
+    }
+    let finished = rows.into_iter().map(|(mut row, bits)| {
+        let least = bits.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = bits.iter().copied().fold(0.0, f64::max);
+        row.bits =
+            if least < most { format!("{least:.4} to {most:.4}") } else { format!("{most:.4}") };
+        row
+    });
+    finished.collect()
 }
 
 /// The entry of an op, a fused op, a block or a structure of data files (`Family`, `layers`).
@@ -122,7 +149,7 @@ fn expressions() -> String {
     let _ = writeln!(out, "- operators, the weakest first: `c ? a : b`, {}", list(spelt));
     let dtypes = DType::ALL.iter().map(|d| format!("`{d}`")).collect();
     let _ = writeln!(out, "- element types: {}", list(dtypes));
-    out + "\n`round` takes halves to the even number, `a ?? b` is b where a is null, `a.key` and `a[0]` look \
+    out + "\nOperators of bits take whole numbers of 64 bits in two's complement. `round` takes halves to the even number, `a ?? b` is b where a is null, `a.key` and `a[0]` look \
      into maps and lists, `'text'` stands in single quotes. Text and lists have `len` and `contains`; \
      `first(list, n)` are the first n items of a list, and `last(list, x)` is where the last that is x stands.\n"
 }

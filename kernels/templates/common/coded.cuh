@@ -139,7 +139,7 @@ template <int GROUPS, int TYPE, int AT, int OUTER, int OUTER_AT> struct Scales {
     }
     template <int G> __device__ __forceinline__ float get() const {
         const u32 word = w[G * BYTES / 4];
-        if constexpr (TYPE == AS_F32) return __uint_as_float(word);
+        if constexpr (TYPE == AS_F32) return OUTER >= 0 ? __uint_as_float(word) * outer : __uint_as_float(word);
         // Two mantissas side by side: the byte below 2^23, whose product with `outer` is one of 24 bits or is rounded once.
         if constexpr (TYPE == AS_U8) {
             const float above = __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 + G % 4));
@@ -150,7 +150,8 @@ template <int GROUPS, int TYPE, int AT, int OUTER, int OUTER_AT> struct Scales {
             return (above - 8388736.0f) * outer;
         }
         const u32 half = G % 2 ? word >> 16 : word & 0xffff;
-        return TYPE == AS_BF16 ? __uint_as_float(G % 2 ? word & 0xffff0000 : word << 16) : to_f32(f16{(u16)half});
+        const float inner = TYPE == AS_BF16 ? __uint_as_float(G % 2 ? word & 0xffff0000 : word << 16) : to_f32(f16{(u16)half});
+        return OUTER >= 0 ? inner * outer : inner;
     }
 };
 

@@ -48,6 +48,10 @@ pub(super) fn literal(n: f64) -> String {
 
 fn binary(op: BinaryOp, a: &str, b: &str) -> String {
     let compare = |sign: &str| format!("({a} {sign} {b} ? 1.0f : 0.0f)");
+    let bits = |sign: &str| format!("(float)((i64)({a}) {sign} (i64)({b}))");
+    let shift = |sign: &str, ty: &str| {
+        format!("(float)(i64)(({ty})(i64)({a}) {sign} min(max((i64)({b}), (i64)0), (i64)63))")
+    };
     match op {
         BinaryOp::Add => format!("({a} + {b})"),
         BinaryOp::Sub => format!("({a} - {b})"),
@@ -63,6 +67,11 @@ fn binary(op: BinaryOp, a: &str, b: &str) -> String {
         BinaryOp::Ge => compare(">="),
         BinaryOp::Or => format!("({a} != 0.0f || {b} != 0.0f ? 1.0f : 0.0f)"),
         BinaryOp::And => format!("({a} != 0.0f && {b} != 0.0f ? 1.0f : 0.0f)"),
+        BinaryOp::BitOr => bits("|"),
+        BinaryOp::BitXor => bits("^"),
+        BinaryOp::BitAnd => bits("&"),
+        BinaryOp::Shl => shift("<<", "u64"),
+        BinaryOp::Shr => shift(">>", "i64"),
         BinaryOp::Coalesce => a.to_owned(), // numbers are never null
     }
 }

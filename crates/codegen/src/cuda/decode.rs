@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use infernum_ir::encoding::{CodeKind, Element, Layout, Packing, Place, Term};
+use infernum_ir::encoding::{Layout, Packing, Place, Table, Term};
 use infernum_ir::expr::{BinaryOp, Func};
 use infernum_ir::{Encoding, TensorType};
 
@@ -28,13 +28,16 @@ pub(super) fn decoder(name: &str, ty: &TensorType) -> Option<DecoderText> {
     let [.., rows, columns] = &ty.shape[..] else { return None };
     let layout = encoding.layout(rows.as_const()?, columns.as_const()?).ok()?;
     let mut text = String::new();
-    for (i, list) in encoding.tables().iter().enumerate() {
-        let entries: Vec<String> = list.iter().map(|x| literal(f64::from(*x))).collect();
+    for (i, table) in encoding.tables().iter().enumerate() {
+        let (ty, entries): (_, Vec<String>) = match table {
+            Table::Whole(list) => ("i64", list.iter().map(|x| format!("{x}ll")).collect()),
+            Table::Floats(list) => ("float", list.iter().map(|x| literal(f64::from(*x))).collect()),
+        };
         // Writing to a `String` cannot fail.
         let _ = writeln!(
             text,
-            "__device__ const float {name}_table{i}[{}] = {{ {} }};",
-            list.len(),
+            "__device__ const {ty} {name}_table{i}[{}] = {{ {} }};",
+            entries.len(),
             entries.join(", ")
         );
     }
@@ -73,51 +76,9 @@ pub(super) struct PackingText {
 pub(super) fn packing(name: &str, ty: &TensorType) -> Option<PackingText> {
     let encoding = ty.encoding.as_ref()?;
     let packing = encoding.packing()?;
-    let kind = match encoding.def().code.kind {
-        CodeKind::Unsigned | CodeKind::Signed => "WHOLE",
-        CodeKind::E4m3 => "E4M3",
-        CodeKind::E5m2 => "E5M2",
-        CodeKind::E2m1 => "E2M1",
-        CodeKind::Table => return None,
-    };
-    let element = |element: Element| match element {
-        Element::F16 => "AS_F16",
-        Element::Bf16 => "AS_BF16",
-        Element::U8 => "AS_U8",
-        Element::I8 => "AS_I8",
-        _ => "AS_F32",
-    };
-    let mut constants: Vec<(String, String)> = [
-        ("COLUMNS", packing.columns.to_string()),
-        ("GROUP", packing.group.to_string()),
-        ("BYTES", packing.bytes.to_string()),
-        ("KIND", kind.to_owned()),
-        ("BITS", encoding.def().code.bits.to_string()),
-        ("ZERO", packing.zero.to_string()),
-        ("PLANES", packing.planes.len().to_string()),
-    ]
-    .map(|(name, value)| (name.to_owned(), value))
-    .into();
-    for i in 0..3 {
-        let plane = packing.planes.get(i);
-        constants.push((format!("BITS{i}"), plane.map_or(0, |p| p.bits).to_string()));
-        constants.push((format!("AT{i}"), plane.map_or(0, |p| p.at).to_string()));
-    }
-    for (name, factor) in [("SCALE", Some(&packing.scale)), ("MINIMUM", packing.minimum.as_ref())] {
-        let outer = factor.and_then(|f| f.outer);
-        let none = || "-1".to_owned();
-        constants.extend([
-            (name.to_owned(), factor.map_or_else(none, |f| element(f.element).to_owned())),
-            (format!("{name}_AT"), factor.map_or(0, |f| f.at).to_string()),
-            (format!("{name}_OUTER"), outer.map_or_else(none, |(e, _)| element(e).to_owned())),
-            (format!("{name}_OUTER_AT"), outer.map_or(0, |(_, at)| at).to_string()),
-        ]);
-    }
-    let list: Vec<String> =
-        constants.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+    let list = packing.constants(encoding);
     let struct_name = format!("Packed_{name}");
-    let text =
-        format!("struct {struct_name} {{\n    static constexpr int {};\n}};\n", list.join(", "));
+    let text = format!("struct {struct_name} {{\n    static constexpr int {list};\n}};\n");
     let [.., rows, columns] = &ty.shape[..] else { return None };
     let (rows, columns) = (rows.as_const()?, columns.as_const()?);
     let bytes = encoding.layout(rows, columns).ok()?.bytes;
@@ -162,7 +123,11 @@ struct Site<'a> {
 /// Each operation rounds: left to itself the compiler would fuse a product and a sum.
 fn value(site: &Site<'_>) -> String {
     let (code, scale) = (site.encoding.code(), site.encoding.scale());
-    let scaled = format!("__fmul_rn({}, {})", site.float(code), site.c(scale));
+    let code = match site.encoding.zero() {
+        Some(zero) => format!("(float)({} - {})", site.c(code), site.c(zero)),
+        None => site.float(code),
+    };
+    let scaled = format!("__fmul_rn({code}, {})", site.c(scale));
     match site.encoding.minimum() {
         Some(minimum) => format!("__fsub_rn({scaled}, {})", site.c(minimum)),
         None => scaled,
@@ -213,8 +178,8 @@ impl Site<'_> {
                 let indices = index.iter().fold(String::new(), |all, i| all + ", " + &self.c(i));
                 format!("{}_part{part}(w, n, k{indices})", self.name)
             }
-            Term::Table { table, index } => {
-                let len = self.encoding.tables().get(*table).map_or(1, Vec::len);
+            Term::Table { table, index, .. } => {
+                let len = self.encoding.tables().get(*table).map_or(1, Table::len);
                 format!("{}_table{table}[inside({}, {len})]", self.name, self.c(index))
             }
             Term::Widen(a) => format!("(float){}", self.c(a)),
@@ -269,6 +234,11 @@ fn binary(op: BinaryOp, whole: bool, a: &str, b: &str) -> String {
         BinaryOp::Ne => test("!="),
         BinaryOp::And => format!("(i64)({a} != 0 && {b} != 0)"),
         BinaryOp::Or => format!("(i64)({a} != 0 || {b} != 0)"),
+        BinaryOp::BitOr => format!("({a} | {b})"),
+        BinaryOp::BitXor => format!("({a} ^ {b})"),
+        BinaryOp::BitAnd => format!("({a} & {b})"),
+        BinaryOp::Shl => format!("(i64)((u64){a} << inside({b}, 64))"),
+        BinaryOp::Shr => format!("({a} >> inside({b}, 64))"),
         BinaryOp::Coalesce => a.to_owned(), // refused when an encoding is read
     }
 }
@@ -289,11 +259,17 @@ mod tests {
         let blocks = text("q4_0");
         for line in [
             "    return stored_u8(w + ((n * 8 + k / 32) * 18 + 2) + ((i64)0 * 16 + inside(i0, 16)) * 1);",
-            "    return __fmul_rn((float)(remainder_of(divide_down(w_part1(w, n, k, remainder_of(k, (i64)16ll)), \
-             ((i64)(remainder_of(k, (i64)32ll) < (i64)16ll) != 0 ? (i64)1ll : (i64)16ll)), (i64)16ll) - (i64)8ll), \
-             w_part0(w, n, k));",
+            "    return __fmul_rn((float)(((w_part1(w, n, k, (k & (i64)15ll)) >> inside((((k >> inside((i64)4ll, 64)) \
+             & (i64)1ll) * (i64)4ll), 64)) & (i64)15ll) - (i64)8ll), w_part0(w, n, k));",
         ] {
             assert!(blocks.contains(line), "{blocks}\n{line}");
+        }
+        let levels = text("iq4_nl");
+        for line in [
+            "__device__ const i64 w_table0[16] = { -127ll, -104ll,",
+            "__fmul_rn((float)w_table0[inside(((w_part1(",
+        ] {
+            assert!(levels.contains(line), "{levels}\n{line}");
         }
         let squares = text("fp8_block");
         for line in [

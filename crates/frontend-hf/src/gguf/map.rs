@@ -14,6 +14,7 @@ use crate::safetensors::{StoredType, shown};
 use crate::spec::{
     Arg, Argument, BlockSource, Entries, Family, Library, LibraryError, Source, read_ron,
 };
+use crate::tokenizer::gguf::{TABLE, ends};
 
 const ARCHITECTURE: &str = "general.architecture";
 /// Files that a map may be based on, one after the other.
@@ -176,7 +177,11 @@ impl Mapped {
             .iter()
             .map(|(pattern, change)| Ok((pattern.to_owned(), scope.change(pattern, change)?)));
         let changes = changes.collect::<Result<_, SourceError>>().map_err(spec)?;
-        let generation = scope.document(&map.generation).map_err(spec)?;
+        let mut generation = scope.document(&map.generation).map_err(spec)?;
+        let stops = generation.entry("eos_token_id").or_insert_with(|| Json::Array(Vec::new()));
+        if let Json::Array(stops) = stops {
+            stops.extend(ends(file, gguf, bytes, library).into_iter().map(Json::from));
+        }
         Ok(Mapped { config: Config::of(file, config, Some(generation)), changes, sources })
     }
 }
@@ -186,11 +191,10 @@ fn sources(file: &str, architecture: &str, library: &Library) -> Result<Vec<Sour
     let spec = |error| MapError::Spec { file: file.to_owned(), error: Box::new(error) };
     let (mut found, mut known) = (Vec::<Source>::new(), Vec::new());
     for source in library.folder("gguf")? {
-        let map: ContainerMap<'_> = match read_ron(&source) {
-            // A table of something else.
-            Err(_) if !source.text.trim_start().contains("Gguf(") => continue,
-            map => map.map_err(spec)?,
-        };
+        if source.file.ends_with(TABLE) {
+            continue;
+        }
+        let map: ContainerMap<'_> = read_ron(&source).map_err(spec)?;
         if found.is_empty() && map.architectures.contains(&architecture) {
             found.push(source.clone());
         }

@@ -174,17 +174,26 @@ impl<'a> Builder<'a> {
 
     /// The weight under the first of its names that the checkpoint has; under its own where it has none.
     fn stored(&self, weight: WeightRef, shape: &[u64]) -> WeightRef {
-        let request = self.cx.request;
-        let there = |w: &WeightRef| {
-            let swapped = self.names.swapped(&w.name, shape);
-            request.stored_as(w, self.layer, swapped.as_deref().unwrap_or(shape)).is_some()
-        };
+        let there = |w: &WeightRef| self.found(w, shape).0.is_some();
         if self.names.also.is_empty() || there(&weight) {
             return weight;
         }
         let others: Vec<String> = self.names.others(&weight.name).collect();
         let named = |name| WeightRef { name, stack: weight.stack };
         others.into_iter().map(named).find(there).unwrap_or(weight)
+    }
+
+    /// How the checkpoint stores a weight, and its shape there where its last two dimensions are swapped: encoded ones
+    /// are as a product reads them.
+    fn found(&self, weight: &WeightRef, shape: &[u64]) -> (Option<StoredAs>, Option<Vec<u64>>) {
+        let request = self.cx.request;
+        let Some(swapped) = self.names.swapped(&weight.name, shape) else {
+            return (request.stored_as(weight, self.layer, shape), None);
+        };
+        match request.stored_as(weight, self.layer, shape) {
+            found @ Some(StoredAs::Encoded(_)) => (found, None),
+            _ => (request.stored_as(weight, self.layer, &swapped), Some(swapped)),
+        }
     }
 
     pub(super) fn weight(
@@ -209,9 +218,8 @@ impl<'a> Builder<'a> {
         }
         self.cx.spend(name, 1024)?;
         let request = self.cx.request;
-        let swapped = self.names.swapped(&weight.name, shape);
+        let (stored, swapped) = self.found(weight, shape);
         let shape = swapped.as_deref().unwrap_or(shape);
-        let stored = request.stored_as(weight, self.layer, shape);
         let unique = self.unique(&frame.name_prefix, name);
         let param = Param::Weight(weight.clone());
         let value = match stored.unwrap_or(StoredAs::Plain(request.dtype)) {

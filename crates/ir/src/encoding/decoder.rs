@@ -69,8 +69,9 @@ impl Decoder<'_> {
             let first = self.at(n, k);
             let scale = self.encoding.scale().eval(&first).float();
             let minimum = self.encoding.minimum().map(|m| m.eval(&first).float());
+            let zero = self.encoding.zero().map(|z| z.eval(&first).int());
             for (i, value) in now.iter_mut().enumerate() {
-                let scaled = self.code(n, k + i as u64).float() * scale;
+                let scaled = from_zero(self.code(n, k + i as u64), zero) * scale;
                 *value = minimum.map_or(scaled, |m| scaled - m);
             }
             (k, out) = (k + len, rest);
@@ -80,6 +81,11 @@ impl Decoder<'_> {
     /// The code of a value.
     pub fn code(&self, n: u64, k: u64) -> Number {
         self.encoding.code().eval(&self.at(n, k))
+    }
+
+    /// What is subtracted from the code of a value; 0 where nothing is.
+    pub fn zero(&self, n: u64, k: u64) -> i64 {
+        self.encoding.zero().map_or(0, |z| z.eval(&self.at(n, k)).int())
     }
 
     /// The scale of a value.
@@ -94,6 +100,14 @@ impl Decoder<'_> {
 
     pub(super) fn at(&self, n: u64, k: u64) -> At<'_> {
         At { decoder: self, n, k }
+    }
+}
+
+/// A code as a float, once its zero is subtracted.
+fn from_zero(code: Number, zero: Option<i64>) -> f32 {
+    match zero {
+        Some(zero) => Number::Int(code.int().wrapping_sub(zero)).float(),
+        None => code.float(),
     }
 }
 
@@ -135,9 +149,8 @@ impl Memory for At<'_> {
         part.element.read(bytes.unwrap_or_default())
     }
 
-    fn table(&self, table: usize, index: i64) -> f32 {
-        let list = &self.decoder.encoding.tables()[table];
-        list[index.clamp(0, list.len() as i64 - 1) as usize]
+    fn table(&self, table: usize, index: i64) -> Number {
+        self.decoder.encoding.tables()[table].entry(index)
     }
 }
 
@@ -156,6 +169,9 @@ mod tests {
                 fields: vec![field("d", "f16"), field("low", "i8"), field("q", "u8 [2]")],
             },
             tables: Vec::new(),
+            constants: Vec::new(),
+            lets: Vec::new(),
+            zero: None,
             group: Group { n: Some(1), k: Some(4) },
             code: Code {
                 kind: CodeKind::Unsigned,
@@ -180,6 +196,8 @@ mod tests {
                     tensor("weight", "f8e4m3 [N, K]"),
                     tensor("scales", "f32 [ceil(N / 2), ceil(K / 3)]"),
                 ],
+                broadcast: vec!["scales".to_owned()],
+                unused: Vec::new(),
             },
             group: Group { n: Some(2), k: Some(3) },
             code: Code { kind: CodeKind::E4m3, bits: 8, value: "weight[n][k]".to_owned() },

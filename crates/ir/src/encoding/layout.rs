@@ -59,6 +59,63 @@ pub struct StoredTensor {
     pub offset: u64,
     /// Number of its type in GGUF files, of blocks that have one.
     pub gguf: Option<u32>,
+    /// Whether a checkpoint may hold a single element of it, which then stands for all.
+    pub broadcast: bool,
+    /// Whether it may be held in another type from which nothing is lost.
+    pub adapts: bool,
+}
+
+impl StoredTensor {
+    /// A tensor of plain elements.
+    pub fn plain(name: String, element: Element, shape: Vec<u64>) -> StoredTensor {
+        let count = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
+        let bytes = count.and_then(|n| n.checked_mul(element.size())).unwrap_or(u64::MAX);
+        StoredTensor {
+            name,
+            element,
+            shape,
+            bytes,
+            offset: 0,
+            broadcast: false,
+            adapts: false,
+            gguf: None,
+        }
+    }
+
+    /// Whether a tensor of this type and shape holds it: in its own, in one that is widened to it without loss, or
+    /// as a single element where that stands for all. Bytes may be called `u8` whatever they mean.
+    pub fn is_held_by(&self, element: Element, shape: &[u64]) -> bool {
+        let is_there = shape == self.shape || self.is_single(shape);
+        is_there && (element == self.element || (self.adapts && self.takes(element)))
+    }
+
+    fn takes(&self, element: Element) -> bool {
+        let halves = [Element::F16, Element::Bf16];
+        (element == Element::U8 && self.element.size() == 1)
+            || (self.element == Element::F32 && halves.contains(&element))
+    }
+
+    fn is_single(&self, shape: &[u64]) -> bool {
+        self.broadcast && shape.iter().all(|d| *d == 1)
+    }
+
+    /// Its bytes, from those of a tensor that holds it in another type or as a single element; `None` where they are
+    /// its own already.
+    pub fn adapted(&self, element: Element, shape: &[u64], bytes: &[u8]) -> Option<Vec<u8>> {
+        let narrow = element.size() != self.element.size();
+        let repeat = shape != self.shape;
+        if !narrow && !repeat {
+            return None;
+        }
+        let widened: Vec<u8> = if narrow {
+            let elements = bytes.chunks_exact(element.size() as usize);
+            elements.flat_map(|x| element.read(x).float().to_le_bytes()).collect()
+        } else {
+            bytes.to_vec()
+        };
+        let count = self.bytes / self.element.size();
+        Some(if repeat { widened.repeat(usize::try_from(count).ok()?) } else { widened })
+    }
 }
 
 impl Encoding {
@@ -120,20 +177,41 @@ impl Encoding {
                 shape: vec![rows, blocks.row * blocks.bytes],
                 bytes: layout.bytes,
                 offset: 0,
+                broadcast: false,
+                adapts: false,
                 gguf: self.0.def.gguf,
             }]);
         }
-        let owner = name.rfind('.').map_or("", |at| &name[..=at]);
+        let (owner, own) = name.split_at(name.rfind('.').map_or(0, |at| at + 1));
         let parts = self.0.parts.iter().zip(layout.parts);
         let tensors = parts.map(|(part, layout)| StoredTensor {
-            name: format!("{owner}{}", part.name),
+            name: format!("{owner}{}", part.stored.replace('*', own)),
             element: part.element,
             bytes: layout.bytes(),
             offset: layout.offset,
             shape: layout.dims,
+            broadcast: part.broadcast,
+            adapts: true,
             gguf: None,
         });
         Ok(tensors.collect())
+    }
+
+    /// The tensors that a checkpoint holds for the weight `name` of this shape, whose leading axes each of them has
+    /// too. Offsets are those of the first matrix.
+    pub fn tensors_of(&self, name: &str, shape: &[u64]) -> Result<Vec<StoredTensor>, String> {
+        let [leading @ .., rows, columns] = shape else {
+            return Err(format!("{self}: expected a matrix, found {shape:?}"));
+        };
+        let count = leading.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
+        let large = || format!("{shape:?} is not stored as {self}");
+        let mut tensors = self.tensors(name, *rows, *columns)?;
+        for tensor in &mut tensors {
+            tensor.shape.splice(..0, leading.iter().copied());
+            let bytes = count.and_then(|n| tensor.bytes.checked_mul(n));
+            tensor.bytes = bytes.filter(|n| *n > 0).ok_or_else(large)?;
+        }
+        Ok(tensors)
     }
 
     /// The tensors of a weight with random numbers; with `tame`, floats of magnitudes around 2^-5, else
@@ -267,7 +345,7 @@ impl Memory for Sizes {
         Number::Int(0)
     }
 
-    fn table(&self, _: usize, _: i64) -> f32 {
-        0.0
+    fn table(&self, _: usize, _: i64) -> Number {
+        Number::Int(0)
     }
 }

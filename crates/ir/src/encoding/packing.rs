@@ -7,6 +7,7 @@
 //! levels, `d * s` with a whole number `s` of a byte, stays so. Signed codes are stored from 0 on.
 //! `kernels/templates/common/coded.cuh` reads it.
 
+use super::compile::mentions;
 use super::{CodeKind, Decoder, Element, Encoding, Number, Stored, Term};
 use crate::expr::BinaryOp;
 
@@ -81,18 +82,31 @@ impl Packing {
             )
         })?;
         let block = match def.stored {
-            Stored::Blocks { values, .. }
-                if values.is_multiple_of(CHUNK) && values <= 4 * CHUNK =>
-            {
-                values
+            Stored::Blocks { values, .. } => {
+                Some(values).filter(|n| n.is_multiple_of(CHUNK) && *n <= 4 * CHUNK)
             }
-            _ => 0,
+            Stored::Tensors { .. } => Some(CHUNK),
         };
-        let mut scale = Factor::of(encoding, encoding.scale(), block > 0);
-        let mut minimum = encoding.minimum().map(|m| Factor::of(encoding, m, block > 0));
+        let mut scale = Factor::of(encoding, encoding.scale(), block.is_some());
+        let minimum = match (encoding.zero(), encoding.minimum()) {
+            (None, minimum) => minimum.cloned(),
+            // Products of such scales and of such codes are exact in f32, and so is their difference.
+            (Some(zero), None) if scale.element.size() == 2 && scale.outer.is_none() => {
+                let zero = Term::Widen(Box::new(zero.clone()));
+                Some(Term::Binary(
+                    BinaryOp::Mul,
+                    Box::new(zero),
+                    Box::new(encoding.scale().clone()),
+                ))
+            }
+            (Some(_), _) => {
+                return Err(format!("{encoding}: zeros beside such scales are not packed"));
+            }
+        };
+        let mut minimum = minimum.map(|m| Factor::of(encoding, &m, block.is_some()));
         let levels = [Some(&scale), minimum.as_ref()];
         let two = levels.into_iter().flatten().any(|f| f.outer.is_some());
-        let columns = if two { block } else { CHUNK };
+        let columns = block.filter(|_| two).unwrap_or(CHUNK);
         let group = match def.group.k {
             None => columns,
             Some(k) if k.is_multiple_of(columns) => columns,
@@ -149,6 +163,55 @@ impl Packing {
         self.across(columns) * self.bytes
     }
 
+    /// All that kernels know of weights of `encoding`, whose packing it is: constants `NAME = VALUE`, as
+    /// `kernels/templates/common/coded.cuh` names them.
+    pub fn constants(&self, encoding: &Encoding) -> String {
+        let kind = match encoding.def().code.kind {
+            CodeKind::Unsigned | CodeKind::Signed => "WHOLE",
+            CodeKind::E4m3 => "E4M3",
+            CodeKind::E5m2 => "E5M2",
+            CodeKind::E2m1 => "E2M1",
+            // None is packed.
+            CodeKind::Table => "TABLE",
+        };
+        let element = |element: Element| match element {
+            Element::F16 => "AS_F16",
+            Element::Bf16 => "AS_BF16",
+            Element::U8 => "AS_U8",
+            Element::I8 => "AS_I8",
+            _ => "AS_F32",
+        };
+        let mut constants: Vec<(String, String)> = [
+            ("COLUMNS", self.columns.to_string()),
+            ("GROUP", self.group.to_string()),
+            ("BYTES", self.bytes.to_string()),
+            ("KIND", kind.to_owned()),
+            ("BITS", encoding.def().code.bits.to_string()),
+            ("ZERO", self.zero.to_string()),
+            ("PLANES", self.planes.len().to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into();
+        for i in 0..3 {
+            let plane = self.planes.get(i);
+            constants.push((format!("BITS{i}"), plane.map_or(0, |p| p.bits).to_string()));
+            constants.push((format!("AT{i}"), plane.map_or(0, |p| p.at).to_string()));
+        }
+        for (name, factor) in [("SCALE", Some(&self.scale)), ("MINIMUM", self.minimum.as_ref())] {
+            let outer = factor.and_then(|f| f.outer);
+            let none = || "-1".to_owned();
+            constants.extend([
+                (name.to_owned(), factor.map_or_else(none, |f| element(f.element).to_owned())),
+                (format!("{name}_AT"), factor.map_or(0, |f| f.at).to_string()),
+                (format!("{name}_OUTER"), outer.map_or_else(none, |(e, _)| element(e).to_owned())),
+                (format!("{name}_OUTER_AT"), outer.map_or(0, |(_, at)| at).to_string()),
+            ]);
+        }
+        let list: Vec<String> =
+            constants.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+        list.join(", ")
+    }
+
     /// Where the code of row `row` and column `column` of a unit lies in a plane. Lane `4 row + quad` of a warp has,
     /// of each 32 columns, eight: in pairs, whose codes are in the two halves of a word. Where groups are of 16 columns,
     /// its first four are of one group, the others of the next.
@@ -190,14 +253,20 @@ impl Factor {
             && in_blocks
         {
             let split = |outer: &Term, inner: &Term| {
-                let Term::Widen(sub) = inner else { return None };
-                let outer_element = same_in_block(encoding, outer)?;
-                let element = byte(encoding, sub)?;
+                let outer_element = of_row(encoding, outer)?;
+                let (element, inner) = match inner {
+                    Term::Widen(sub) => (byte(encoding, sub)?, &**sub),
+                    Term::Read { part, whole: false, .. } => (
+                        Some(float(encoding.0.parts[*part].element)).filter(|e| e.size() < 4)?,
+                        inner,
+                    ),
+                    _ => return None,
+                };
                 Some(Factor {
                     element,
                     at: 0,
                     outer: Some((outer_element, 0)),
-                    inner_term: (**sub).clone(),
+                    inner_term: inner.clone(),
                     outer_term: Some(outer.clone()),
                 })
             };
@@ -227,10 +296,10 @@ fn float(element: Element) -> Element {
     }
 }
 
-/// The type of a stored float that a block has one of.
-fn same_in_block(encoding: &Encoding, term: &Term) -> Option<Element> {
-    let Term::Read { part, whole: false, index } = term else { return None };
-    index.is_empty().then(|| float(encoding.0.parts[*part].element))
+/// The type of a stored float that is the same for a row of a unit.
+fn of_row(encoding: &Encoding, term: &Term) -> Option<Element> {
+    let Term::Read { part, whole: false, .. } = term else { return None };
+    (!mentions(term, super::Place::K)).then(|| float(encoding.0.parts[*part].element))
 }
 
 /// The type of a byte that holds all values of a whole term.
@@ -258,11 +327,25 @@ fn range(encoding: &Encoding, term: &Term) -> Option<(i64, i64)> {
             _ => None,
         },
         Term::Binary(op, a, b) => {
-            let (a, b) = (of(a)?, of(b)?);
+            let (a, b) = match op {
+                // Whatever the other is.
+                BinaryOp::BitAnd => {
+                    (of(a).unwrap_or((0, i64::MAX)), of(b).unwrap_or((0, i64::MAX)))
+                }
+                _ => (of(a)?, of(b)?),
+            };
             match op {
                 BinaryOp::Add => Some((a.0.checked_add(b.0)?, a.1.checked_add(b.1)?)),
                 BinaryOp::Sub => Some((a.0.checked_sub(b.1)?, a.1.checked_sub(b.0)?)),
                 BinaryOp::Mul if a.0 >= 0 && b.0 >= 0 => Some((0, a.1.checked_mul(b.1)?)),
+                BinaryOp::BitAnd if a.0 >= 0 && b.0 >= 0 => Some((0, a.1.min(b.1))),
+                BinaryOp::BitOr | BinaryOp::BitXor if a.0 >= 0 && b.0 >= 0 => {
+                    Some((0, ((a.1 | b.1) as u64 + 1).checked_next_power_of_two()? as i64 - 1))
+                }
+                BinaryOp::Shr if a.0 >= 0 && (0..63).contains(&b.0) => Some((0, a.1 >> b.0)),
+                BinaryOp::Shl if a.0 >= 0 && (0..32).contains(&b.1) && a.1 < 1 << 16 => {
+                    Some((0, a.1 << b.1))
+                }
                 BinaryOp::Rem if a.0 >= 0 && b.0 > 0 => Some((0, a.1.min(b.1 - 1))),
                 _ => None,
             }

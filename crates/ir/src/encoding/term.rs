@@ -1,7 +1,7 @@
 //! Expressions over stored elements, typed and reduced to what every target computes alike.
 //!
 //! A term is a whole number of 64 bits or a float of 32. Places, stored integers and what is made of
-//! them by `+ - * % **`, comparisons, `floor(a / b)` and `ceil(a / b)` are whole; whatever meets a
+//! them by `+ - * % ** & | ^ << >>`, comparisons, `floor(a / b)` and `ceil(a / b)` are whole; whatever meets a
 //! float becomes one. Float operations round one by one, and none is allowed whose result depends on
 //! a library: so all targets decode a value to the same bits.
 
@@ -74,6 +74,8 @@ pub enum Term {
     Table {
         /// Which table.
         table: usize,
+        /// Whether its entries are whole numbers.
+        whole: bool,
         /// The entry.
         index: Box<Term>,
     },
@@ -104,15 +106,15 @@ pub enum Term {
 pub(super) struct Names<'a> {
     /// Parts: name, whether they hold whole numbers, and how many indices they take.
     pub(super) parts: &'a [(String, bool, usize)],
-    /// Tables, by name.
-    pub(super) tables: &'a [(String, Vec<f64>)],
+    /// Tables: name, and whether they hold whole numbers.
+    pub(super) tables: &'a [(&'a str, bool)],
 }
 
 /// Where a term is evaluated.
 pub(super) trait Memory {
     fn place(&self, place: Place) -> i64;
     fn read(&self, part: usize, index: &[Term]) -> Number;
-    fn table(&self, table: usize, index: i64) -> f32;
+    fn table(&self, table: usize, index: i64) -> Number;
 }
 
 impl Term {
@@ -126,14 +128,18 @@ impl Term {
             Expr::Lit(v) => return Err(format!("expected a number, found {}", v.kind())),
             Expr::Var(_) | Expr::Index(..) => element(e, names)?,
             Expr::Unary(UnaryOp::Neg, a) => match term(a)? {
-                Term::Int(i) => Term::Int(-i),
+                Term::Int(i) => Term::Int(i.wrapping_neg()),
                 a => Term::Neg(Box::new(a)),
             },
             Expr::Unary(UnaryOp::Not, a) => Term::Not(Box::new(whole(term(a)?, a)?)),
             Expr::Binary(op, a, b) => binary(*op, (term(a)?, a), (term(b)?, b), e)?,
             Expr::Cond(c, a, b) => {
                 let (a, b) = alike(term(a)?, term(b)?);
-                Term::Select(Box::new([whole(term(c)?, c)?, a, b]))
+                match whole(term(c)?, c)? {
+                    Term::Int(0) => b,
+                    Term::Int(_) => a,
+                    c => Term::Select(Box::new([c, a, b])),
+                }
             }
             Expr::Call(func, args) => call(*func, args, names, e)?,
             Expr::Member(..) => return Err(format!("`{e}` is not a number")),
@@ -144,8 +150,8 @@ impl Term {
     pub fn is_whole(&self) -> bool {
         match self {
             Term::Int(_) | Term::Place(_) | Term::Not(_) | Term::Divide { .. } => true,
-            Term::Float(_) | Term::Table { .. } | Term::Widen(_) => false,
-            Term::Read { whole, .. } => *whole,
+            Term::Float(_) | Term::Widen(_) => false,
+            Term::Read { whole, .. } | Term::Table { whole, .. } => *whole,
             Term::Neg(a) => a.is_whole(),
             Term::Binary(op, a, _) => is_test(*op) || a.is_whole(),
             Term::Call(_, args) => args.first().is_some_and(Term::is_whole),
@@ -168,7 +174,7 @@ impl Term {
             Term::Float(x) => Number::Float(*x),
             Term::Place(place) => Number::Int(at.place(*place)),
             Term::Read { part, index, .. } => at.read(*part, index),
-            Term::Table { table, index } => Number::Float(at.table(*table, index.eval(at).int())),
+            Term::Table { table, index, .. } => at.table(*table, index.eval(at).int()),
             Term::Widen(a) => Number::Float(a.eval(at).float()),
             Term::Neg(a) => match a.eval(at) {
                 Number::Int(i) => Number::Int(i.wrapping_neg()),
@@ -227,13 +233,14 @@ fn element(e: &Expr, names: &Names<'_>) -> Result<Term, String> {
         return Ok(Term::Read { part, whole, index });
     }
     if let Some(table) = names.tables.iter().position(|(known, _)| known == name) {
+        let whole = names.tables[table].1;
         return match <[Term; 1]>::try_from(index) {
-            Ok([index]) => Ok(Term::Table { table, index: Box::new(index) }),
+            Ok([index]) => Ok(Term::Table { table, whole, index: Box::new(index) }),
             Err(index) => Err(format!("`{name}` takes one index, found {}", index.len())),
         };
     }
     let parts = names.parts.iter().map(|(n, ..)| n.as_str());
-    let tables = names.tables.iter().map(|(n, _)| n.as_str());
+    let tables = names.tables.iter().map(|(n, _)| *n);
     let known: Vec<&str> = parts.chain(tables).chain(Place::ALL.iter().map(|(_, n)| *n)).collect();
     let hint = crate::nearest(name, known.iter().copied());
     Err(format!("unknown name `{name}`{hint}; known: {}", known.join(", ")))
@@ -245,15 +252,21 @@ fn binary(
     (b, right): (Term, &Expr),
     e: &Expr,
 ) -> Result<Term, String> {
-    use BinaryOp::{And, Coalesce, Div, Or, Pow, Rem};
+    use BinaryOp::{And, BitAnd, BitOr, BitXor, Coalesce, Div, Or, Pow, Rem, Shl, Shr};
     let (a, b) = match op {
         Coalesce => return Err(format!("`{e}`: `??` has no meaning on numbers")),
-        And | Or | Rem | Pow => (whole(a, left)?, whole(b, right)?),
+        And | Or | Rem | Pow | BitOr | BitXor | BitAnd | Shl | Shr => {
+            (whole(a, left)?, whole(b, right)?)
+        }
         // Division is one of floats, but directly in `floor` and `ceil`.
         Div => (a.widened(), b.widened()),
         _ => alike(a, b),
     };
-    Ok(Term::Binary(op, Box::new(a), Box::new(b)))
+    Ok(match (&a, &b) {
+        // Of constants: of one that is given a value by `each`, what remains is what it means.
+        (Term::Int(a), Term::Int(b)) => Term::Int(ints(op, *a, *b)),
+        _ => Term::Binary(op, Box::new(a), Box::new(b)),
+    })
 }
 
 fn call(func: Func, args: &[Expr], names: &Names<'_>, e: &Expr) -> Result<Term, String> {
@@ -263,6 +276,9 @@ fn call(func: Func, args: &[Expr], names: &Names<'_>, e: &Expr) -> Result<Term, 
             let (a, b) = (term(a)?, term(b)?);
             if a.is_whole() && b.is_whole() {
                 let up = func == Func::Ceil;
+                if let (Term::Int(a), Term::Int(b)) = (&a, &b) {
+                    return Ok(Term::Int(divide(*a, *b, up)));
+                }
                 return Ok(Term::Divide { up, a: Box::new(a), b: Box::new(b) });
             }
             let quotient =
@@ -294,6 +310,9 @@ fn ints(op: BinaryOp, a: i64, b: i64) -> i64 {
         // As `whole_power` of kernels: exponents outside are the nearest inside.
         BinaryOp::Pow => a.wrapping_pow(b.clamp(0, 63) as u32),
         BinaryOp::Div | BinaryOp::Coalesce => 0, // not of whole numbers
+        BinaryOp::BitOr | BinaryOp::BitXor | BinaryOp::BitAnd | BinaryOp::Shl | BinaryOp::Shr => {
+            op.bits(a, b).unwrap_or(0)
+        }
         BinaryOp::Lt => i64::from(a < b),
         BinaryOp::Le => i64::from(a <= b),
         BinaryOp::Gt => i64::from(a > b),
@@ -319,9 +338,7 @@ fn floats(op: BinaryOp, a: f32, b: f32) -> Number {
         BinaryOp::Eq => Number::Int(i64::from(a == b)),
         BinaryOp::Ne => Number::Int(i64::from(a != b)),
         // Of whole numbers only.
-        BinaryOp::Rem | BinaryOp::Pow | BinaryOp::And | BinaryOp::Or | BinaryOp::Coalesce => {
-            Number::Float(f32::NAN)
-        }
+        _ => Number::Float(f32::NAN),
     }
 }
 
@@ -371,14 +388,14 @@ mod tests {
             Number::Int(index[0].eval(self).int() * 2)
         }
 
-        fn table(&self, _: usize, index: i64) -> f32 {
-            index as f32 + 0.5
+        fn table(&self, table: usize, index: i64) -> Number {
+            if table == 0 { Number::Float(index as f32 + 0.5) } else { Number::Int(7 * index) }
         }
     }
 
     fn compile(text: &str) -> Result<Term, String> {
         let parts = [("q".to_owned(), true, 1)];
-        let tables = [("levels".to_owned(), vec![0.5, 1.5])];
+        let tables = [("levels", false), ("grid", true)];
         let names = Names { parts: &parts, tables: &tables };
         Term::compile(&text.parse().expect("an expression"), &names)
     }
@@ -396,6 +413,12 @@ mod tests {
             ("floor(q[60] / 2 ** (4 * (k % 2))) % 16", 120 % 16),
             ("n < 5 ? 1 : max(n, 7)", 7),
             ("!(n == 5) || k > 3", 1),
+            ("q[60] >> 4 & 15", 7),
+            ("(k ^ 255 | n) << 1", 250),
+            ("-9 >> 1", -5),
+            ("k >> 99", 0),
+            ("1 << -1", 1),
+            ("grid[n] + 1", 36),
         ] {
             assert_eq!(eval(text), Number::Int(expected), "{text}");
         }
@@ -418,6 +441,8 @@ mod tests {
             ("n[1]", "unknown name `n`"),
             ("'a'", "expected a number, found text"),
             ("n ?? 1", "has no meaning on numbers"),
+            ("0.5 & 2", "expected a whole number, found `0.5`"),
+            ("n << levels[0]", "expected a whole number, found `levels[0]`"),
         ] {
             let error = compile(text).expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");

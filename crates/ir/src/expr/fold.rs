@@ -135,6 +135,14 @@ fn binary(
         BinaryOp::Le => Value::Bool(m <= n),
         BinaryOp::Gt => Value::Bool(m > n),
         BinaryOp::Ge => Value::Bool(m >= n),
+        BinaryOp::BitOr | BinaryOp::BitXor | BinaryOp::BitAnd | BinaryOp::Shl | BinaryOp::Shr => {
+            for (x, e) in [(m, a), (n, b)] {
+                if x.fract() != 0.0 || x.abs() >= EXACT {
+                    return Err(failed(format!("expected a whole number from `{e}`, found {x}")));
+                }
+            }
+            Value::Num(arithmetic(op, m, n))
+        }
         _ => {
             let value = arithmetic(op, m, n);
             if !value.is_finite() && m.is_finite() && n.is_finite() {
@@ -145,9 +153,16 @@ fn binary(
     })
 }
 
+/// From here on floats do not hold every whole number.
+const EXACT: f64 = 9_007_199_254_740_992.0;
+
 /// The numeric operators; comparisons yield 1 or 0.
 pub(super) fn arithmetic(op: BinaryOp, m: f64, n: f64) -> f64 {
     let flag = |b: bool| f64::from(u8::from(b));
+    // Rounded toward zero to whole numbers.
+    if let Some(bits) = op.bits(m as i64, n as i64) {
+        return bits as f64;
+    }
     match op {
         BinaryOp::Add => m + n,
         BinaryOp::Sub => m - n,
@@ -164,6 +179,10 @@ pub(super) fn arithmetic(op: BinaryOp, m: f64, n: f64) -> f64 {
         BinaryOp::And => flag(m != 0.0 && n != 0.0),
         BinaryOp::Or => flag(m != 0.0 || n != 0.0),
         BinaryOp::Coalesce => m,
+        // Of bits: above.
+        BinaryOp::BitOr | BinaryOp::BitXor | BinaryOp::BitAnd | BinaryOp::Shl | BinaryOp::Shr => {
+            f64::NAN
+        }
     }
 }
 

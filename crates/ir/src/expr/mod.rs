@@ -8,7 +8,9 @@
 //! expr  := cond
 //! cond  := or ('?' expr ':' cond)?
 //! or    := and ('||' and)*           and   := coal ('&&' coal)*
-//! coal  := cmp ('??' cmp)*           cmp   := sum (('=='|'!='|'<'|'<='|'>'|'>=') sum)?
+//! coal  := cmp ('??' cmp)*           cmp   := bor (('=='|'!='|'<'|'<='|'>'|'>=') bor)?
+//! bor   := xor ('|' xor)*            xor   := band ('^' band)*
+//! band  := shift ('&' shift)*        shift := sum (('<<'|'>>') sum)*
 //! sum   := term (('+'|'-') term)*    term  := unary (('*'|'/'|'%') unary)*
 //! unary := ('-'|'!') unary | power   power := postfix ('**' unary)?
 //! postfix := atom ('[' expr ']' | '.' name)*
@@ -114,6 +116,14 @@ pub enum BinaryOp {
     Le,
     Gt,
     Ge,
+    /// Of bits, as are the four that follow: of whole numbers of 64 bits in two's complement.
+    BitOr,
+    BitXor,
+    BitAnd,
+    /// `a << b`: what leaves 64 bits is lost. `b` outside 0 to 63 is the nearest inside.
+    Shl,
+    /// `a >> b` keeps the sign.
+    Shr,
     Add,
     Sub,
     Mul,
@@ -124,7 +134,7 @@ pub enum BinaryOp {
 
 impl BinaryOp {
     /// Binding strength (larger binds tighter) and spelling.
-    pub const TABLE: [(BinaryOp, u8, &'static str); 15] = [
+    pub const TABLE: [(BinaryOp, u8, &'static str); 20] = [
         (BinaryOp::Or, 1, "||"),
         (BinaryOp::And, 2, "&&"),
         (BinaryOp::Coalesce, 3, "??"),
@@ -132,15 +142,35 @@ impl BinaryOp {
         (BinaryOp::Ne, 4, "!="),
         (BinaryOp::Le, 4, "<="),
         (BinaryOp::Ge, 4, ">="),
+        (BinaryOp::Shl, 8, "<<"),
+        (BinaryOp::Shr, 8, ">>"),
         (BinaryOp::Lt, 4, "<"),
         (BinaryOp::Gt, 4, ">"),
-        (BinaryOp::Add, 5, "+"),
-        (BinaryOp::Sub, 5, "-"),
-        (BinaryOp::Pow, 8, "**"),
-        (BinaryOp::Mul, 6, "*"),
-        (BinaryOp::Div, 6, "/"),
-        (BinaryOp::Rem, 6, "%"),
+        (BinaryOp::BitOr, 5, "|"),
+        (BinaryOp::BitXor, 6, "^"),
+        (BinaryOp::BitAnd, 7, "&"),
+        (BinaryOp::Add, 9, "+"),
+        (BinaryOp::Sub, 9, "-"),
+        (BinaryOp::Pow, 12, "**"),
+        (BinaryOp::Mul, 10, "*"),
+        (BinaryOp::Div, 10, "/"),
+        (BinaryOp::Rem, 10, "%"),
     ];
+    /// Binding strength of comparisons, which do not chain.
+    pub(crate) const COMPARISON: u8 = 4;
+
+    /// What an operator of bits makes of two whole numbers; `None` of any other operator.
+    pub fn bits(self, a: i64, b: i64) -> Option<i64> {
+        let by = b.clamp(0, 63) as u32;
+        Some(match self {
+            BinaryOp::BitOr => a | b,
+            BinaryOp::BitXor => a ^ b,
+            BinaryOp::BitAnd => a & b,
+            BinaryOp::Shl => a.wrapping_shl(by),
+            BinaryOp::Shr => a.wrapping_shr(by),
+            _ => return None,
+        })
+    }
 
     pub(crate) fn strength(self) -> u8 {
         Self::TABLE.iter().find(|row| row.0 == self).map_or(0, |row| row.1)
@@ -150,6 +180,11 @@ impl BinaryOp {
         Self::TABLE.iter().find(|row| row.0 == self).map_or("?", |row| row.2)
     }
 }
+
+/// How tightly what is no infix operator binds, on the scale of [`BinaryOp::TABLE`]; `**` stands between.
+const UNARY: u8 = 11;
+const POSTFIX: u8 = 13;
+const ATOM: u8 = 14;
 
 /// Built-in functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -326,11 +361,11 @@ impl Expr {
         match self {
             Expr::Cond(..) => 0,
             Expr::Binary(op, ..) => op.strength(),
-            Expr::Unary(..) => 7,
+            Expr::Unary(..) => UNARY,
             // A negative literal prints as a negation.
-            Expr::Lit(Value::Num(n)) if n.is_sign_negative() => 7,
-            Expr::Index(..) | Expr::Member(..) => 9,
-            _ => 10,
+            Expr::Lit(Value::Num(n)) if n.is_sign_negative() => UNARY,
+            Expr::Index(..) | Expr::Member(..) => POSTFIX,
+            _ => ATOM,
         }
     }
 
@@ -344,14 +379,14 @@ impl Expr {
             Expr::Var(name) => f.write_str(name)?,
             Expr::Unary(op, a) => {
                 f.write_str(if *op == UnaryOp::Neg { "-" } else { "!" })?;
-                a.print(f, 7)?;
+                a.print(f, UNARY)?;
             }
             Expr::Binary(op, a, b) => {
                 let s = op.strength();
                 // Everything associates to the left but `**`; comparisons do not chain.
                 let (left, right) = match op {
-                    BinaryOp::Pow => (9, 7),
-                    _ if s == 4 => (5, 5),
+                    BinaryOp::Pow => (POSTFIX, UNARY),
+                    _ if s == BinaryOp::COMPARISON => (s + 1, s + 1),
                     _ => (s, s + 1),
                 };
                 a.print(f, left)?;
@@ -374,7 +409,7 @@ impl Expr {
                 f.write_str(")")?;
             }
             Expr::Index(a, i) => {
-                a.print(f, 9)?;
+                a.print(f, POSTFIX)?;
                 f.write_str("[")?;
                 i.print(f, 0)?;
                 f.write_str("]")?;
@@ -382,7 +417,7 @@ impl Expr {
             Expr::Member(a, key) => {
                 // `2.x` would read as the number `2.` and a stray name.
                 let number = matches!(**a, Expr::Lit(Value::Num(_)));
-                a.print(f, if number { 11 } else { 9 })?;
+                a.print(f, if number { ATOM + 1 } else { POSTFIX })?;
                 write!(f, ".{key}")?;
             }
         }

@@ -105,7 +105,7 @@ impl<'a> Parser<'a> {
         while let Some(op) = self.operator(min) {
             let right = self.binary(op.strength() + 1)?;
             left = self.node(Expr::Binary(op, Box::new(left), Box::new(right)))?;
-            if op.strength() == 4 {
+            if op.strength() == BinaryOp::COMPARISON {
                 // `a < b < c` is not a comparison of numbers: let the caller report the rest.
                 return self.binary_rest(left, min);
             }
@@ -116,7 +116,7 @@ impl<'a> Parser<'a> {
     fn binary_rest(&mut self, mut left: Expr, min: u8) -> Result<Expr, ExprError> {
         let before = self.at;
         while let Some(op) = self.operator(min) {
-            if op.strength() >= 4 {
+            if op.strength() >= BinaryOp::COMPARISON {
                 self.at = before;
                 return Err(self.expected("`&&`, `||` or the end (comparisons do not chain)"));
             }

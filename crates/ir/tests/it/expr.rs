@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use infernum_ir::expr::{BinaryOp, Expr, Func, ScalarFn, UnaryOp, Value};
 use proptest::prelude::*;
 
-const BINARY: [BinaryOp; 15] = [
+const BINARY: [BinaryOp; 20] = [
     BinaryOp::Or,
     BinaryOp::And,
     BinaryOp::Coalesce,
@@ -15,6 +15,11 @@ const BINARY: [BinaryOp; 15] = [
     BinaryOp::Le,
     BinaryOp::Gt,
     BinaryOp::Ge,
+    BinaryOp::BitOr,
+    BinaryOp::BitXor,
+    BinaryOp::BitAnd,
+    BinaryOp::Shl,
+    BinaryOp::Shr,
     BinaryOp::Add,
     BinaryOp::Sub,
     BinaryOp::Mul,
@@ -88,7 +93,7 @@ fn numeric() -> impl Strategy<Value = Expr> {
         let pair = (e.clone(), e.clone());
         prop_oneof![
             e.clone().prop_map(|a| unary(UnaryOp::Neg, a)),
-            (9usize..15, pair.clone()).prop_map(|(op, (a, b))| binary(BINARY[op], a, b)),
+            (9usize..20, pair.clone()).prop_map(|(op, (a, b))| binary(BINARY[op], a, b)),
             (0usize..12, pair.clone()).prop_map(|(f, (a, b))| {
                 let (_, func, arity) = Func::TABLE[f];
                 Expr::Call(func, [a, b].into_iter().take(arity).collect())
@@ -179,6 +184,12 @@ fn precedence_and_values() {
         ("'it\\'s \\\\'", "'it\\'s \\\\'"),
         ("max(2, min(3, 4)) + abs(-1) + floor(1.5) + ceil(1.5)", "7"),
         ("1e-6 + .5", "0.500001"),
+        ("1 | 6 ^ 5 & 3", "7"),
+        ("1 + 1 << 2 + 1", "16"),
+        ("-9 >> 1", "-5"),
+        ("1 << 99", "-9223372036854775808"),
+        ("12 & 10 == 8", "true"),
+        ("true || 1 > 2 && 1 << 2 >= 4", "true"),
     ] {
         let found = eval(text);
         let want: Value = eval(expected).unwrap();

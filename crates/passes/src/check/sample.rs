@@ -224,8 +224,13 @@ fn trial_encoding() -> Option<Encoding> {
         stored: Stored::Tensors {
             of: "weight".to_owned(),
             tensors: vec![tensor("codes", "i8 [N, K]"), tensor("scales", "f32 [N]")],
+            broadcast: Vec::new(),
+            unused: Vec::new(),
         },
         tables: Vec::new(),
+        constants: Vec::new(),
+        lets: Vec::new(),
+        zero: None,
         group: Group { n: Some(1), k: None },
         code: Code { kind: CodeKind::Signed, bits: 8, value: "codes[n][k]".to_owned() },
         scale: "scales[n]".to_owned(),

@@ -63,32 +63,47 @@ pub const KERNELS: [Structure; 2] = [
 ];
 
 /// The structures of encodings.
-pub const ENCODINGS: [Structure; 4] = [
+pub const ENCODINGS: [Structure; 5] = [
     Structure {
         name: "Encoding",
-        doc: "How weights are stored: a file in `kernels/encodings/`. A value is `code * scale - minimum`; \
+        doc: "How weights are stored: a file in `kernels/encodings/`. A value is `(code - zero) * scale - minimum`; \
               expressions range over its row `n` and column `k`, the weight's rows `N` and columns `K`, and \
               what is stored: `d` for a single element, `q[k % 32]`, `weight[n][k]`. Whole numbers stay whole \
-              until they meet a float, `floor(a / b)` of two is whole, and bits are taken out by it and `%`. \
+              until they meet a float, `floor(a / b)` of two is whole, bits are taken out by `>>` and `&`. \
               Floats are f32, every operation rounds, and there are no functions but floor, ceil, round, abs, \
               min and max: so every target decodes to the same bits. An index outside is the nearest inside.",
         fields: &[
             ("name", true, "its name in types: `const q8_0[N, K]`"),
             ("doc", true, "what it is, and where it comes from"),
+            (
+                "each",
+                false,
+                "one encoding for each value of these, `{ \"g\": [32, 64] }`: in the name as `{g}`, in expressions as `g`; texts are element types",
+            ),
             ("stored", true, "`Blocks(..)` or `Tensors(..)`"),
-            ("tables", false, "constant lists for the expressions to look into"),
+            (
+                "tables",
+                false,
+                "constant lists for the expressions to look into, or names of those in `kernels/tables/`; one of whole numbers is whole",
+            ),
+            ("let", false, "names for expressions, which may use those before them"),
             (
                 "group",
                 true,
                 "the values that share scale and minimum: `(n: 1, k: 32)`; an extent left out is that of the weight",
             ),
             ("code", true, "what is stored of each value"),
+            (
+                "zero",
+                false,
+                "what is subtracted from a code first, a whole number, the same throughout a group",
+            ),
             ("scale", true, "what a code is multiplied by, the same throughout a group"),
             ("minimum", false, "what is then subtracted, the same throughout a group"),
             (
                 "when",
                 false,
-                "which checkpoints may have it: a condition on the keys of config.json's `quantization_config`. A weight is stored so where the first of its tensors is there, in its type and shape",
+                "which checkpoints may have it: a condition on the keys of config.json's `quantization_config`. A weight is stored so where its tensors are there in their types and shapes; where several encodings fit, in that of the most tensors",
             ),
             ("gguf", false, "number of the type in GGUF files"),
         ],
@@ -109,12 +124,31 @@ pub const ENCODINGS: [Structure; 4] = [
         name: "Tensors",
         doc: "Tensors beside one another.",
         fields: &[
-            ("of", true, "last part of the name of the weight that they are"),
+            ("of", true, "last part of the name of the weight that they are; `*` for any"),
             (
                 "tensors",
                 true,
-                "last parts of their names, and types: `{ \"weight\": \"f8e4m3 [N, K]\" }`",
+                "last parts of their names, and types: `{ \"weight\": \"f8e4m3 [N, K]\" }`. In `*_scales` the `*` is the weight's own; expressions call it `scales`. A tensor of f16 or bf16 is widened where f32 is said, and one of u8 may be any bytes",
             ),
+            (
+                "broadcast",
+                false,
+                "tensors of which a checkpoint may hold a single element, which stands for all",
+            ),
+            (
+                "unused",
+                false,
+                "patterns of the names of tensors that may be there besides, and that no value depends on: `[\"*.input_scale\"]`",
+            ),
+        ],
+    },
+    Structure {
+        name: "Table",
+        doc: "A list that encodings name: a file in `kernels/tables/`.",
+        fields: &[
+            ("name", true, "its name"),
+            ("doc", true, "where it comes from"),
+            ("values", true, "the numbers"),
         ],
     },
     Structure {
@@ -200,6 +234,7 @@ mod tests {
             encoding("Encoding(zzz: 1)"),
             encoding("Encoding(stored: Blocks(zzz: 1))"),
             encoding("Encoding(stored: Tensors(zzz: 1))"),
+            kernels.add_tables(&[source("Table(zzz: 1)")]).expect_err("unknown").to_string(),
             encoding("Encoding(code: (zzz: 1))"),
         ];
         let messages = messages.into_iter().chain(encodings);

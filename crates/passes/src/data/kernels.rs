@@ -1,5 +1,6 @@
 //! All fused ops, rules and encodings: ours, with the user's on top.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use include_dir::{Dir, include_dir};
@@ -38,6 +39,8 @@ pub struct Kernels {
     pub rules: Vec<Rule>,
     /// What fused ops are called with, where their files say so.
     signatures: Vec<(&'static str, Signature)>,
+    /// Long lists that encodings name.
+    tables: Vec<(String, Vec<f64>)>,
     /// Whether one of our ops is hidden by another: what our rules mean is then not what we tried.
     foreign_ops: bool,
 }
@@ -51,6 +54,7 @@ impl Kernels {
         let mut ours = ours.filter_map(|f| f.contents_utf8());
         kernels.foreign_ops = !ours.all(|text| fused.iter().any(|s| &*s.text == text));
         kernels.define_all(fused)?;
+        kernels.add_tables(&files("tables", data)?)?;
         kernels.add_encodings(&files("encodings", data)?)?;
         for source in files("rules", data)? {
             kernels.add_rules(&source)?;
@@ -120,15 +124,32 @@ impl Kernels {
 
     /// Adds the encodings of files, each of a name of its own.
     pub fn add_encodings(&mut self, sources: &[Source]) -> Result<(), DataError> {
-        let mut names: Vec<String> = Vec::new();
+        let mut names = HashSet::new();
         for source in sources {
             let file: encodings::File<'_> = read_ron(source)?;
-            if names.iter().any(|n| n == file.name) {
-                let message = format!("another file defines `{}` too", file.name);
+            for encoding in encodings::read(source, &file, &self.tables)? {
+                if !names.insert(encoding.name().to_owned()) {
+                    let message = format!(
+                        "`{encoding}` is defined twice, in another file or, if `each` has values that the name leaves \
+                         out, in this one"
+                    );
+                    return Err(at(source, file.name, message).into());
+                }
+                self.ops.define_encoding(encoding);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the tables of files, for encodings to name.
+    pub fn add_tables(&mut self, sources: &[Source]) -> Result<(), DataError> {
+        for source in sources {
+            let file: encodings::TableFile<'_> = read_ron(source)?;
+            if self.tables.iter().any(|(name, _)| name == file.name) {
+                let message = format!("another file defines the table `{}` too", file.name);
                 return Err(at(source, file.name, message).into());
             }
-            names.push(file.name.to_owned());
-            self.ops.define_encoding(encodings::read(source, &file)?);
+            self.tables.push((file.name.to_owned(), file.values));
         }
         Ok(())
     }

@@ -141,11 +141,16 @@ impl Encoded {
 
     /// Its stored tensor of that name, the same whichever is asked for first; the others are not made.
     fn tensor(&self, name: &str, seed: u64) -> Option<TensorBytes> {
-        let [rows, columns] = self.ty.sizes(&Dims::default())[..] else { return None };
-        let layout = self.ty.encoding.as_ref()?.layout(rows as u64, columns as u64).ok()?;
+        let [leading @ .., rows, columns] = &self.ty.sizes(&Dims::default())[..] else {
+            return None;
+        };
+        let layout = self.ty.encoding.as_ref()?.layout(*rows as u64, *columns as u64).ok()?;
         let tensors = stored_tensors(&self.weight, &self.ty).ok()?;
         let (i, tensor) = tensors.into_iter().enumerate().find(|(_, t)| t.name == name)?;
-        let bytes = layout.random(i, tensor.bytes, true, &mut random::named(name, seed));
+        let (mut rng, matrices) = (random::named(name, seed), leading.iter().product::<usize>());
+        let one = tensor.bytes / matrices.max(1) as u64;
+        let all = (0..matrices).flat_map(|_| layout.random(i, one, true, &mut rng));
+        let bytes: Vec<u8> = all.collect();
         Some(TensorBytes { element: tensor.element, shape: tensor.shape, bytes: bytes.into() })
     }
 }

@@ -7,7 +7,7 @@ use infernum_codegen::{Plan, Recipe, Weight};
 use infernum_ir::encoding::{Decoder, Element, StoredTensor};
 use infernum_ir::interp::{StepShape, Tensor};
 use infernum_ir::{
-    Attr, DType, Dim, Dims, Effect, Encoding, Eval, Memory, Op, OpCall, TensorType, Type,
+    Attr, DType, Dims, Effect, Encoding, Eval, Memory, Op, OpCall, TensorType, Type,
 };
 
 use super::{LoadError, TensorProblem, elements};
@@ -455,38 +455,39 @@ fn tensors(
     // Every one is looked at, so that every problem is found.
     let found: Vec<_> =
         wanted.into_iter().map(|t| (t.offset, tensor(t, source, problems))).collect();
-    let (mut segments, mut end) = (Vec::new(), 0);
-    let pad = |segments: &mut Vec<Bytes>, from: u64, to: u64| {
-        if from < to {
-            segments.push(vec![0; (to - from) as usize].into());
+    let found = found.into_iter().map(|(at, bytes)| Some((at as usize, bytes?)));
+    let found = found.collect::<Option<Vec<_>>>()?;
+    let matrices = match (&ty.encoding, &sizes(ty)[..]) {
+        (Some(_), [leading @ .., _, _]) => leading.iter().product(),
+        _ => 1,
+    };
+    let end = size as usize / matrices;
+    let zeros = |segments: &mut Vec<Bytes>, count: usize| {
+        if count > 0 {
+            segments.push(vec![0; count].into());
         }
     };
-    for (offset, bytes) in found {
-        let bytes = bytes?;
-        pad(&mut segments, end, offset);
-        end = offset + bytes.len() as u64;
-        segments.push(bytes);
+    // Each matrix has its part of every tensor.
+    let mut segments = Vec::new();
+    for matrix in 0..matrices {
+        let mut at = 0;
+        for (offset, bytes) in &found {
+            zeros(&mut segments, offset - at);
+            let len = bytes.len() / matrices;
+            segments.push(bytes.slice(matrix * len..(matrix + 1) * len)?);
+            at = offset + len;
+        }
+        zeros(&mut segments, end - at);
     }
-    pad(&mut segments, end, size);
     Some(segments)
 }
 
 /// What the checkpoint holds for the weight `name`.
 pub(crate) fn stored_tensors(name: &str, ty: &TensorType) -> Result<Vec<StoredTensor>, String> {
     let shape: Vec<u64> = sizes(ty).into_iter().map(|n| n as u64).collect();
-    match (&ty.encoding, &ty.shape[..]) {
-        (None, _) => Ok(vec![StoredTensor {
-            name: name.to_owned(),
-            element: ty.dtype.into(),
-            shape,
-            bytes: ty.bytes(&Dims::default()),
-            offset: 0,
-            gguf: None,
-        }]),
-        (Some(encoding), [Dim::Const(rows), Dim::Const(columns)]) => {
-            encoding.tensors(name, *rows, *columns)
-        }
-        (Some(_), _) => Err(format!("`{name}`: expected a matrix, found {ty}")),
+    match &ty.encoding {
+        None => Ok(vec![StoredTensor::plain(name.to_owned(), ty.dtype.into(), shape)]),
+        Some(encoding) => encoding.tensors_of(name, &shape),
     }
 }
 
@@ -495,22 +496,23 @@ fn tensor(
     source: &dyn WeightSource,
     problems: &mut Vec<TensorProblem>,
 ) -> Option<Bytes> {
-    let found = source.find(&wanted);
-    let StoredTensor { name, element, shape: expected, bytes, .. } = wanted;
-    let Some(found) = found else {
+    let Some(found) = source.find(&wanted) else {
+        let StoredTensor { name, element, shape: expected, .. } = wanted;
         problems.push(TensorProblem::Missing { name, element, expected });
         return None;
     };
-    let whole = found.bytes.len() as u64 == bytes;
-    if found.element != element || found.shape != expected || !whole {
+    let TensorBytes { element, shape, bytes } = found;
+    let size = shape.iter().try_fold(element.size(), |n, d| n.checked_mul(*d));
+    let whole = size == Some(bytes.len() as u64);
+    if !whole || !wanted.is_held_by(element, &shape) {
         problems.push(TensorProblem::Mismatch {
-            name,
-            expected: (element, expected),
-            found: (found.element, found.shape),
+            name: wanted.name,
+            expected: (wanted.element, wanted.shape),
+            found: (element, shape),
         });
         return None;
     }
-    Some(found.bytes)
+    Some(wanted.adapted(element, &shape, &bytes).map_or(bytes, Bytes::from))
 }
 
 /// Runs an op's reference on constants.

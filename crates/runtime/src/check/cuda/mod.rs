@@ -4,7 +4,7 @@ mod compiled;
 mod guards;
 mod shapes;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -141,7 +141,12 @@ fn decoding(ops: &OpSet, only: &str) -> Result<Vec<Setup>, String> {
 /// Products of few tokens whose weights are codes: of every encoding that has a packed form where nothing is done beside,
 /// of one with minimums elsewhere.
 fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
-    let packable: Vec<&Encoding> = ops.encodings().filter(|e| e.packed().is_ok()).collect();
+    // What kernels see of an encoding, each once.
+    let mut seen = HashSet::new();
+    let mut is_new = |e: &&Encoding| {
+        e.packed().is_ok_and(|e| e.packing().is_some_and(|p| seen.insert(p.constants(&e))))
+    };
+    let packable: Vec<&Encoding> = ops.encodings().filter(|e| is_new(e)).collect();
     let richest = packable.iter().find(|e| e.minimum().is_some()).or(packable.first()).copied();
     let mut all = Vec::new();
     for case in CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).filter(|c| c.may_be_coded()) {

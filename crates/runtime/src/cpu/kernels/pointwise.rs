@@ -352,6 +352,9 @@ fn binary(op: BinaryOp, a: &mut [f32], b: &[f32]) {
         BinaryOp::Ne => both(a, b, |a, b| flag(a != b)),
         BinaryOp::And => both(a, b, |a, b| flag(a != 0.0 && b != 0.0)),
         BinaryOp::Or => both(a, b, |a, b| flag(a != 0.0 || b != 0.0)),
+        BinaryOp::BitOr | BinaryOp::BitXor | BinaryOp::BitAnd | BinaryOp::Shl | BinaryOp::Shr => {
+            both(a, b, |a, b| op.bits(a as i64, b as i64).map_or(f32::NAN, |bits| bits as f32));
+        }
         BinaryOp::Coalesce => {}
     }
 }
