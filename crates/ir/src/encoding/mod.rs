@@ -13,12 +13,13 @@ mod decoder;
 mod def;
 mod element;
 mod layout;
+pub mod packing;
 mod term;
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,7 @@ pub use decoder::Decoder;
 pub use def::{Code, CodeKind, EncodingDef, EncodingFault, FaultIn, Group, Stored};
 pub use element::Element;
 pub use layout::{Blocks, Layout, PartLayout, StoredTensor};
+pub use packing::Packing;
 pub use term::{Number, Place, Term};
 
 use crate::expr::Expr;
@@ -56,6 +58,10 @@ struct Compiled {
     scale: Term,
     minimum: Option<Term>,
     when: Option<Expr>,
+    /// The packed form, once it was asked for.
+    packed: OnceLock<Result<Encoding, String>>,
+    /// Of the packed form, where everything lies.
+    packing: Option<Packing>,
 }
 
 /// A constant list.
@@ -155,7 +161,10 @@ impl Encoding {
             return Err(fault(FaultIn::Scale, "expected groups of at least one value".to_owned()));
         }
         let when = def.when.as_ref().map(|text| texts.expr(FaultIn::When, text)).transpose()?;
-        Ok(Encoding(Arc::new(Compiled {
+        let is_packed = def.packed;
+        let mut compiled = Encoding(Arc::new(Compiled {
+            packed: OnceLock::new(),
+            packing: None,
             tables,
             parts,
             block,
@@ -165,7 +174,39 @@ impl Encoding {
             minimum: minimum.map(Term::widened),
             when,
             def,
-        })))
+        }));
+        if is_packed {
+            let packing = Packing::of(&compiled);
+            let packing = packing.map_err(|message| fault(FaultIn::Name, message))?;
+            if let Some(compiled) = Arc::get_mut(&mut compiled.0) {
+                compiled.packing = Some(packing);
+            }
+        }
+        Ok(compiled)
+    }
+
+    /// The form of it that kernels read codes of; an error where there is none. Of the packed form itself it is that.
+    pub fn packed(&self) -> Result<Encoding, String> {
+        let make = || {
+            let def = EncodingDef { packed: true, ..self.def().clone() };
+            Encoding::new(def).map_err(|fault| fault.message)
+        };
+        if self.packing().is_some() {
+            Ok(self.clone())
+        } else {
+            self.0.packed.get_or_init(make).clone()
+        }
+    }
+
+    /// What is stored, of the packed form; of any other nothing else.
+    pub fn stored(&self) -> Option<Encoding> {
+        self.packing()?;
+        Encoding::new(EncodingDef { packed: false, ..self.def().clone() }).ok()
+    }
+
+    /// Of the packed form, where everything lies.
+    pub fn packing(&self) -> Option<&Packing> {
+        self.0.packing.as_ref()
     }
 
     /// Its name.
@@ -247,6 +288,9 @@ impl From<Encoding> for EncodingDef {
 
 impl fmt::Display for Encoding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.packing().is_some() {
+            f.write_str("packed ")?;
+        }
         f.write_str(self.name())
     }
 }
