@@ -162,12 +162,11 @@ impl Encoding {
         }
         let when = def.when.as_ref().map(|text| texts.expr(FaultIn::When, text)).transpose()?;
         let is_packed = def.packed;
-        let packed = match is_packed {
-            true => Err("it is packed".to_owned()),
-            false => {
-                let def = EncodingDef { packed: true, ..def.clone() };
-                Encoding::new(def).map_err(|fault| fault.message)
-            }
+        let packed = if is_packed {
+            Err("it is packed".to_owned())
+        } else {
+            let def = EncodingDef { packed: true, ..def.clone() };
+            Encoding::new(def).map_err(|fault| fault.message)
         };
         let mut compiled = Encoding(Arc::new(Compiled {
             packed,
