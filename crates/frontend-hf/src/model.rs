@@ -41,6 +41,8 @@ pub enum ModelError {
          --dtype chooses another"
     )]
     Activations { file: String, dtype: DType },
+    #[error("there is no encoding `{name}`{hint}; known: {known}")]
+    NoEncoding { name: String, hint: String, known: String },
     #[error("encoding `{encoding}`: its condition on quantization_config: {message}")]
     Condition { encoding: String, message: String },
     #[error("{place} does not fit {spec}:\n{}", problems.join("\n"))]
@@ -58,6 +60,8 @@ pub struct Model {
     pub checkpoint: Option<Checkpoint>,
     /// The family's spec.
     pub spec: Source,
+    /// Without a checkpoint: the encoding that matrices are taken to be stored in, where it can hold them.
+    pub random_encoding: Option<String>,
     library: Library,
     /// How a GGUF file is read: nothing for a folder.
     container: Vec<Source>,
@@ -145,8 +149,16 @@ impl Model {
             Some(path) => Library::open(path)?,
             None => family_for(&files, &config, library)?,
         };
-        let (library, container, ignore) = (library.clone(), Vec::new(), Vec::new());
-        Ok(Model { files, config, checkpoint: None, spec, library, container, ignore })
+        Ok(Model {
+            files,
+            config,
+            checkpoint: None,
+            spec,
+            random_encoding: None,
+            library: library.clone(),
+            container: Vec::new(),
+            ignore: Vec::new(),
+        })
     }
 
     /// The data files that it was opened with.
@@ -193,8 +205,14 @@ impl Model {
         };
         let stored = |name: &str| self.checkpoint.as_ref()?.tensor(name)?.dtype.ir();
         let encodings: Vec<&Encoding> = encodings.into_iter().collect();
+        let random = self.random_encoding.as_ref().filter(|_| self.checkpoint.is_none());
+        let random = random.map(|name| named(&encodings, name)).transpose()?;
         let met = self.encodings(encodings.iter().copied())?;
         let encoding = |name: &str, shape: &[u64]| {
+            if let (Some(random), [rows, columns]) = (random, shape) {
+                let holds = random.is_for(name) && random.layout(*rows, *columns).is_ok();
+                return holds.then(|| random.clone());
+            }
             let checkpoint = self.checkpoint.as_ref()?;
             if let Some(number) = checkpoint.tensor(name).and_then(|t| t.blocks) {
                 let of_type = |e: &&&Encoding| e.def().gguf == Some(number);
@@ -282,6 +300,15 @@ impl Model {
             problems,
         })
     }
+}
+
+fn named<'e>(encodings: &[&'e Encoding], name: &str) -> Result<&'e Encoding, ModelError> {
+    let found = encodings.iter().find(|e| e.name() == name).copied();
+    found.ok_or_else(|| {
+        let known: Vec<&str> = encodings.iter().map(|e| e.name()).collect();
+        let hint = infernum_ir::nearest(name, known.iter().copied());
+        ModelError::NoEncoding { name: name.to_owned(), hint, known: known.join(", ") }
+    })
 }
 
 fn family_for(
