@@ -32,14 +32,13 @@ fn pack(graph: &Graph) -> Result<Graph, String> {
             && let Some(Some(w)) = operands.first_mut()
             && is_packable(out.ty(*w))
         {
-            let form = match packed.get(w) {
-                Some(known) => *known,
-                None => {
-                    let name = format!("{}.packed", out.value_name(*w));
-                    let name =
-                        if out.find(&name).is_some() { format!("{name}.{index}") } else { name };
-                    out.call(vec![name], repack, &[Some(*w)], Vec::new(), node.loc.clone())?[0]
-                }
+            let form = if let Some(known) = packed.get(w) {
+                *known
+            } else {
+                let name = format!("{}.packed", out.value_name(*w));
+                let taken = out.find(&name).is_some();
+                let name = if taken { format!("{name}.{index}") } else { name };
+                out.call(vec![name], repack, &[Some(*w)], Vec::new(), node.loc.clone())?[0]
             };
             packed.insert(*w, form);
             *w = form;

@@ -19,7 +19,7 @@ mod term;
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -58,8 +58,8 @@ struct Compiled {
     scale: Term,
     minimum: Option<Term>,
     when: Option<Expr>,
-    /// The packed form, once it was asked for.
-    packed: OnceLock<Result<Encoding, String>>,
+    /// The packed form, of what is none, or why there is none.
+    packed: Result<Encoding, String>,
     /// Of the packed form, where everything lies.
     packing: Option<Packing>,
 }
@@ -162,8 +162,14 @@ impl Encoding {
         }
         let when = def.when.as_ref().map(|text| texts.expr(FaultIn::When, text)).transpose()?;
         let is_packed = def.packed;
+        let packed = if is_packed {
+            Err("it is packed".to_owned())
+        } else {
+            let def = EncodingDef { packed: true, ..def.clone() };
+            Encoding::new(def).map_err(|fault| fault.message)
+        };
         let mut compiled = Encoding(Arc::new(Compiled {
-            packed: OnceLock::new(),
+            packed,
             packing: None,
             tables,
             parts,
@@ -187,15 +193,7 @@ impl Encoding {
 
     /// The form of it that kernels read codes of; an error where there is none. Of the packed form itself it is that.
     pub fn packed(&self) -> Result<Encoding, String> {
-        let make = || {
-            let def = EncodingDef { packed: true, ..self.def().clone() };
-            Encoding::new(def).map_err(|fault| fault.message)
-        };
-        if self.packing().is_some() {
-            Ok(self.clone())
-        } else {
-            self.0.packed.get_or_init(make).clone()
-        }
+        if self.packing().is_some() { Ok(self.clone()) } else { self.0.packed.clone() }
     }
 
     /// What is stored, of the packed form; of any other nothing else.
