@@ -65,6 +65,8 @@ pub struct Model {
     library: Library,
     /// How a GGUF file is read: nothing for a folder.
     container: Vec<Source>,
+    /// Tensors that such a file may hold beside what is used.
+    ignore: Vec<String>,
 }
 
 /// The choices made when a model is lowered.
@@ -120,10 +122,11 @@ impl Model {
             let place = files.name().to_owned();
             return Err(CheckpointError::NoWeights { place, hint: "" }.into());
         };
-        let Mapped { config, sources, changes } = Mapped::read(files.name(), tables, library)?;
+        let Mapped { config, sources, changes, ignore } =
+            Mapped::read(files.name(), tables, library)?;
         let model = Model::assemble(files, config, spec, library)?;
         let checkpoint = Some(checkpoint.with_changes(changes));
-        Ok(Model { checkpoint, container: sources, ..model })
+        Ok(Model { checkpoint, container: sources, ignore, ..model })
     }
 
     /// A model that is nothing but a config.
@@ -146,9 +149,16 @@ impl Model {
             Some(path) => Library::open(path)?,
             None => family_for(&files, &config, library)?,
         };
-        let (library, container) = (library.clone(), Vec::new());
-        let (checkpoint, random_encoding) = (None, None);
-        Ok(Model { files, config, checkpoint, spec, random_encoding, library, container })
+        Ok(Model {
+            files,
+            config,
+            checkpoint: None,
+            spec,
+            random_encoding: None,
+            library: library.clone(),
+            container: Vec::new(),
+            ignore: Vec::new(),
+        })
     }
 
     /// The data files that it was opened with.
@@ -265,7 +275,8 @@ impl Model {
         encodings: &[&Encoding],
     ) -> Result<(), ModelError> {
         let unused = encodings.iter().flat_map(|e| e.unused());
-        let ignore: Vec<&String> = lowered.ignore.iter().chain(unused).collect();
+        let ignore: Vec<&String> =
+            lowered.ignore.iter().chain(&self.ignore).chain(unused).collect();
         let mut problems = binding_problems(checkpoint, &lowered.module, &ignore);
         let is_encoded = |p: &Type| matches!(p, Type::Tensor(t) if t.encoding.is_some());
         let mut types = lowered.module.graphs.iter().flat_map(Graph::params).map(|(.., ty)| ty);
