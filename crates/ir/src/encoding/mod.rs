@@ -12,6 +12,7 @@ mod compile;
 mod decoder;
 mod def;
 mod element;
+mod encoder;
 mod layout;
 mod term;
 
