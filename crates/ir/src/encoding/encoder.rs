@@ -145,8 +145,8 @@ impl Encoder<'_> {
                 all.map(|(n, k)| (n, k, f64::from(values[(n * columns + k) as usize]))).collect();
             groups.push(self.group(top, k, values)?);
         }
-        self.set_floats(&groups, |g| Some((&g.scale, g.wanted.0)))?;
-        self.set_floats(&groups, |g| Some((g.minimum.as_ref()?, g.wanted.1)))?;
+        self.set_floats(&groups, |g| Some((&g.scale, g.wanted.0)));
+        self.set_floats(&groups, |g| Some((g.minimum.as_ref()?, g.wanted.1)));
         groups.iter().try_for_each(|group| self.fill(group))
     }
 
@@ -166,7 +166,7 @@ impl Encoder<'_> {
         &mut self,
         groups: &'g [Group],
         of: impl Fn(&'g Group) -> Option<(&'g Factor, f64)>,
-    ) -> Result<(), String> {
+    ) {
         let mut wanted: BTreeMap<Spot, (f64, bool)> = BTreeMap::new();
         for (factor, wish) in groups.iter().filter_map(of) {
             let Some(spot) = factor.float else { continue };
@@ -186,7 +186,6 @@ impl Encoder<'_> {
             };
             self.write_float(spot, float as f32);
         }
-        Ok(())
     }
 
     /// Chooses what is left of a group: the bits of its scale, minimum and zero, and its codes.
@@ -289,8 +288,8 @@ impl Encoder<'_> {
         self.write_float(spot, 1.0);
         self.write(&choices, choices.nearest(0.0).1);
         match two / one {
-            r if r == 2.0 => Ok(Factor { float, divides: false, choices }),
-            r if r == 0.5 => Ok(Factor { float, divides: true, choices }),
+            2.0 => Ok(Factor { float, divides: false, choices }),
+            0.5 => Ok(Factor { float, divides: true, choices }),
             _ => Err(self.refused("a scale or a minimum is not proportional to its float")),
         }
     }
