@@ -53,6 +53,8 @@ enum Command {
     Perplexity(tools::perplexity::Args),
     /// Store the matrices of a model's layers in an encoding.
     Quantise(tools::quantise::Args),
+    /// Texts to token ids, and back.
+    Tokenize(tools::tokenize::Args),
     /// Measure prefill and decode speed.
     Bench(tools::bench::Args),
     /// Measure many requests together, without a server.
@@ -99,6 +101,7 @@ fn main() -> ExitCode {
         Command::Logits(args) => tools::logits::run(&args),
         Command::Perplexity(args) => tools::perplexity::run(&args),
         Command::Quantise(args) => tools::quantise::run(&args),
+        Command::Tokenize(args) => tools::tokenize::run(&args),
         Command::Bench(args) => tools::bench::run(&args),
         Command::BenchEngine(args) => tools::bench_engine::run(&args),
         Command::Tune(args) => tools::tune::run(&args),

@@ -58,6 +58,7 @@ fn build(
         device: None,
         kernels: Vec::new(),
         feed: None,
+        repacks: Vec::new(),
     };
     let mut binder = Binder::default();
     for (bucket, module) in modules {

@@ -71,9 +71,7 @@ pub fn row_bytes(ty: &TensorType) -> Option<u64> {
     let inner = ty.shape.get(1..)?.iter().map(|d| d.as_const()).collect::<Option<Vec<u64>>>()?;
     match &ty.encoding {
         None => ty.dtype.bytes(inner.iter().product()),
-        Some(encoding) if encoding.has_whole_rows() && inner.len() == 1 => {
-            encoding.bytes(&[1, inner[0]])
-        }
+        Some(encoding) if inner.len() == 1 => encoding.row_bytes(inner[0]),
         Some(_) => None,
     }
 }

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use infernum_ir::expr::Expr;
-use infernum_ir::{Attr, DType, Dim, Dims, StateType, StepInput, Sym, TensorType, Type};
+use infernum_ir::{
+    Attr, DType, Dim, Dims, Memory, Op, StateType, StepInput, Sym, TensorType, Type,
+};
 use infernum_passes::Bucket;
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +62,10 @@ pub struct Plan {
     /// On a GPU that yields a token for each sequence: puts the tokens of the step before where a step
     /// waits for them.
     pub feed: Option<Launch>,
+    /// On a GPU: what makes the packed form of weights while these are loaded, a launch for each pair of types that
+    /// recipes name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repacks: Vec<Launch>,
 }
 
 /// What a step leaves, by the results of its last call.
@@ -333,6 +339,26 @@ pub struct StateSpec {
 }
 
 impl Recipe {
+    /// Calls `visit` with every weight that is packed, as it is stored and then.
+    pub fn repacked<'r>(
+        &'r self,
+        ty: &'r TensorType,
+        visit: &mut dyn FnMut(&'r TensorType, &'r TensorType),
+    ) {
+        match self {
+            Recipe::Tensor(_) | Recipe::Stack(_) | Recipe::Rows { .. } => {}
+            Recipe::Concat(parts) => parts.iter().for_each(|w| w.recipe.repacked(&w.ty, visit)),
+            Recipe::Op { op, operands, .. } => {
+                for w in operands.iter().flatten() {
+                    if Op::find(op).is_ok_and(|op| op.memory == Memory::Repacked) {
+                        visit(&w.ty, ty);
+                    }
+                    w.recipe.repacked(&w.ty, visit);
+                }
+            }
+        }
+    }
+
     fn tensors<'r>(&'r self, ty: &TensorType, found: &mut BTreeMap<&'r str, TensorType>) {
         match self {
             Recipe::Tensor(name) => _ = found.insert(name, ty.clone()),

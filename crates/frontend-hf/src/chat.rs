@@ -12,9 +12,11 @@ use serde_json::{Map, Value as Json};
 use crate::pyjson::{self, Style};
 use crate::pyrepr;
 use crate::source::{ModelFiles, SourceError};
-use crate::tokenizer::{SpecialTokens, TokenizerError};
+use crate::tokenizer::{SpecialTokens, TokenizerError, gguf};
 
 const TEMPLATE_FILE: &str = "chat_template.jinja";
+/// Where GGUF files have it.
+const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 const CONFIG_FILE: &str = "tokenizer_config.json";
 /// The template that `transformers` uses, and the one it prefers when tools are given.
 const DEFAULT: &str = "default";
@@ -40,6 +42,8 @@ pub enum ChatError {
          plain text, or add a {TEMPLATE_FILE}"
     )]
     Absent { place: String },
+    #[error("{place}: has no chat template (no `{TEMPLATE_KEY}`); use plain text")]
+    AbsentKey { place: String },
     #[error("{file}: {message}")]
     Invalid { file: String, message: String },
     #[error("{file}: line {line}: {message}")]
@@ -107,6 +111,15 @@ impl ChatTemplate {
     /// Reads `chat_template.jinja`, else `chat_template` in `tokenizer_config.json`: one template,
     /// or a list of named ones of which `default` is used (`tool_use` when there are tools).
     pub fn open(files: &ModelFiles) -> Result<ChatTemplate, ChatError> {
+        if let Some(name) = files.gguf() {
+            let (templates, special) = gguf::templates(files, name)?;
+            let templates: Vec<_> =
+                templates.iter().map(|(n, t)| (n.as_str(), t.as_str())).collect();
+            if templates.iter().all(|(name, _)| *name != DEFAULT) {
+                return Err(ChatError::AbsentKey { place: files.name().into() });
+            }
+            return compile(TEMPLATE_KEY, &templates, special);
+        }
         let special = SpecialTokens::open(files)?;
         if let Some(text) = files.read(TEMPLATE_FILE)? {
             let text = std::str::from_utf8(&text).map_err(|error| ChatError::Invalid {

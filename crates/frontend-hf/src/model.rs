@@ -44,6 +44,8 @@ pub enum ModelError {
          --dtype chooses another"
     )]
     Activations { file: String, dtype: DType },
+    #[error("there is no encoding `{name}`{hint}; known: {known}")]
+    NoEncoding { name: String, hint: String, known: String },
     #[error("quantization_config of config.json, encoding `{encoding}`: {message}")]
     Condition { encoding: String, message: String },
     #[error("{place} does not fit {spec}:\n{}", problems.join("\n"))]
@@ -61,9 +63,13 @@ pub struct Model {
     pub checkpoint: Option<Checkpoint>,
     /// The family's spec.
     pub spec: Source,
+    /// Without a checkpoint: the encoding that matrices are taken to be stored in, where it can hold them.
+    pub random_encoding: Option<String>,
     library: Library,
     /// How a GGUF file is read: nothing for a folder.
     container: Vec<Source>,
+    /// Tensors that such a file may hold beside what is used.
+    ignore: Vec<String>,
 }
 
 /// The choices made when a model is lowered.
@@ -119,10 +125,11 @@ impl Model {
             let place = files.name().to_owned();
             return Err(CheckpointError::NoWeights { place, hint: "" }.into());
         };
-        let Mapped { config, sources, changes } = Mapped::read(files.name(), tables, library)?;
+        let Mapped { config, sources, changes, ignore } =
+            Mapped::read(files.name(), tables, library)?;
         let model = Model::assemble(files, config, spec, library)?;
         let checkpoint = Some(checkpoint.with_changes(changes));
-        Ok(Model { checkpoint, container: sources, ..model })
+        Ok(Model { checkpoint, container: sources, ignore, ..model })
     }
 
     /// A model that is nothing but a config.
@@ -145,8 +152,21 @@ impl Model {
             Some(path) => Library::open(path)?,
             None => family_for(&files, &config, library)?,
         };
-        let (library, container) = (library.clone(), Vec::new());
-        Ok(Model { files, config, checkpoint: None, spec, library, container })
+        Ok(Model {
+            files,
+            config,
+            checkpoint: None,
+            spec,
+            random_encoding: None,
+            library: library.clone(),
+            container: Vec::new(),
+            ignore: Vec::new(),
+        })
+    }
+
+    /// The data files that it was opened with.
+    pub fn library(&self) -> &Library {
+        &self.library
     }
 
     /// The element type of activations: the config's, or bf16.
@@ -188,8 +208,14 @@ impl Model {
         };
         let stored = |name: &str| self.checkpoint.as_ref()?.tensor(name)?.dtype.ir();
         let encodings: Vec<&Encoding> = encodings.into_iter().collect();
+        let random = self.random_encoding.as_ref().filter(|_| self.checkpoint.is_none());
+        let random = random.map(|name| named(&encodings, name)).transpose()?;
         let met = self.encodings(encodings.iter().copied())?;
         let encoding = |name: &str, shape: &[u64]| {
+            if let (Some(random), [rows, columns]) = (random, shape) {
+                let holds = random.is_for(name) && random.layout(*rows, *columns).is_ok();
+                return holds.then(|| random.clone());
+            }
             let checkpoint = self.checkpoint.as_ref()?;
             if let Some(number) = checkpoint.tensor(name).and_then(|t| t.blocks) {
                 let of_type = |e: &&&Encoding| e.def().gguf == Some(number);
@@ -256,7 +282,8 @@ impl Model {
         encodings: &[&Encoding],
     ) -> Result<(), ModelError> {
         let unused = encodings.iter().flat_map(|e| e.unused());
-        let ignore: Vec<&String> = lowered.ignore.iter().chain(unused).collect();
+        let ignore: Vec<&String> =
+            lowered.ignore.iter().chain(&self.ignore).chain(unused).collect();
         let mut problems = binding_problems(checkpoint, &lowered.module, &ignore);
         let is_encoded = |p: &Type| matches!(p, Type::Tensor(t) if t.encoding.is_some());
         let mut types = lowered.module.graphs.iter().flat_map(Graph::params).map(|(.., ty)| ty);
@@ -280,6 +307,15 @@ impl Model {
             problems,
         })
     }
+}
+
+fn named<'e>(encodings: &[&'e Encoding], name: &str) -> Result<&'e Encoding, ModelError> {
+    let found = encodings.iter().find(|e| e.name() == name).copied();
+    found.ok_or_else(|| {
+        let known: Vec<&str> = encodings.iter().map(|e| e.name()).collect();
+        let hint = infernum_ir::nearest(name, known.iter().copied());
+        ModelError::NoEncoding { name: name.to_owned(), hint, known: known.join(", ") }
+    })
 }
 
 fn family_for(

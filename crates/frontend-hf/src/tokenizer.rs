@@ -1,5 +1,6 @@
-//! Text to token ids and back, over `tokenizer.json`.
+//! Text to token ids and back, over `tokenizer.json`, or a GGUF file's metadata.
 
+pub(crate) mod gguf;
 mod least;
 mod spelling;
 
@@ -9,8 +10,10 @@ use std::sync::{Arc, OnceLock};
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
+use crate::gguf::GgufError;
 use crate::safetensors::shown;
 use crate::source::{ModelFiles, SourceError};
+use crate::spec::Library;
 use least::Least;
 use spelling::{byte_token, gpt2_bytes};
 
@@ -24,6 +27,8 @@ pub enum TokenizerError {
     Source(#[from] SourceError),
     #[error("{place}: holds no {FILE}{hint}")]
     Absent { place: String, hint: &'static str },
+    #[error("{file}: {error}")]
+    Gguf { file: String, error: GgufError },
     #[error("{file}: {message}")]
     Invalid { file: String, message: String },
     #[error("the tokenizer could not encode the text: {message}")]
@@ -99,8 +104,24 @@ const TOKEN_BYTES: usize = 8;
 const PIECE: usize = 16 << 10;
 
 impl Tokenizer {
-    /// Reads `tokenizer.json`, and the special tokens' roles from the files beside it.
+    /// Reads `tokenizer.json`, and the special tokens' roles from the files beside it; of a GGUF file its metadata.
     pub fn open(files: &ModelFiles) -> Result<Tokenizer, TokenizerError> {
+        Tokenizer::open_with(files, &Library::default())
+    }
+
+    /// The same with data files of a user's own, which may know more ways to split texts.
+    pub fn open_with(files: &ModelFiles, library: &Library) -> Result<Tokenizer, TokenizerError> {
+        if let Some(name) = files.gguf() {
+            let (json, special) = gguf::read(files, name, library)?;
+            let named = |error| match error {
+                TokenizerError::Invalid { message, .. } => {
+                    TokenizerError::Invalid { file: files.name().to_owned(), message }
+                }
+                other => other,
+            };
+            let tokenizer = Tokenizer::from_bytes(&json).map_err(named)?;
+            return Ok(Tokenizer { special: Arc::new(special), ..tokenizer });
+        }
         let Some(json) = files.read(FILE)? else {
             let hint = match files.read("tokenizer.model")? {
                 Some(_) => {

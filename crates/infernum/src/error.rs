@@ -58,6 +58,14 @@ pub enum Error {
         "{path}: holds neither models/ nor kernels/{hint}; --data names a folder with either or both"
     )]
     NoData { path: String, hint: String },
+    #[error(
+        "--encoding {encoding}: a checkpoint's weights are as they are stored; expected --random-weights or --config beside it"
+    )]
+    Encoding {
+        /// What was asked for.
+        encoding: String,
+    },
+    /// No weights.
     #[error("{0}; --random-weights does without")]
     NoWeights(Box<ModelError>),
     #[error("the GPU fails: {0}; --device cpu does without it")]

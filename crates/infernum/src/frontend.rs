@@ -21,7 +21,7 @@ impl Frontend {
     /// Reads what lies beside the weights. A model without a chat template, or with a broken one, can be used
     /// but for [`Frontend::chat`].
     pub fn open(model: &Model) -> Result<Frontend, Error> {
-        let tokenizer = Tokenizer::open(&model.files)?;
+        let tokenizer = Tokenizer::open_with(&model.files, model.library())?;
         let defaults = GenerationDefaults::read(&model.config, tokenizer.eos_id())?;
         Ok(Frontend { tokenizer, template: ChatTemplate::open(&model.files), defaults })
     }

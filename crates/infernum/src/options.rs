@@ -31,6 +31,9 @@ pub struct ModelOptions {
     /// Need no checkpoint: weights are random, of the activations' element type, and text is nonsense.
     #[cfg_attr(feature = "cli", arg(long, visible_alias = "config-only"))]
     pub random_weights: bool,
+    /// What the matrices of random weights are stored in, instead of activations' elements: an encoding's name.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "NAME"))]
+    pub encoding: Option<String>,
     #[cfg_attr(feature = "cli", command(flatten))]
     /// How it is compiled.
     pub compile: CompileOptions,
@@ -307,6 +310,9 @@ impl ModelOptions {
         if self.random_weights {
             return self.open_bare();
         }
+        if let Some(encoding) = &self.encoding {
+            return Err(Error::Encoding { encoding: encoding.clone() });
+        }
         let model = Model::open(self.files()?, self.spec.as_deref(), &self.library()?);
         model.map_err(|error| match error {
             ModelError::Checkpoint(CheckpointError::NoWeights { .. }) => {
@@ -322,12 +328,17 @@ impl ModelOptions {
         let json =
             std::fs::read(path).map_err(|source| Error::Io { path: shown.clone(), source })?;
         let config = Config::parse(&shown, &json)?;
-        Ok(Model::from_config(config, self.spec.as_deref(), &self.library()?)?)
+        let mut model = Model::from_config(config, self.spec.as_deref(), &self.library()?)?;
+        model.random_encoding.clone_from(&self.encoding);
+        Ok(model)
     }
 
     /// Opens the model without a checkpoint.
     pub fn open_bare(&self) -> Result<Model, Error> {
-        Ok(Model::without_weights(self.files()?, self.spec.as_deref(), &self.library()?)?)
+        let mut model =
+            Model::without_weights(self.files()?, self.spec.as_deref(), &self.library()?)?;
+        model.random_encoding.clone_from(&self.encoding);
+        Ok(model)
     }
 }
 

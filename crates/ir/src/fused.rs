@@ -90,6 +90,7 @@ impl OpSet {
                 rows_of: None,
                 // The ops of the body say.
                 encoded: true,
+                packed: true,
             })
             .collect();
         let effects: Vec<Effect> = def.fused.body.iter().map(|s| s.op.effect).collect();

@@ -9,6 +9,7 @@ mod canonicalise;
 pub mod check;
 pub mod data;
 pub mod fuse;
+mod pack;
 mod pick;
 mod pipeline;
 pub mod reference;
@@ -41,4 +42,5 @@ pub struct Pass {
 }
 
 /// Every pass there is.
-pub static PASSES: &[Pass] = &[rings::PASS, canonicalise::PASS, fuse::PASS, pick::GREEDY];
+pub static PASSES: &[Pass] =
+    &[rings::PASS, canonicalise::PASS, pack::PASS, fuse::PASS, pick::GREEDY];

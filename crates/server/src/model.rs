@@ -175,7 +175,8 @@ type Loaded = (Parts, Engine<Box<dyn PlanExecutor>>, Inbox);
 
 fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let (model, random_weights) = (named.folder.clone(), args.random_weights);
-    let options = ModelOptions { model, random_weights, compile: args.compile.clone() };
+    let options =
+        ModelOptions { model, random_weights, encoding: None, compile: args.compile.clone() };
     let model = options.open()?;
     let frontend = Frontend::open(&model)?;
     if let Err(error) = frontend.template() {

@@ -1,6 +1,6 @@
 //! `infernum compile`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,8 @@ use infernum::{CPU, CacheSize, ModelOptions};
 use infernum_codegen::compile::{self, CompileError, Compiled, Options};
 use infernum_codegen::cuda::{Cache, Compiler, Device, Library, TunedFile, TunedVariants};
 use infernum_codegen::{Limits, Plan};
-use infernum_frontend_hf::LowerOptions;
-use infernum_ir::{Attr, Module, NodeKind, Sym, Type, nearest, text};
+use infernum_frontend_hf::{Checkpoint, LowerOptions, Model};
+use infernum_ir::{Attr, Dims, Module, NodeKind, Sym, Type, nearest, text};
 use infernum_passes::fuse::{Bucket, Prices};
 
 use crate::page;
@@ -119,7 +119,7 @@ pub fn run(args: &Args) -> Outcome {
     if let (Some(out), Some(device)) = (&args.out, &device) {
         return write(out, &compiled.plan, device);
     }
-    show(args, &compiled, seen.dumps.is_empty())
+    show(args, &model, &compiled, seen.dumps.is_empty())
 }
 
 /// Writes a plan and its kernels.
@@ -208,7 +208,7 @@ fn observed(
     (seen, compiled)
 }
 
-fn show(args: &Args, compiled: &Compiled, nothing_dumped: bool) -> Outcome {
+fn show(args: &Args, model: &Model, compiled: &Compiled, nothing_dumped: bool) -> Outcome {
     let several = compiled.buckets.len() > 1;
     for b in &compiled.buckets {
         if several && (args.dump_ir || args.dump_dot || (args.explain && !args.json)) {
@@ -238,9 +238,33 @@ fn show(args: &Args, compiled: &Compiled, nothing_dumped: bool) -> Outcome {
     }
     if nothing_dumped && !args.dump_ir && !args.dump_dot && !args.explain {
         report::line(&compiled.plan.summary().to_string())?;
+        if let Some(checkpoint) = &model.checkpoint {
+            report::line(&container(checkpoint, &compiled.plan))?;
+        }
         report::line(&CacheSize::of(&compiled.plan, args.chunk as usize).to_string())?;
     }
     Ok(())
+}
+
+/// Bytes of a unit of sizes.
+const MIB: f64 = (1 << 20) as f64;
+
+/// What the weights lie in, and how they are stored.
+fn container(checkpoint: &Checkpoint, plan: &Plan) -> String {
+    let format = checkpoint
+        .gguf()
+        .map_or("safetensors".to_owned(), |(gguf, _)| format!("GGUF version {}", gguf.version()));
+    let mut kinds = BTreeMap::<String, (usize, u64)>::new();
+    for ty in plan.tensors().into_values() {
+        let kind = ty.encoding.as_ref().map_or(ty.dtype.to_string(), ToString::to_string);
+        let (tensors, bytes) = kinds.entry(kind).or_default();
+        (*tensors, *bytes) = (*tensors + 1, *bytes + ty.bytes(&Dims::default()));
+    }
+    let kinds: Vec<String> = kinds
+        .into_iter()
+        .map(|(kind, (tensors, bytes))| format!("{kind} {tensors} ({:.1} MiB)", bytes as f64 / MIB))
+        .collect();
+    format!("stored in {format}, {} file(s): {}", checkpoint.file_count(), kinds.join(", "))
 }
 
 /// The steps of a bucket, for people.

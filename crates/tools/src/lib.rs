@@ -26,4 +26,5 @@ pub mod report;
 mod steps;
 mod subject;
 mod svg;
+pub mod tokenize;
 pub mod tune;

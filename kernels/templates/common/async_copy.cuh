@@ -20,3 +20,21 @@ __device__ __forceinline__ Vec16 load16_shared(u32 p) {
                  : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(p));
     return v;
 }
+__device__ __forceinline__ void load8_shared(u32 p, u32& a, u32& b) {
+    asm volatile("ld.shared.v2.u32 { %0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(p));
+}
+__device__ __forceinline__ u32 load4_shared(u32 p) {
+    u32 v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(p));
+    return v;
+}
+__device__ __forceinline__ u32 load2_shared(u32 p) {
+    u16 v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(p));
+    return v;
+}
+__device__ __forceinline__ u32 load1_shared(u32 p) {
+    u32 v;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(p));
+    return v;
+}

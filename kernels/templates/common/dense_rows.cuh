@@ -4,6 +4,7 @@
 //   BYTES        of shared memory for a tile's step: 8 pairs of rows by 64 columns
 //   Rows         which rows of TILES tiles a lane copies, four of each
 //   row_of       row r of 16 of the tile of 8 pairs that begins with `pair`: first rows, then second
+//   place        which of its tile's rows the first or second row of a pair is
 //   fetch        tile m's columns step * 64 .. + 63 are on their way to `slot` of the ring
 //   fragments    a lane's part of 32 columns of them, for two steps of the tensor cores: of the pairs' first rows
 //                (a) and second (b)
@@ -19,6 +20,7 @@ template <class Op, int TILES> struct DenseRows {
         op.rows(min(pair + r % 8, Op::PAIRS - 1), a, b);
         return r < 8 || b < 0 ? a : b;
     }
+    __device__ __forceinline__ static int place(const Op&, int q, int second) { return second * 8 + q % 8; }
     __device__ __forceinline__ static void fetch(const Op& op, const Rows& row, int m, const u32& ring,
                                                  const int& slot, int step, const int& lane) {
         // Swizzled so that the 8 lanes of a read, two rows of 4, meet all banks.

@@ -6,6 +6,12 @@
 {% include "common/dense_rows.cuh" %}
 {% include "common/skinny.cuh" %}
 {% include "common/wide.cuh" %}
+{% if w.packing %}
+{% include "common/stored.cuh" %}
+{% include "common/coded.cuh" %}
+{% include "common/coded_rows.cuh" %}
+{{ w.packing.text }}
+{% endif %}
 {% if p.boxes is defined %}
 {% include "common/barriers.cuh" %}
 {% include "common/chain.cuh" %}

@@ -116,67 +116,33 @@ __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
 #endif
 }
 
-// WARPS split K, with STAGES stages (16 rows, 64 columns, 2 KiB) in flight in each; a pass is MT tiles
-// of 8 pairs by NT tiles of 8 tokens. ROWS tokens' activations are normed into shared memory; with
-// ROWS = 0 they come from the L2 cache, pass by pass, and the norm's row scale is applied to the sums
-// (x * weight is rounded before: for f16 it might overflow). Shared memory in bytes:
-// WARPS * (STAGES * 2048 + MT * NT * 128 * COLS) + ROWS * K * 2.
-template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skinny {
+// What products of few tokens have in common, however weights are read: activations that are normed into shared memory, and
+// sums over a block's warps. WARPS split K; a pass is MT tiles of 8 pairs by NT tiles of 8 tokens. ROWS tokens' activations
+// are in shared memory; with ROWS = 0 none are. RING bytes of shared memory lie before, for weights; with them, it takes
+// RING + WARPS * MT * NT * 128 * COLS + ROWS * K * 2.
+template <class Op, int WARPS, int RING, int MT, int NT, int ROWS> struct FewTokens {
     typedef typename Op::X E;
     typedef typename Op::template Weights<Op, MT> Weights;
-    static constexpr int K = Op::K, STEPS = K / 64;
-    static constexpr int MINE = (STEPS + WARPS - 1) / WARPS;        // steps of a warp
+    static constexpr int K = Op::K;
     static constexpr int PASSES = (Op::PAIRS + MT * 8 - 1) / (MT * 8);
     static constexpr int TOKENS = ROWS ? ROWS : NT * 8;             // of a sweep over w
     static constexpr int COLS = ROWS && ROWS < 8 ? ROWS : 8;        // tokens of a tile that are looked at
     static constexpr int RED = WARPS * MT * NT * 16 * COLS;         // floats
-    static constexpr bool AHEAD = ROWS == 0 && NT <= 2;             // fragments are asked for a step before use
-    static_assert(K % 64 == 0, "K is not a multiple of 64");
-    static_assert(STAGES % MT == 0, "a tile keeps its stages");
     static_assert(ROWS ? (ROWS & (ROWS - 1)) == 0 && ROWS <= NT * 8 : true, "ROWS is a power of 2");
     static_assert(Op::HEAD == 0 || MT * 8 == Op::HEAD, "a pass is a head");
 
     const Op& op;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
     const int xrow = group % COLS;
-    u32 ring, xs;
+    u32 xs;
     float* red;
     u8* x_shared;
     float squares[NT];                                              // of the lane's part of x, with ROWS = 0
 
-    // The flow of weights into the ring, ahead of their use.
-    int flow_left, flow_pass, flow_step = 0, flow_slot = 0;
-    typename Weights::Rows row;
-
-    __device__ __forceinline__ Skinny(const Op& op, u8* shared) : op(op) {
-        const u32 base = (u32)__cvta_generic_to_shared(shared);
-        ring = base + warp * STAGES * Weights::BYTES;
-        red = (float*)(shared + WARPS * STAGES * Weights::BYTES);
-        x_shared = shared + WARPS * STAGES * Weights::BYTES + 2 * RED * 4;
-        xs = base + WARPS * STAGES * Weights::BYTES + 2 * RED * 4 + xrow * K * 2 + quad * 16;
-    }
-
-    // Asks for the next stage, tile m of its step.
-    __device__ __forceinline__ void flow(int m) {
-        if (flow_left > 0) {
-            if (flow_step == 0) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int r = i * 4 + lane / 8;                 // row of the tile
-                    row[m * 4 + i] = Weights::row_of(op, r, (flow_pass * MT + m) * 8);
-                }
-            }
-            const int step = flow_step * WARPS + warp;
-            if (step < STEPS) Weights::fetch(op, row, m, ring, flow_slot, step, lane);
-            if (m == MT - 1 && ++flow_step == MINE) {
-                flow_step = 0;
-                flow_pass += gridDim.x;
-                if (flow_pass >= PASSES) flow_pass = blockIdx.x;
-            }
-            if (++flow_slot == STAGES) flow_slot = 0;
-            flow_left--;
-        }
-        copy_commit();
+    __device__ __forceinline__ FewTokens(const Op& op, u8* shared) : op(op) {
+        red = (float*)(shared + RING);
+        x_shared = shared + RING + 2 * RED * 4;
+        xs = (u32)__cvta_generic_to_shared(shared) + RING + 2 * RED * 4 + xrow * K * 2;
     }
 
     // Brings the activations of tokens t0 .. t0 + ROWS to shared memory, normed and rounded.
@@ -238,31 +204,6 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
         for (int i = 0; i < 8; i++) v[i] += Op::offset;
     }
 
-    // The activations' fragments of a step: from shared memory, or from global memory ahead of use.
-    __device__ __forceinline__ void load_x(Vec16 (&x)[NT][2], int step, int t0) {
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                if constexpr (ROWS != 0)
-                    x[n][h] = load16_shared(xs + n * 8 * K * 2 + min(step, STEPS - 1) * 128 + (h ^ (xrow & 1)) * 64);
-                else
-                    x[n][h] = load16(op.x + op.source(min(t0 + n * 8 + group, op.tokens - 1)) * K + min(step, STEPS - 1) * 64 + h * 32 + quad * 8);
-            }
-    }
-    // Norms a step's fragments but for the row's scale.
-    __device__ __forceinline__ void norm_fragments(Vec16 (&x)[NT][2], int step, bool sum) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float v[8];
-            if constexpr (Op::NORM == 2) norm_weights(v, step * 64 + h * 32 + quad * 8);
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                if (sum) squares[n] += sum_squares<E>(x[n][h]);
-                if constexpr (Op::NORM == 2) scale8<E>(x[n][h], v);
-            }
-        }
-    }
     // The scale of a token's row, with ROWS = 0, once the sums of squares are in shared memory.
     __device__ __forceinline__ static float row_scale(const float* sums, int t) {
         if (Op::NORM == 0 || ROWS != 0) return 1;
@@ -271,24 +212,11 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
         for (int w = 0; w < WARPS; w++) sum += sums[w * NT * 8 + t];
         return rsqrtf(sum / K + Op::eps);
     }
-    __device__ __forceinline__ void multiply(float (&acc)[NT][4], const Vec16 (&x)[NT][2], u32 from) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            Vec16 a, b;
-            Weights::fragments(from, h, lane, a, b);
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const Vec16& v = x[n][h];
-                mma(acc[n], a.w[0], b.w[0], a.w[1], b.w[1], v.w[0], v.w[1], E{});
-                mma(acc[n], a.w[2], b.w[2], a.w[3], b.w[3], v.w[2], v.w[3], E{});
-            }
-        }
-    }
 
     // Sums over the block's warps, and their way out. `red` is one of two buffers, so that a warp may
     // go on to the next pass while others read this one's.
-    __device__ __forceinline__ static float total(const float* red, int pair, int t, int second) {
-        const float* from = red + ((pair / 8 * NT + t / 8) * 16 + second * 8 + pair % 8) * COLS + t % 8;
+    __device__ __forceinline__ float total(const float* red, int q0, int pair, int t, int second) const {
+        const float* from = red + ((pair / 8 * NT + t / 8) * 16 + Weights::place(op, q0 + pair, second)) * COLS + t % 8;
         float sum = 0;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) sum += from[w * MT * NT * 16 * COLS];
@@ -325,8 +253,8 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
                 for (int i = 0; i < EACH; i++) {
                     const int pair = i * 32 + lane;
                     if (pair >= MT * 8) continue;
-                    a[i] = total(red, pair, t, 0) * scale + op.added(q0 + pair, 0);
-                    b[i] = total(red, pair, t, 1) * scale + op.added(q0 + pair, 1);
+                    a[i] = total(red, q0, pair, t, 0) * scale + op.added(q0 + pair, 0);
+                    b[i] = total(red, q0, pair, t, 1) * scale + op.added(q0 + pair, 1);
                     s += a[i] * a[i] + b[i] * b[i];
                 }
                 s = op.head_scale(q0, warp_sum(s) / (MT * 16));
@@ -340,7 +268,98 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
                 const int pair = i % (MT * 8), t = i / (MT * 8);
                 if (q0 + pair >= Op::PAIRS) continue;
                 const float scale = row_scale(row_sums, t);
-                op.emit(q0 + pair, t0 + t, total(red, pair, t, 0) * scale, total(red, pair, t, 1) * scale, 1.0f);
+                op.emit(q0 + pair, t0 + t, total(red, q0, pair, t, 0) * scale, total(red, q0, pair, t, 1) * scale, 1.0f);
+            }
+        }
+    }
+};
+
+// WARPS split K, with STAGES stages (16 rows, 64 columns, 2 KiB) in flight in each; a pass is MT tiles
+// of 8 pairs by NT tiles of 8 tokens. ROWS tokens' activations are normed into shared memory; with
+// ROWS = 0 they come from the L2 cache, pass by pass, and the norm's row scale is applied to the sums
+// (x * weight is rounded before: for f16 it might overflow). Shared memory in bytes:
+// WARPS * (STAGES * 2048 + MT * NT * 128 * COLS) + ROWS * K * 2.
+template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skinny
+    : FewTokens<Op, WARPS, WARPS * STAGES * Op::template Weights<Op, MT>::BYTES, MT, NT, ROWS> {
+    typedef FewTokens<Op, WARPS, WARPS * STAGES * Op::template Weights<Op, MT>::BYTES, MT, NT, ROWS> Base;
+    typedef typename Op::X E;
+    typedef typename Base::Weights Weights;
+    using Base::K, Base::PASSES, Base::TOKENS, Base::RED, Base::op, Base::warp, Base::lane, Base::group, Base::quad, Base::xrow, Base::xs,
+        Base::red, Base::squares;
+    static constexpr int STEPS = K / 64;
+    static constexpr int MINE = (STEPS + WARPS - 1) / WARPS;        // steps of a warp
+    static constexpr bool AHEAD = ROWS == 0 && NT <= 2;             // fragments are asked for a step before use
+    static_assert(K % 64 == 0, "K is not a multiple of 64");
+    static_assert(STAGES % MT == 0, "a tile keeps its stages");
+
+    u32 ring;
+
+    // The flow of weights into the ring, ahead of their use.
+    int flow_left, flow_pass, flow_step = 0, flow_slot = 0;
+    typename Weights::Rows row;
+
+    __device__ __forceinline__ Skinny(const Op& op, u8* shared) : Base(op, shared) {
+        ring = (u32)__cvta_generic_to_shared(shared) + warp * STAGES * Weights::BYTES;
+    }
+
+    // Asks for the next stage, tile m of its step.
+    __device__ __forceinline__ void flow(int m) {
+        if (flow_left > 0) {
+            if (flow_step == 0) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int r = i * 4 + lane / 8;                 // row of the tile
+                    row[m * 4 + i] = Weights::row_of(op, r, (flow_pass * MT + m) * 8);
+                }
+            }
+            const int step = flow_step * WARPS + warp;
+            if (step < STEPS) Weights::fetch(op, row, m, ring, flow_slot, step, lane);
+            if (m == MT - 1 && ++flow_step == MINE) {
+                flow_step = 0;
+                flow_pass += gridDim.x;
+                if (flow_pass >= PASSES) flow_pass = blockIdx.x;
+            }
+            if (++flow_slot == STAGES) flow_slot = 0;
+            flow_left--;
+        }
+        copy_commit();
+    }
+
+    // The activations' fragments of a step: from shared memory, or from global memory ahead of use.
+    __device__ __forceinline__ void load_x(Vec16 (&x)[NT][2], int step, int t0) {
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                if constexpr (ROWS != 0)
+                    x[n][h] = load16_shared(xs + quad * 16 + n * 8 * K * 2 + min(step, STEPS - 1) * 128 + (h ^ (xrow & 1)) * 64);
+                else
+                    x[n][h] = load16(op.x + op.source(min(t0 + n * 8 + group, op.tokens - 1)) * K + min(step, STEPS - 1) * 64 + h * 32 + quad * 8);
+            }
+    }
+    // Norms a step's fragments but for the row's scale.
+    __device__ __forceinline__ void norm_fragments(Vec16 (&x)[NT][2], int step, bool sum) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float v[8];
+            if constexpr (Op::NORM == 2) this->norm_weights(v, step * 64 + h * 32 + quad * 8);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                if (sum) squares[n] += sum_squares<E>(x[n][h]);
+                if constexpr (Op::NORM == 2) scale8<E>(x[n][h], v);
+            }
+        }
+    }
+    __device__ __forceinline__ void multiply(float (&acc)[NT][4], const Vec16 (&x)[NT][2], u32 from) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            Vec16 a, b;
+            Weights::fragments(from, h, lane, a, b);
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                const Vec16& v = x[n][h];
+                mma(acc[n], a.w[0], b.w[0], a.w[1], b.w[1], v.w[0], v.w[1], E{});
+                mma(acc[n], a.w[2], b.w[2], a.w[3], b.w[3], v.w[2], v.w[3], E{});
             }
         }
     }
@@ -359,7 +378,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
         for (int t0 = 0; t0 < op.tokens; t0 += TOKENS) {
             Vec16 ahead[NT][2];
             if constexpr (ROWS != 0) {
-                stage_x(t0);
+                this->stage_x(t0);
             } else {
                 if (Op::NORM && t0 > 0) __syncthreads();            // row_sums is free again
 #pragma unroll
@@ -391,7 +410,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Skin
                         flow(m);
                     }
                 }
-                finish(acc, pass, t0, red + parity * RED);
+                this->finish(acc, pass, t0, red + parity * RED);
                 parity ^= 1;
             }
         }

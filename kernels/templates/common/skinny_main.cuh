@@ -26,6 +26,9 @@ extern "C" __global__ void {% if p.outputs is defined %}__cluster_dims__(2, 1, 1
 {% elif p.boxes is defined %}
     extern __shared__ __align__(128) u8 shared[];
     Chain<Op, {{ p.warps }}, {{ p.stages }}, {{ p.boxes }}>(op, &w_tiles, shared).run();
+{% elif p.ring is defined %}
+    extern __shared__ __align__(128) u8 shared[];
+    Coded<Op, {{ p.warps }}, {{ p.ring // (p.warps * p.mt * 2 * w.packing.unit) }}, {{ p.mt }}, {{ p.nt }}, {{ p.rows }}>(op, shared).run();
 {% elif p.split > 0 %}
     extern __shared__ __align__(128) u8 shared[];
     Wide<Op, {{ p.warps }}, {{ p.stages }}, {{ p.mt }}, {{ p.nt }}, {{ p.split }}>(op, shared).run();

@@ -4,7 +4,11 @@
 {% set normed = norm is defined %}
 {% set divides = rms is defined and rms in operands %}
 struct Linear {
+{% if w.packing %}
+    template <class Op, int TILES> using Weights = CodedRows<Op, TILES, {{ w.packing.name }}>;
+{% else %}
     template <class Op, int TILES> using Weights = DenseRows<Op, TILES>;
+{% endif %}
     typedef {{ x.type }} X;
     static constexpr int K = {{ w.cols }}, N = {{ w.rows }}, ROW = K;   // ROW: elements from one row of x to the next
     static constexpr bool GROUPED = false;

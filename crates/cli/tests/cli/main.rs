@@ -3,6 +3,7 @@
 
 mod diff;
 mod extremes;
+mod gguf;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,6 +1,6 @@
 //! Launches: their places, their kernels, and their types.
 
-use infernum_ir::{Attr, DType, Dim, OpSet, StepInput, Sym, TensorType, Type};
+use infernum_ir::{Attr, DType, Dim, Op, OpSet, StepInput, Sym, TensorType, Type};
 
 use super::{Checked, FaultKind, PlanFault, fault};
 use crate::TileMap;
@@ -92,8 +92,31 @@ impl Plan {
         Ok(())
     }
 
-    /// The launch that belongs to no program: it feeds tokens.
+    /// The launches that belong to no program: those that pack weights, and the one that feeds tokens.
     pub(super) fn check_apart(&self) -> Checked {
+        for (i, launch) in self.repacks.iter().enumerate() {
+            self.check_repack(&format!("repacks[{i}]"), launch)?;
+        }
+        self.check_feed()
+    }
+
+    fn check_repack(&self, place: &str, launch: &Launch) -> Checked {
+        let ([Some(from)], [to]) = (&launch.operands[..], &launch.results[..]) else {
+            return fault(place, "expected one operand and one result");
+        };
+        let op = Op::find("repack").and_then(|op| op.infer(&[Some(&from.ty)], &[]));
+        if op.as_deref() != Ok(std::slice::from_ref(&to.ty)) || launch.names.len() != 2 {
+            return fault(place, "expected a weight as it is stored, and its packed form");
+        }
+        match &launch.run {
+            Some(Run::Kernel(run)) if run.arguments.is_none() && run.tiles.is_empty() => {
+                self.check_kernel(place, launch, run)
+            }
+            _ => fault(place, "expected a kernel"),
+        }
+    }
+
+    fn check_feed(&self) -> Checked {
         let Some(launch) = &self.feed else { return Ok(()) };
         let ids = if self.picks() { self.outputs().get(1) } else { self.outputs().first() };
         let ids = ids.map(|c| &c.ty).filter(|_| self.picks() || self.yields_tokens());

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use infernum_ir::expr::Expr;
-use infernum_ir::{DType, Dims, OpSet, SourceError, Sym, TensorType};
+use infernum_ir::{DType, Dims, Op, OpSet, SourceError, Sym, TensorType};
 
 use super::geometry::{Scope, whole};
 use super::template::{Foreign, Kind, Tiles};
@@ -60,6 +60,11 @@ pub fn attach(
     }
     plan.feed = feed(plan);
     if let Some(launch) = &mut plan.feed {
+        let name = launch.name.clone();
+        launch.run = Some(attach.launch(launch, Bucket::ALL, &name)?);
+    }
+    plan.repacks = repacks(plan);
+    for launch in &mut plan.repacks {
         let name = launch.name.clone();
         launch.run = Some(attach.launch(launch, Bucket::ALL, &name)?);
     }
@@ -146,6 +151,9 @@ pub fn ceiling(
 
 const CEILING: &str = "read_ceiling";
 
+/// Makes the packed form of a weight.
+const REPACK: &str = "repack";
+
 /// Brings picked tokens to the next step.
 const FEED: &str = "feed_tokens";
 
@@ -160,13 +168,34 @@ fn feed(plan: &Plan) -> Option<Launch> {
     (plan.output_rows == Some(Sym::B)).then(|| apart(FEED, ids.ty.clone(), tokens))
 }
 
+/// What makes the packed forms that the plan's weights have, each once.
+fn repacks(plan: &Plan) -> Vec<Launch> {
+    let mut pairs: Vec<(&TensorType, &TensorType)> = Vec::new();
+    for weight in &plan.weights {
+        weight.recipe.repacked(&weight.ty, &mut |from, to| {
+            if !pairs.contains(&(from, to)) {
+                pairs.push((from, to));
+            }
+        });
+    }
+    pairs
+        .into_iter()
+        .map(|(from, to)| apart_of(REPACK, ["w", "y"], from.clone(), to.clone()))
+        .collect()
+}
+
 /// A launch that is no graph's.
 fn apart(op: &str, x: TensorType, y: TensorType) -> Launch {
+    apart_of(op, ["x", "y"], x, y)
+}
+
+/// As [`apart`], with names of its operand and its result.
+fn apart_of(op: &str, names: [&str; 2], x: TensorType, y: TensorType) -> Launch {
     let value = |ty: TensorType| Value { arg: Arg::Buffer(0), ty: ty.into() };
     Launch {
         op: op.to_owned(),
         attrs: Vec::new(),
-        names: vec!["x".to_owned(), "y".to_owned()],
+        names: names.map(str::to_owned).into(),
         operands: vec![Some(value(x))],
         results: vec![value(y)],
         name: op.to_owned(),
@@ -419,7 +448,8 @@ impl<'a> Attach<'a> {
         if [Launch::COPY, FEED, CEILING].contains(&launch.op.as_str()) {
             return Ok(launch.op.clone());
         }
-        let template = self.ops.find(&launch.op).ok().and_then(|op| op.cuda);
+        let op = self.ops.find(&launch.op).or_else(|_| Op::find(&launch.op));
+        let template = op.ok().and_then(|op| op.cuda);
         let none = || CudaError::NoTemplate { launch: shown.to_owned(), op: launch.op.clone() };
         template.map(str::to_owned).ok_or_else(none)
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use infernum_ir::encoding::{Layout, Place, Table, Term};
+use infernum_ir::encoding::{Layout, Packing, Place, Table, Term};
 use infernum_ir::expr::{BinaryOp, Func};
 use infernum_ir::{Encoding, TensorType};
 
@@ -24,7 +24,7 @@ pub(super) struct DecoderText {
 
 /// The decoder of an encoded weight; `name` is that of the operand.
 pub(super) fn decoder(name: &str, ty: &TensorType) -> Option<DecoderText> {
-    let encoding = ty.encoding.as_ref()?;
+    let encoding = ty.encoding.as_ref().filter(|e| e.packing().is_none())?;
     let [.., rows, columns] = &ty.shape[..] else { return None };
     let layout = encoding.layout(rows.as_const()?, columns.as_const()?).ok()?;
     let mut text = String::new();
@@ -52,6 +52,65 @@ pub(super) fn decoder(name: &str, ty: &TensorType) -> Option<DecoderText> {
     );
     let Layout { rows, columns, bytes, .. } = layout;
     Some(DecoderText { text, function, bytes, rows, columns })
+}
+
+/// The constants of a packed weight, for `common/coded.cuh`.
+pub(super) struct PackingText {
+    /// A struct.
+    pub(super) text: String,
+    /// Its name.
+    pub(super) name: String,
+    /// Bytes of a unit.
+    pub(super) unit: u64,
+    /// Bytes of a matrix.
+    pub(super) bytes: u64,
+    /// Its rows.
+    pub(super) rows: u64,
+    /// Its columns.
+    pub(super) columns: u64,
+    /// Functions that make what it holds of what is stored, which the decoder of operand `w` reads.
+    pub(super) repack: String,
+}
+
+/// The constants of a packed weight; `name` is that of the operand.
+pub(super) fn packing(name: &str, ty: &TensorType) -> Option<PackingText> {
+    let encoding = ty.encoding.as_ref()?;
+    let packing = encoding.packing()?;
+    let list = packing.constants(encoding);
+    let struct_name = format!("Packed_{name}");
+    let text = format!("struct {struct_name} {{\n    static constexpr int {list};\n}};\n");
+    let [.., rows, columns] = &ty.shape[..] else { return None };
+    let (rows, columns) = (rows.as_const()?, columns.as_const()?);
+    let bytes = encoding.layout(rows, columns).ok()?.bytes;
+    let repack = repack(encoding, packing, (rows, columns)).unwrap_or_default();
+    Some(PackingText { text, name: struct_name, unit: packing.bytes, bytes, rows, columns, repack })
+}
+
+/// `code_of(w, n, k)` and the like, each a whole number (i64) or a float.
+fn repack(encoding: &Encoding, packing: &Packing, (rows, columns): (u64, u64)) -> Option<String> {
+    let stored = encoding.stored()?;
+    let layout = stored.layout(rows, columns).ok()?;
+    let site = Site { name: "w", layout: &layout, encoding: &stored };
+    let mut text = String::new();
+    let mut function = |name: &str, term: Option<&Term>| {
+        let (ty, value) = match term {
+            Some(term) if term.is_whole() => ("i64", site.c(term)),
+            Some(term) => ("float", site.c(term)),
+            None => ("float", "0".to_owned()),
+        };
+        // Writing to a `String` cannot fail.
+        let _ = writeln!(
+            text,
+            "__device__ __forceinline__ {ty} {name}_of(const u8* w, i64 n, i64 k) {{ return {value}; }}"
+        );
+    };
+    let minimum = packing.minimum.as_ref();
+    function("code", Some(stored.code()));
+    function("scale", Some(&packing.scale.inner_term));
+    function("scale_outer", packing.scale.outer_term.as_ref());
+    function("minimum", minimum.map(|m| &m.inner_term));
+    function("minimum_outer", minimum.and_then(|m| m.outer_term.as_ref()));
+    Some(text)
 }
 
 /// What terms are printed with.

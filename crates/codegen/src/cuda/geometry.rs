@@ -195,8 +195,12 @@ impl Scope<'_> {
                     Some(dims) => Known::Num(t.elements(dims) as f64),
                     None => size(Dim::product_of(shape)),
                 };
+                let packing = t.encoding.as_ref().and_then(|e| e.packing());
+                let bytes = t.bytes(&Dims::default());
+                let number = |n: Option<u64>| Known::Num(n.unwrap_or(0) as f64);
                 vec![
-                    ("dtype", text(t.dtype.name())),
+                    // Of what is encoded elements are of no type that kernels of others could read.
+                    ("dtype", text(t.encoding.as_ref().map_or(t.dtype.name(), |_| "encoded"))),
                     ("const", Known::Bool(t.constant)),
                     ("ragged", Known::Bool(t.is_ragged())),
                     ("rank", Known::Num(shape.len() as f64)),
@@ -204,6 +208,10 @@ impl Scope<'_> {
                     ("cols", size(shape.last().copied())),
                     ("size", elements),
                     ("shape", Known::List(shape.iter().map(|d| size(Some(*d))).collect())),
+                    ("packed", Known::Bool(packing.is_some())),
+                    ("unit", number(packing.map(|p| p.bytes))),
+                    ("units", number(packing.map(|p| bytes / p.bytes))),
+                    ("unit_columns", number(packing.map(|p| p.columns))),
                 ]
             }
         };

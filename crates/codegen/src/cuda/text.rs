@@ -242,9 +242,16 @@ fn described(name: &str, ty: &Type) -> Jinja {
             text => d.text, function => d.function, bytes => d.bytes, rows => d.rows, columns => d.columns,
         }
     });
+    let packing = decode::packing(name, tensor).map(|p| {
+        context! {
+            text => p.text, name => p.name, unit => p.unit, bytes => p.bytes, rows => p.rows, columns => p.columns,
+            repack => p.repack,
+        }
+    });
     context! {
         name,
         decoder,
+        packing,
         type => stored_type(tensor),
         dtype => tensor.dtype.name(),
         const => tensor.constant,

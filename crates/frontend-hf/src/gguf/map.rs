@@ -14,10 +14,13 @@ use crate::safetensors::{StoredType, shown};
 use crate::spec::{
     Arg, Argument, BlockSource, Entries, Family, Library, LibraryError, Source, read_ron,
 };
+use crate::tokenizer::gguf::{TABLE, ends};
 
 const ARCHITECTURE: &str = "general.architecture";
 /// Files that a map may be based on, one after the other.
 const MAX_BASES: usize = 8;
+/// Layers that may stand behind those that run; known models have one.
+const MAX_BEHIND: u64 = 8;
 /// Values of a list, and tensors of a file, that expressions may see.
 const MAX_LIST: usize = 1 << 16;
 
@@ -78,7 +81,8 @@ pub struct ContainerMap<'a> {
     /// The same for files that were written otherwise.
     #[serde(default)]
     pub also_named: Vec<(&'a str, &'a str)>,
-    /// Tensors that the model does not use.
+    /// Tensors that the model does not use. `{behind}` is the number of a layer behind those that run: such predict further
+    /// tokens.
     #[serde(default)]
     pub ignore: Vec<&'a str>,
 }
@@ -147,6 +151,8 @@ pub struct Mapped {
     pub sources: Vec<Source>,
     /// What is done to tensors, by patterns of their names.
     pub changes: Vec<(String, Change)>,
+    /// Tensors that the model does not use, beside those that its spec names.
+    pub ignore: Vec<String>,
 }
 
 impl Mapped {
@@ -176,9 +182,25 @@ impl Mapped {
             .iter()
             .map(|(pattern, change)| Ok((pattern.to_owned(), scope.change(pattern, change)?)));
         let changes = changes.collect::<Result<_, SourceError>>().map_err(spec)?;
-        let generation = scope.document(&map.generation).map_err(spec)?;
-        Ok(Mapped { config: Config::of(file, config, Some(generation)), changes, sources })
+        let ignore = behind(&map.ignore, &config);
+        let mut generation = scope.document(&map.generation).map_err(spec)?;
+        let stops = generation.entry("eos_token_id").or_insert_with(|| Json::Array(Vec::new()));
+        if let Json::Array(stops) = stops {
+            stops.extend(ends(file, gguf, bytes, library).into_iter().map(Json::from));
+        }
+        Ok(Mapped { config: Config::of(file, config, Some(generation)), changes, sources, ignore })
     }
+}
+
+/// The patterns of layers behind those that run.
+fn behind(patterns: &[&str], config: &Map<String, Json>) -> Vec<String> {
+    const BEHIND: &str = "{behind}";
+    let layers = config.get("num_hidden_layers").and_then(Json::as_u64).unwrap_or(u64::MAX);
+    let of = |n: u64| {
+        let named = patterns.iter().filter(|p| p.contains(BEHIND));
+        named.map(move |p| p.replace(BEHIND, &n.to_string()))
+    };
+    (layers..layers.saturating_add(MAX_BEHIND)).flat_map(of).collect()
 }
 
 /// The map of an architecture, and those that it is based on.
@@ -186,11 +208,10 @@ fn sources(file: &str, architecture: &str, library: &Library) -> Result<Vec<Sour
     let spec = |error| MapError::Spec { file: file.to_owned(), error: Box::new(error) };
     let (mut found, mut known) = (Vec::<Source>::new(), Vec::new());
     for source in library.folder("gguf")? {
-        let map: ContainerMap<'_> = match read_ron(&source) {
-            // A table of something else.
-            Err(_) if !source.text.trim_start().contains("Gguf(") => continue,
-            map => map.map_err(spec)?,
-        };
+        if source.file.ends_with(TABLE) {
+            continue;
+        }
+        let map: ContainerMap<'_> = read_ron(&source).map_err(spec)?;
         if found.is_empty() && map.architectures.contains(&architecture) {
             found.push(source.clone());
         }

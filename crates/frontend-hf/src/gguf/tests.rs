@@ -5,6 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::checkpoint::Checkpoint;
 use crate::source::ModelFiles;
+use crate::spec::{Library, read_ron};
+use crate::tokenizer::gguf::TABLE;
 
 /// A file that is written piece by piece.
 struct File {
@@ -227,6 +229,84 @@ fn rows_change_their_order() {
     let first: Vec<u8> = found.iter().copied().step_by(2).collect();
     assert_eq!(first, [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]);
     assert!(Change::Rows(order).check(&[13, 4], None).is_err());
+}
+
+/// Every map and what it is based on can be read, and an architecture has one.
+#[test]
+fn maps_are_whole() {
+    let library = Library::default();
+    let mut seen = std::collections::HashSet::new();
+    for source in library.folder("gguf").unwrap() {
+        if source.file.ends_with(TABLE) {
+            continue;
+        }
+        let mut sources = vec![source];
+        loop {
+            let last: ContainerMap<'_> = read_ron(&sources[sources.len() - 1]).unwrap();
+            let Some(base) = last.base else { break };
+            let next = library.file(&format!("gguf/{base}")).unwrap();
+            sources.push(next);
+        }
+        let map = ContainerMap::read(&sources).unwrap_or_else(|e| panic!("{e}"));
+        for architecture in &map.architectures {
+            assert!(seen.insert((*architecture).to_owned()), "`{architecture}` is there twice");
+            assert!(map.config.get("architectures").is_some(), "{}", sources[0].file);
+        }
+    }
+    assert!(seen.len() > 50, "{}", seen.len());
+}
+
+#[test]
+fn metadata_becomes_a_config() {
+    let whole = |key: &str, n: u32| entry(key, 4, &n.to_le_bytes());
+    let base = || File {
+        keys: vec![
+            entry("general.architecture", 8, &text("llama")),
+            whole("llama.block_count", 3),
+            whole("llama.nextn_predict_layers", 1),
+            whole("llama.embedding_length", 64),
+            whole("llama.attention.head_count", 4),
+            whole("tokenizer.ggml.eos_token_id", 2),
+            entry("llama.rope.freq_base", 6, &5e5f32.to_le_bytes()),
+        ],
+        tensors: vec![
+            line("rope_freqs.weight", &[2], 0, 0),
+            line("token_embd.weight", &[64, 9], 8, 32),
+        ],
+        data: [&1f32.to_le_bytes()[..], &8f32.to_le_bytes(), &[0; 1024]].concat(),
+    };
+    let read = |file: &File| {
+        let bytes = file.bytes();
+        let gguf = Gguf::parse(&bytes).unwrap();
+        Mapped::read("m.gguf", (&gguf, &bytes), &Library::default()).map_err(|e| e.to_string())
+    };
+    let Mapped { config, ignore, changes, .. } = read(&base()).unwrap();
+    let number = |key| config.u64(key).unwrap();
+    assert_eq!(config.architectures().unwrap(), ["LlamaForCausalLM"]);
+    assert_eq!([number("num_hidden_layers"), number("head_dim")], [Some(2), Some(16)]);
+    assert_eq!([number("vocab_size"), number("rope_theta")], [Some(9), Some(500_000)]);
+    assert_eq!(config.bool("tie_word_embeddings").unwrap(), Some(true));
+    let factors = config.get("rope_scaling.long_factor").unwrap();
+    assert_eq!(factors, &serde_json::json!([1, 8]));
+    assert_eq!(config.eos_ids(None).unwrap(), [2]);
+    assert_eq!(ignore.first().map(String::as_str), Some("blk.2.*"));
+    assert_eq!(changes.len(), 2);
+    // What is missing or wrong is named, with where it was wanted.
+    let mut file = base();
+    file.keys.remove(3);
+    let error = read(&file).unwrap_err();
+    assert!(
+        error.contains("common.ron:") && error.contains("`embedding_length`, found null"),
+        "{error}"
+    );
+    file.keys[0] = entry("general.architecture", 8, &text("zebra"));
+    let error = read(&file).unwrap_err();
+    assert!(
+        error.contains("is of the architecture `zebra`") && error.contains("qwen3moe"),
+        "{error}"
+    );
+    file.keys.remove(0);
+    assert!(read(&file).unwrap_err().contains("key `general.architecture` is missing"));
 }
 
 proptest! {

@@ -235,7 +235,7 @@ fn part_type(text: &str, texts: &Texts) -> Result<(Element, Vec<Term>), String> 
     }
 }
 
-fn mentions(term: &Term, place: Place) -> bool {
+pub(super) fn mentions(term: &Term, place: Place) -> bool {
     let all = |terms: &[Term]| terms.iter().any(|t| mentions(t, place));
     match term {
         Term::Place(found) => *found == place,

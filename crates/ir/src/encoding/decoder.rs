@@ -50,6 +50,15 @@ impl Decoder<'_> {
         self.layout.rows
     }
 
+    /// Columns of the weight.
+    pub fn columns(&self) -> u64 {
+        self.layout.columns
+    }
+
+    pub(super) fn encoding(&self) -> &Encoding {
+        self.encoding
+    }
+
     /// Writes the values of row `n` from column `from` on.
     pub fn row(&self, n: u64, from: u64, out: &mut [f32]) {
         let group = self.encoding.def().group.k.unwrap_or(self.layout.columns);
@@ -89,7 +98,7 @@ impl Decoder<'_> {
         self.encoding.minimum().map_or(0.0, |m| m.eval(&self.at(n, k)).float())
     }
 
-    fn at(&self, n: u64, k: u64) -> At<'_> {
+    pub(super) fn at(&self, n: u64, k: u64) -> At<'_> {
         At { decoder: self, n, k }
     }
 }
@@ -103,7 +112,7 @@ fn from_zero(code: Number, zero: Option<i64>) -> f32 {
 }
 
 /// A value of a weight.
-struct At<'a> {
+pub(super) struct At<'a> {
     decoder: &'a Decoder<'a>,
     n: u64,
     k: u64,
@@ -163,6 +172,7 @@ mod tests {
             minimum: Some("low".to_owned()),
             when: None,
             gguf: None,
+            packed: false,
         }
     }
 

@@ -34,6 +34,9 @@ pub struct EncodingDef {
     pub when: Option<String>,
     /// Number of the type in GGUF files.
     pub gguf: Option<u32>,
+    /// Whether it is the packed form: see [`packing`](super::packing).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub packed: bool,
 }
 
 /// What is stored. Types are written `f16` for one element, `u8 [32]` for several.

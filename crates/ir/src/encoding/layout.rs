@@ -1,5 +1,6 @@
 //! Where an encoded weight has what, and which tensors hold it.
 
+use super::packing::ROWS;
 use super::term::Memory;
 use super::{ALIGN, Element, Encoding, Number, Part, Place, Stored, Term};
 
@@ -125,6 +126,11 @@ impl Encoding {
         if rows == 0 || columns == 0 || rows.checked_mul(columns).is_none_or(|n| n > MAX_ELEMENTS) {
             return Err(format!("{} is not stored as {}", shown(), self.name()));
         }
+        if let Some(packing) = self.packing() {
+            let bytes = packing.band(columns).checked_mul(rows.div_ceil(ROWS));
+            let bytes = bytes.ok_or_else(|| format!("{} is not stored as {self}", shown()))?;
+            return Ok(Layout { rows, columns, parts: Vec::new(), blocks: None, bytes });
+        }
         let mut parts = Vec::new();
         if let Stored::Blocks { values, .. } = self.0.def.stored {
             if !columns.is_multiple_of(values) {
@@ -161,6 +167,9 @@ impl Encoding {
         columns: u64,
     ) -> Result<Vec<StoredTensor>, String> {
         let layout = self.layout(rows, columns)?;
+        if self.packing().is_some() {
+            return Err(format!("{self}: no checkpoint has it: it is made of what is stored"));
+        }
         if let Some(blocks) = layout.blocks {
             return Ok(vec![StoredTensor {
                 name: name.to_owned(),
@@ -226,6 +235,9 @@ impl Encoding {
     /// what is stored of one is put behind what is stored of the other: groups begin anew with the second.
     pub fn joins(&self, first: u64, second: u64, columns: u64) -> Result<(), String> {
         let apart = || format!("{self}: rows {first} and {second} share what is stored of them");
+        if self.packing().is_some() {
+            return if first.is_multiple_of(ROWS) { Ok(()) } else { Err(apart()) };
+        }
         let rows = first.checked_add(second).ok_or_else(apart)?;
         let [a, b, whole] = [first, second, rows].map(|rows| self.layout(rows, columns));
         let (a, b, whole) = (a?, b?, whole?);
@@ -245,9 +257,14 @@ impl Encoding {
         if joins { Ok(()) } else { Err(apart()) }
     }
 
-    /// Whether rows of a weight are a piece of its bytes.
-    pub fn has_whole_rows(&self) -> bool {
-        matches!(self.0.def.stored, Stored::Blocks { .. })
+    /// Bytes of a row of so many columns, where rows of a weight are a piece of its bytes. Of the packed form eight rows
+    /// are: pieces of it begin at multiples of eight.
+    pub fn row_bytes(&self, columns: u64) -> Option<u64> {
+        match (self.packing(), &self.0.def.stored) {
+            (Some(packing), _) => Some(packing.band(columns) / ROWS),
+            (None, Stored::Blocks { .. }) => self.bytes(&[1, columns]),
+            (None, Stored::Tensors { .. }) => None,
+        }
     }
 
     /// Bytes of a weight of this shape, leading axes included; `None` for one that cannot be so.

@@ -14,6 +14,7 @@ mod def;
 mod element;
 mod encoder;
 mod layout;
+pub mod packing;
 mod term;
 
 use std::cmp::Ordering;
@@ -27,6 +28,7 @@ pub use decoder::Decoder;
 pub use def::{Code, CodeKind, EncodingDef, EncodingFault, FaultIn, Group, Stored};
 pub use element::Element;
 pub use layout::{Blocks, Layout, PartLayout, StoredTensor};
+pub use packing::Packing;
 pub use term::{Number, Place, Term};
 
 use crate::expr::Expr;
@@ -57,6 +59,10 @@ struct Compiled {
     scale: Term,
     minimum: Option<Term>,
     when: Option<Expr>,
+    /// The packed form, of what is none, or why there is none.
+    packed: Result<Encoding, String>,
+    /// Of the packed form, where everything lies.
+    packing: Option<Packing>,
 }
 
 /// A constant list.
@@ -156,7 +162,16 @@ impl Encoding {
             return Err(fault(FaultIn::Scale, "expected groups of at least one value".to_owned()));
         }
         let when = def.when.as_ref().map(|text| texts.expr(FaultIn::When, text)).transpose()?;
-        Ok(Encoding(Arc::new(Compiled {
+        let is_packed = def.packed;
+        let packed = if is_packed {
+            Err("it is packed".to_owned())
+        } else {
+            let def = EncodingDef { packed: true, ..def.clone() };
+            Encoding::new(def).map_err(|fault| fault.message)
+        };
+        let mut compiled = Encoding(Arc::new(Compiled {
+            packed,
+            packing: None,
             tables,
             parts,
             block,
@@ -166,7 +181,31 @@ impl Encoding {
             minimum: minimum.map(Term::widened),
             when,
             def,
-        })))
+        }));
+        if is_packed {
+            let packing = Packing::of(&compiled);
+            let packing = packing.map_err(|message| fault(FaultIn::Name, message))?;
+            if let Some(compiled) = Arc::get_mut(&mut compiled.0) {
+                compiled.packing = Some(packing);
+            }
+        }
+        Ok(compiled)
+    }
+
+    /// The form of it that kernels read codes of; an error where there is none. Of the packed form itself it is that.
+    pub fn packed(&self) -> Result<Encoding, String> {
+        if self.packing().is_some() { Ok(self.clone()) } else { self.0.packed.clone() }
+    }
+
+    /// What is stored, of the packed form; of any other nothing else.
+    pub fn stored(&self) -> Option<Encoding> {
+        self.packing()?;
+        Encoding::new(EncodingDef { packed: false, ..self.def().clone() }).ok()
+    }
+
+    /// Of the packed form, where everything lies.
+    pub fn packing(&self) -> Option<&Packing> {
+        self.0.packing.as_ref()
     }
 
     /// Its name.
@@ -248,6 +287,9 @@ impl From<Encoding> for EncodingDef {
 
 impl fmt::Display for Encoding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.packing().is_some() {
+            f.write_str("packed ")?;
+        }
         f.write_str(self.name())
     }
 }

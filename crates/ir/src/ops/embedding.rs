@@ -5,8 +5,9 @@ use super::{Effect, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 
 pub(super) static OP: OpDef = OpDef {
     name: "embedding",
-    doc: "Rows of `table` [V, D] picked by `ids` [N] or [N, k]: [N, D] or [N, k, D].",
-    operands: &[OperandDef::rows("ids", "table"), OperandDef::required("table")],
+    doc: "Rows of `table` [V, D] picked by `ids` [N] or [N, k]: [N, D] or [N, k, D]. Of what is encoded, \
+          the table may be in the packed form; its values are f32.",
+    operands: &[OperandDef::rows("ids", "table"), OperandDef::packed("table")],
     attrs: &[],
     infer: |call| {
         let rank = call.tensor(0)?.rank().clamp(1, 2);

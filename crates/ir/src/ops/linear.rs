@@ -7,8 +7,9 @@ use crate::interp::Tensor;
 
 pub(super) static OP: OpDef = OpDef {
     name: "linear",
-    doc: "`x · wᵀ + bias` over the last dimension: x [.., K], w [N, K], bias [N]: [.., N].",
-    operands: &[OperandDef::required("x"), OperandDef::required("w"), OperandDef::optional("bias")],
+    doc: "`x · wᵀ + bias` over the last dimension: x [.., K], w [N, K], bias [N]: [.., N]. Of what is \
+          encoded, w may be in the packed form.",
+    operands: &[OperandDef::required("x"), OperandDef::packed("w"), OperandDef::optional("bias")],
     attrs: &[AttrDef {
         name: "dtype",
         kind: AttrKind::DType,

@@ -31,6 +31,7 @@ mod mix;
 mod mul;
 mod pick;
 mod reduce;
+mod repack;
 mod reshape;
 mod rmsnorm;
 mod rope;
@@ -89,6 +90,7 @@ pub static OPS: &[&OpDef] = &[
     &mul::OP,
     &pick::OP,
     &reduce::OP,
+    &repack::OP,
     &reshape::OP,
     &rmsnorm::OP,
     &rope::OP,
@@ -148,25 +150,32 @@ pub struct OperandDef {
     pub rows_of: Option<&'static str>,
     /// Whether it may be stored in an encoding.
     pub encoded: bool,
+    /// Whether it may be an encoded weight in its packed form.
+    pub packed: bool,
 }
 
 impl OperandDef {
     const fn required(name: &'static str) -> OperandDef {
-        OperandDef { name, optional: false, rows_of: None, encoded: false }
+        OperandDef { name, optional: false, rows_of: None, encoded: false, packed: false }
     }
 
     /// An operand that may be a weight stored in an encoding.
     const fn encoded(name: &'static str) -> OperandDef {
-        OperandDef { name, optional: false, rows_of: None, encoded: true }
+        OperandDef { name, optional: false, rows_of: None, encoded: true, packed: true }
+    }
+
+    /// An operand that may be an encoded weight in its packed form.
+    const fn packed(name: &'static str) -> OperandDef {
+        OperandDef { packed: true, ..OperandDef::required(name) }
     }
 
     const fn optional(name: &'static str) -> OperandDef {
-        OperandDef { name, optional: true, rows_of: None, encoded: false }
+        OperandDef { name, optional: true, rows_of: None, encoded: false, packed: false }
     }
 
     /// Integers that pick rows of the operand `of`.
     const fn rows(name: &'static str, of: &'static str) -> OperandDef {
-        OperandDef { name, optional: false, rows_of: Some(of), encoded: false }
+        OperandDef { name, optional: false, rows_of: Some(of), encoded: false, packed: false }
     }
 }
 
@@ -225,6 +234,8 @@ pub enum Memory {
     Converted,
     /// It is computed in each step, even of constants: these stay as they are stored.
     Decoded,
+    /// It is operand 0, an encoded weight, in its packed form.
+    Repacked,
     /// It is a part of operand 0: attributes `axis`, `start` and `len`.
     Slice,
     /// It is all operands, one after another: attribute `axis`.
@@ -339,8 +350,8 @@ impl Op {
                 return Err(format!("`{}` needs operand `{}`", self.name, def.name));
             }
             if let Some(Type::Tensor(t)) = operand
-                && t.encoding.is_some()
-                && !def.encoded
+                && let Some(encoding) = &t.encoding
+                && !(def.encoded || def.packed && encoding.packing().is_some())
             {
                 let name = def.name;
                 return Err(format!(

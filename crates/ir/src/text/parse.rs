@@ -526,11 +526,17 @@ impl<'a> Parser<'a> {
         }
         let constant = self.eat_word("const");
         self.space();
+        let packed = self.eat_word("packed");
+        self.space();
         let at = self.at;
         let word = self.word("an element type or an encoding")?;
         let (dtype, encoding) = match (word.parse(), self.ops.encoding(word)) {
             (Ok(dtype), _) => (dtype, None),
             // Its values are computed in f32.
+            (Err(_), Some(encoding)) if packed => {
+                let encoding = encoding.packed().map_err(|message| Error { at, message })?;
+                (DType::F32, Some(encoding))
+            }
             (Err(_), Some(encoding)) => (DType::F32, Some(encoding.clone())),
             (Err(message), None) => {
                 let hint = nearest(word, self.ops.encodings().map(Encoding::name));

@@ -250,6 +250,7 @@ pub(crate) fn ops() -> OpSet {
         minimum: None,
         when: None,
         gguf: None,
+        packed: false,
     });
     let mut ops = OpSet::default();
     ops.define_encoding(encoding.expect("a definition"));

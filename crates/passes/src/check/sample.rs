@@ -215,15 +215,15 @@ pub(super) fn dims(ty: &VarType, sizes: &Sizes) -> Option<Vec<Dim>> {
     Some(dims)
 }
 
-/// An encoding that trials have: what holds of its values holds of any.
+/// An encoding that trials have, one that kernels can read codes of: what holds of its values holds of any.
 fn trial_encoding() -> Option<Encoding> {
-    let tensors = ["codes", "scales"].map(|name| (name.to_owned(), "f32 [N, K]".to_owned()));
+    let tensor = |name: &str, ty: &str| (name.to_owned(), ty.to_owned());
     Encoding::new(EncodingDef {
         name: "trial".to_owned(),
         doc: String::new(),
         stored: Stored::Tensors {
             of: "weight".to_owned(),
-            tensors: tensors.to_vec(),
+            tensors: vec![tensor("codes", "i8 [N, K]"), tensor("scales", "f32 [N]")],
             broadcast: Vec::new(),
             unused: Vec::new(),
         },
@@ -231,12 +231,13 @@ fn trial_encoding() -> Option<Encoding> {
         constants: Vec::new(),
         lets: Vec::new(),
         zero: None,
-        group: Group { n: Some(1), k: Some(1) },
-        code: Code { kind: CodeKind::Table, bits: 16, value: "codes[n][k]".to_owned() },
-        scale: "scales[n][k]".to_owned(),
+        group: Group { n: Some(1), k: None },
+        code: Code { kind: CodeKind::Signed, bits: 8, value: "codes[n][k]".to_owned() },
+        scale: "scales[n]".to_owned(),
         minimum: None,
         when: None,
         gguf: None,
+        packed: false,
     })
     .ok()
 }
@@ -250,7 +251,9 @@ fn type_of(ty: &VarType, dtype: DType, sizes: &Sizes) -> Option<Type> {
     }
     if ty.encoded {
         let shape = shape.iter().map(|d| d.as_const()).collect::<Option<Vec<u64>>>()?;
-        return Some(TensorType::encoded(trial_encoding()?, &shape).into());
+        let stored = trial_encoding()?;
+        let encoding = if ty.packed { stored.packed().ok()? } else { stored };
+        return Some(TensorType::encoded(encoding, &shape).into());
     }
     Some(TensorType { constant: ty.constant, ..TensorType::act(dtype, shape) }.into())
 }

@@ -231,6 +231,7 @@ fn define(
         when: text(file.when),
         gguf: file.gguf,
         constants,
+        packed: false,
     };
     Encoding::new(def).map_err(|EncodingFault { of, at: offset, message }| {
         let slice = match of {

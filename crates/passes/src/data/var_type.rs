@@ -5,7 +5,7 @@ use std::fmt;
 
 use infernum_frontend_hf::spec::Source;
 use infernum_ir::expr::{BinaryOp, Expr, Value};
-use infernum_ir::{DType, Dim, SourceError, Sym, Type};
+use infernum_ir::{DType, Dim, Encoding, SourceError, Sym, Type};
 
 use super::notation::{at, expression};
 
@@ -18,7 +18,9 @@ use super::notation::{at, expression};
 /// const [N, K]  a weight, or computed from weights alone
 /// i32 [T]       of this element type; without one, of any
 /// u32 [m] < n   indices into an axis of that size
-/// const encoded [N, K]  a weight stored in an encoding
+/// const encoded [N, K]  a weight stored in an encoding, as it is stored or in its packed form; a `const [N, K]` may be
+///               in the packed form, which kernels read
+/// const packed [N, K]  one in its packed form
 /// state [G, D]  a version of a KV-cache plane
 /// [N]?          an operand that may be left out
 /// shape [T, N]  not a value: what an attribute that is a shape may be
@@ -30,6 +32,8 @@ pub struct VarType {
     pub dtype: Option<DType>,
     /// Whether it is a weight stored in an encoding.
     pub encoded: bool,
+    /// Whether it is one in its packed form.
+    pub packed: bool,
     /// Outermost first.
     pub dims: Vec<DimPattern>,
     /// Whether it must be constant.
@@ -93,6 +97,7 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
     let mut ty = VarType {
         dtype: None,
         encoded: false,
+        packed: false,
         dims,
         constant: false,
         state: false,
@@ -104,6 +109,7 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
         match (word, word.parse::<DType>()) {
             ("const", _) => ty.constant = true,
             ("encoded", _) => ty.encoded = true,
+            ("packed", _) => (ty.encoded, ty.packed) = (true, true),
             ("state", _) => ty.state = true,
             ("shape", _) => shape = true,
             (_, Ok(dtype)) => ty.dtype = Some(dtype),
@@ -210,6 +216,14 @@ impl VarType {
         dims.len() == shape.len() && dims.iter().zip(shape).all(|(p, d)| p.matches(*d, sizes))
     }
 
+    fn fits_encoding(&self, encoding: Option<&Encoding>) -> bool {
+        match encoding {
+            None => !self.encoded,
+            Some(encoding) if encoding.packing().is_some() => self.encoded || self.constant,
+            Some(_) => self.encoded && !self.packed,
+        }
+    }
+
     /// Whether `ty` is one that this describes, given what the variables stand for already.
     pub fn fits(&self, ty: &Type, sizes: &mut Sizes) -> bool {
         let dtype = |d: DType| self.dtype.is_none_or(|want| want == d);
@@ -219,7 +233,7 @@ impl VarType {
             }
             Type::Tensor(t) => {
                 !self.state
-                    && t.encoding.is_some() == self.encoded
+                    && self.fits_encoding(t.encoding.as_ref())
                     && dtype(t.dtype)
                     && (t.constant || !self.constant)
                     && self.fits_shape(&t.shape, sizes)
@@ -241,7 +255,12 @@ impl fmt::Display for DimPattern {
 /// As it is written.
 impl fmt::Display for VarType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let words = [(self.constant, "const "), (self.encoded, "encoded "), (self.state, "state ")];
+        let words = [
+            (self.constant, "const "),
+            (self.packed, "packed "),
+            (self.encoded && !self.packed, "encoded "),
+            (self.state, "state "),
+        ];
         words.iter().filter(|(is, _)| *is).try_for_each(|(_, word)| f.write_str(word))?;
         self.dtype.map_or(Ok(()), |d| write!(f, "{d} "))?;
         let dims: Vec<String> = self.dims.iter().map(ToString::to_string).collect();

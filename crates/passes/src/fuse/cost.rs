@@ -117,6 +117,11 @@ impl TryFrom<String> for Condition {
 }
 
 impl CostTable {
+    /// Whether the target's kernels are made of templates, as those of GPUs are.
+    pub fn runs_templates(&self) -> bool {
+        matches!(self.kernels, Kernels::Templates)
+    }
+
     /// The table of `target`: one of `DIR/kernels/costs`, or a built-in one.
     pub fn named(target: &str, data: Option<&Path>) -> Result<CostTable, DataError> {
         let file = format!("{target}.ron");

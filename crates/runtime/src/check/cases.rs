@@ -122,6 +122,40 @@ impl Case {
         text::parse_with(&self.text(sizes, dtype), "check", ops).map_err(|e| e.to_string())
     }
 
+    /// Whether the call multiplies with a weight that may be packed codes, and does nothing else with it.
+    pub(super) fn may_be_coded(&self) -> bool {
+        let uses = |w: &&str| names(self.0).filter(|name| name == w).count() == 1;
+        CODED.iter().any(uses)
+    }
+
+    /// As [`Case::module`], where the weight is stored in an encoding.
+    fn coded(
+        &self,
+        sizes: Sizes,
+        dtype: DType,
+        encoding: &str,
+        ops: &OpSet,
+    ) -> Result<Module, String> {
+        let plain = self.text(sizes, dtype);
+        let mut lines = Vec::new();
+        for line in plain.lines() {
+            let weight = line.trim().split_once(" = weight ").filter(|(w, _)| CODED.contains(w));
+            match weight.and_then(|(w, rest)| Some((w, rest.split_once('[')?.1))) {
+                Some((w, shape)) => {
+                    let name = &w[1..];
+                    lines.push(format!(
+                        "  {w}stored = weight \"{name}.weight\" : const {encoding}[{shape}"
+                    ));
+                    lines.push(format!(
+                        "  {w} = repack({w}stored) : const packed {encoding}[{shape}"
+                    ));
+                }
+                None => lines.push(line.to_owned()),
+            }
+        }
+        text::parse_with(&lines.join("\n"), "check", ops).map_err(|e| e.to_string())
+    }
+
     fn text(&self, sizes: Sizes, dtype: DType) -> String {
         let Case(call, results) = self;
         let writes = call.contains("%ks");
@@ -159,6 +193,9 @@ impl Case {
         sizes.fill(&text.replace("DT", dtype.name()), packed)
     }
 }
+
+/// Weights that are tried as packed codes, too.
+const CODED: [&str; 4] = ["%w", "%wr", "%w2", "%wqkv"];
 
 /// The values that a text names.
 fn names(text: &str) -> impl Iterator<Item = &str> {
@@ -244,6 +281,8 @@ impl fmt::Display for Sizes {
 pub(super) enum Tried {
     /// One that is written here, at some sizes.
     Written(&'static Case, Sizes),
+    /// One whose weight is stored in the encoding of this name, and read in its packed form.
+    Coded(&'static Case, Sizes, String),
     /// One that was made as the op's file, or a rule that makes the op, says.
     Made(Arc<CallModule>),
 }
@@ -253,6 +292,7 @@ impl Tried {
     pub(super) fn module(&self, dtype: DType, ops: &OpSet) -> Result<Module, String> {
         match self {
             Tried::Written(case, sizes) => case.module(*sizes, dtype, ops),
+            Tried::Coded(case, sizes, encoding) => case.coded(*sizes, dtype, encoding, ops),
             Tried::Made(call) => Ok(call.module.clone()),
         }
     }
@@ -262,6 +302,9 @@ impl fmt::Display for Tried {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Tried::Written(case, sizes) => write!(f, "{} {sizes}", case.attributes()),
+            Tried::Coded(case, sizes, encoding) => {
+                write!(f, "{} {sizes}, codes of {encoding}", case.attributes())
+            }
             Tried::Made(call) => f.write_str(&call.shown),
         }
     }

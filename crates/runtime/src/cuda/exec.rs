@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use infernum_codegen::cuda::abi::Part;
 use infernum_codegen::cuda::{Cubin, Device};
 use infernum_codegen::{CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run, Yields};
-use infernum_ir::{DType, Dims, StepInput, Sym};
+use infernum_ir::{DType, Dims, StepInput, Sym, TensorType};
 
 use super::blas::Blas;
 use super::code::{Code, reads_contexts, runs_parts, uses_library};
@@ -74,6 +74,30 @@ pub(super) struct Core {
     pub(super) gpu: Arc<Gpu>,
 }
 
+/// Launches what makes the packed form of a weight of type `from` that lies at an address, at another: its bytes.
+fn repack(
+    plan: &Plan,
+    (device, functions): (&Device, &[Function]),
+    stream: &Stream,
+    from: &TensorType,
+    (at, to): (u64, u64),
+) -> Result<u64, LoadError> {
+    let is_for = |l: &&Launch| matches!(l.operands.first(), Some(Some(v)) if v.ty.tensor().is_ok_and(|ty| ty == from));
+    let launch = plan.repacks.iter().find(is_for);
+    let kernel =
+        launch.and_then(|l| Some((l, l.run.as_ref()?, l.results.first()?.ty.tensor().ok()?)));
+    let Some((launch, Run::Kernel(kernel), packed)) = kernel else {
+        return Err(LoadError::Plan(format!("it has nothing that packs {from}")));
+    };
+    let fail = |message| LoadError::Kernel { launch: launch.name.clone(), message };
+    let dims = Dims::default();
+    let (grid, shared) = kernel.geometry.eval(launch, &dims, device).map_err(fail)?;
+    let extent = Extent { grid, block: kernel.geometry.block, shared };
+    // No step is there yet, and none is read.
+    stream.launch(&functions[kernel.kernel as usize], extent, &mut [at, to, 0], &mut [], false)?;
+    Ok(packed.bytes(&dims))
+}
+
 impl CudaExecutor {
     /// Loads a plan's kernels and weights and takes its memory. `cubins` are the plan's kernels, in
     /// order, for this GPU.
@@ -99,7 +123,10 @@ impl CudaExecutor {
         let Code { device, functions, scratch } = Code::load(&plan, cubins, gpu)?;
         let stream = Stream::new(gpu)?;
         let loaded = load(&plan, source)?;
-        let weights = Weights::upload(gpu, &stream, &plan.weights, &loaded)?;
+        let repack = |stream: &Stream, from: &TensorType, at: u64, to: u64| {
+            repack(&plan, (&device, &functions), stream, from, (at, to))
+        };
+        let weights = Weights::upload(gpu, &stream, &plan.weights, &loaded, &repack)?;
         drop(loaded);
         let margin = watch.as_ref().map_or(0, |w| w.margin());
         let rows = (options.kv_blocks * StepInputs::BLOCK_SIZE) as u64;

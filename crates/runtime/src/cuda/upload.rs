@@ -6,8 +6,10 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::driver::{DeviceMemory, Event, Gpu, Pinned, Result, Stream};
+use crate::exec::LoadError;
 use crate::exec::weights::Loaded;
 use infernum_codegen::{Recipe, Weight, row_bytes};
+use infernum_ir::{Dims, TensorType};
 
 /// Where each tensor begins, as the widest loads and matrix units want it.
 const ALIGN: u64 = 256;
@@ -29,22 +31,44 @@ pub(super) struct Weights {
 impl Weights {
     /// Copies what is stored; `plan` and `weights` are the same constants. Rows of another weight
     /// are read where that one lies.
+    ///
+    /// What is to be packed goes to memory of its own first, part by part, from where `repack` makes it: of a part of the
+    /// first type, at the first address, its packed form at the second.
     pub(super) fn upload(
         gpu: &Arc<Gpu>,
         stream: &Stream,
         plan: &[Weight],
         weights: &[Loaded],
-    ) -> Result<Weights> {
+        repack: &Repack<'_>,
+    ) -> std::result::Result<Weights, LoadError> {
         let bytes = |w: &Loaded| w.segments.iter().map(|s| s.len() as u64).sum::<u64>();
         let views: Vec<Option<(usize, u64)>> = plan.iter().map(view).collect();
-        let (offsets, end) = place(&views, weights.iter().map(bytes));
+        let size = |(weight, loaded): (&Weight, &Loaded)| match loaded.unpacked[..] {
+            [] => bytes(loaded),
+            _ => weight.ty.bytes(&Dims::default()),
+        };
+        let (offsets, end) = place(&views, plan.iter().zip(weights).map(size));
         let memory = DeviceMemory::zeroed(gpu, "the weights", end)?;
         let largest = weights.iter().map(bytes).max().unwrap_or(0);
+        let parts = weights.iter().flat_map(|w| &w.unpacked);
+        let largest_part = parts.map(|ty| ty.bytes(&Dims::default())).max().unwrap_or(0);
+        let staging = DeviceMemory::zeroed(gpu, "weights as they are stored", largest_part)?;
         let mut ring = Ring::new(gpu, usize::try_from(largest).unwrap_or(PART).min(PART))?;
         let stored = weights.iter().zip(&offsets).zip(&views).filter(|(_, view)| view.is_none());
         for ((weight, offset), _) in stored {
             let segments: Vec<&[u8]> = weight.segments.iter().map(|s| &s[..]).collect();
-            ring.send(stream, &segments, memory.address() + offset)?;
+            if weight.unpacked.is_empty() {
+                ring.send(stream, &segments, memory.address() + offset)?;
+                continue;
+            }
+            let (mut at, mut to) = (0, memory.address() + offset);
+            for part in &weight.unpacked {
+                let len = part.bytes(&Dims::default());
+                let own = cut(&segments, at, len as usize);
+                ring.send(stream, &own, staging.address())?;
+                to += repack(stream, part, staging.address(), to)?;
+                at += len as usize;
+            }
         }
         stream.synchronize()?;
         Ok(Weights { memory, offsets })
@@ -62,6 +86,24 @@ impl Weights {
     pub(super) fn read(&self, stream: &Stream) -> Result<Vec<u8>> {
         stream.read(&self.memory)
     }
+}
+
+/// Makes the packed form of a weight of a type, which lies at the first address, at the second: its bytes.
+pub(super) type Repack<'a> =
+    dyn Fn(&Stream, &TensorType, u64, u64) -> std::result::Result<u64, LoadError> + 'a;
+
+/// A range of what segments hold.
+fn cut<'a>(segments: &[&'a [u8]], mut from: usize, mut len: usize) -> Vec<&'a [u8]> {
+    let mut found = Vec::new();
+    for segment in segments {
+        let start = from.min(segment.len());
+        let end = segment.len().min(start + len);
+        if start < end {
+            found.push(&segment[start..end]);
+        }
+        (from, len) = (from - start, len - (end - start));
+    }
+    found
 }
 
 /// The weight that a view is of, and its first byte there. Rows that begin where wide loads cannot

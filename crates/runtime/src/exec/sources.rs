@@ -75,6 +75,8 @@ pub struct RandomWeights {
     seed: u64,
     /// Values that all tensors share.
     pool: Option<Bytes>,
+    /// By type, the stored tensors that all encoded weights of it share.
+    encoded_pool: HashMap<TensorType, Vec<Bytes>>,
 }
 
 impl RandomWeights {
@@ -88,7 +90,13 @@ impl RandomWeights {
                 .into_iter()
                 .map(move |part| (part.name, Encoded { weight: weight.clone(), ty: ty.clone() }))
         });
-        RandomWeights { tensors, encoded: encoded.collect(), seed, pool: None }
+        RandomWeights {
+            tensors,
+            encoded: encoded.collect(),
+            seed,
+            pool: None,
+            encoded_pool: HashMap::new(),
+        }
     }
 
     /// As [`RandomWeights::for_plan`], all tensors being parts of one pool of numbers, as large as the
@@ -101,6 +109,18 @@ impl RandomWeights {
             let elements = bytes as usize / (dtype.bytes(1)? as usize).max(1);
             values(dtype, elements, random::named("", seed)).map(Bytes::from)
         });
+        let (mut pool, owned) = (HashMap::new(), &weights);
+        for encoded in owned.encoded.values() {
+            if !pool.contains_key(&encoded.ty) {
+                let all = stored_tensors(&encoded.weight, &encoded.ty).unwrap_or_default();
+                let made = all.iter().map(|t| Some(encoded.tensor(&t.name, seed)?.bytes));
+                pool.insert(
+                    encoded.ty.clone(),
+                    made.collect::<Option<Vec<_>>>().unwrap_or_default(),
+                );
+            }
+        }
+        weights.encoded_pool = pool;
         weights
     }
 }
@@ -112,6 +132,13 @@ struct Encoded {
 }
 
 impl Encoded {
+    /// Its stored tensor of that name, of those that all weights of its type share.
+    fn pooled(&self, name: &str, pool: &[Bytes]) -> Option<TensorBytes> {
+        let tensors = stored_tensors(&self.weight, &self.ty).ok()?;
+        let (tensor, bytes) = tensors.into_iter().zip(pool).find(|(t, _)| t.name == name)?;
+        Some(TensorBytes { element: tensor.element, shape: tensor.shape, bytes: bytes.clone() })
+    }
+
     /// Its stored tensor of that name, the same whichever is asked for first; the others are not made.
     fn tensor(&self, name: &str, seed: u64) -> Option<TensorBytes> {
         let [leading @ .., rows, columns] = &self.ty.sizes(&Dims::default())[..] else {
@@ -131,7 +158,10 @@ impl Encoded {
 impl WeightSource for RandomWeights {
     fn tensor(&self, name: &str) -> Option<TensorBytes> {
         if let Some(encoded) = self.encoded.get(name) {
-            return encoded.tensor(name, self.seed);
+            return match self.encoded_pool.get(&encoded.ty) {
+                Some(pool) => encoded.pooled(name, pool),
+                None => encoded.tensor(name, self.seed),
+            };
         }
         let ty = self.tensors.get(name)?;
         let dims = Dims::default();

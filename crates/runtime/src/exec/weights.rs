@@ -93,6 +93,9 @@ pub(crate) struct Loaded {
     pub(crate) shape: Vec<usize>,
     /// Its bytes, in order; views of the checkpoint wherever that is possible.
     pub(crate) segments: Vec<Bytes>,
+    /// Of a weight that is yet to be packed: the types that its parts are stored in, to which the bytes belong one after
+    /// another. A view of one has no bytes.
+    pub(crate) unpacked: Vec<TensorType>,
     /// Its values, for all but matrices: filled by [`Loaded::widen`].
     pub(crate) values: Option<Vec<f32>>,
 }
@@ -153,6 +156,15 @@ impl Loaded {
             return None;
         }
         let row = usize::try_from(infernum_codegen::row_bytes(ty)?).ok()?;
+        if ty.encoding.as_ref().is_some_and(|e| e.packing().is_some()) {
+            // Where it lies is known once it is packed.
+            return Some(Loaded {
+                shape,
+                segments: Vec::new(),
+                unpacked: Vec::new(),
+                ..self.clone()
+            });
+        }
         let from = usize::try_from(start).ok()?.checked_mul(row)?;
         let to = from.checked_add(shape.first()?.checked_mul(row)?)?;
         let (mut at, mut segments) = (0, Vec::new());
@@ -168,6 +180,7 @@ impl Loaded {
             encoding: self.encoding.clone(),
             shape,
             segments,
+            unpacked: Vec::new(),
             values: None,
         })
     }
@@ -270,6 +283,7 @@ fn resolve(
     problems: &mut Vec<TensorProblem>,
 ) -> Option<Loaded> {
     let ty = &weight.ty;
+    let mut unpacked = Vec::new();
     let segments = match &weight.recipe {
         Recipe::Tensor(name) => tensors(name, ty, source, problems)?,
         Recipe::Stack(parts) => {
@@ -286,15 +300,19 @@ fn resolve(
             let parts: Vec<Option<Loaded>> =
                 parts.iter().map(|p| resolve(p, source, problems)).collect();
             let parts = parts.into_iter().collect::<Option<Vec<_>>>()?;
+            unpacked = parts.iter().flat_map(|p| p.unpacked.clone()).collect();
             match &ty.encoding {
-                Some(encoding) => match joined(encoding, ty, &parts) {
-                    Ok(bytes) => vec![bytes],
-                    Err(message) => {
-                        problems.push(TensorProblem::Constant { op: "concat".to_owned(), message });
-                        return None;
+                Some(encoding) if encoding.packing().is_none() => {
+                    match joined(encoding, ty, &parts) {
+                        Ok(bytes) => vec![bytes],
+                        Err(message) => {
+                            problems
+                                .push(TensorProblem::Constant { op: "concat".to_owned(), message });
+                            return None;
+                        }
                     }
-                },
-                None => parts.into_iter().flat_map(|p| p.segments).collect(),
+                }
+                _ => parts.into_iter().flat_map(|p| p.segments).collect(),
             }
         }
         Recipe::Rows { .. } => {
@@ -302,8 +320,8 @@ fn resolve(
             problems.push(TensorProblem::Constant { op: "rows".to_owned(), message });
             return None;
         }
-        Recipe::Op { op, attrs, operands, types, result } => {
-            let operands: Vec<Option<Option<Loaded>>> = operands
+        Recipe::Op { op, attrs, operands: of, types, result } => {
+            let operands: Vec<Option<Option<Loaded>>> = of
                 .iter()
                 .map(|w| match w {
                     Some(w) => resolve(w, source, problems).map(Some),
@@ -311,7 +329,14 @@ fn resolve(
                 })
                 .collect();
             let operands = operands.into_iter().collect::<Option<Vec<_>>>()?;
-            if let Some(moved) = view(op, attrs, &operands).or_else(|| transposed(op, &operands)) {
+            if let (Ok(Memory::Repacked), [Some(w)], [Some(stored)]) =
+                (Op::find(op).map(|op| op.memory), &of[..], &operands[..])
+            {
+                unpacked.push(w.ty.clone());
+                stored.segments.clone()
+            } else if let Some(moved) =
+                view(op, attrs, &operands).or_else(|| transposed(op, &operands))
+            {
                 moved
             } else {
                 let evaluated = evaluate(op, attrs, &operands, types, *result as usize);
@@ -326,7 +351,7 @@ fn resolve(
         }
     };
     let (dtype, encoding) = (ty.dtype, ty.encoding.clone());
-    Some(Loaded { dtype, encoding, shape: sizes(ty), segments, values: None })
+    Some(Loaded { dtype, encoding, shape: sizes(ty), segments, unpacked, values: None })
 }
 
 /// The result of an op that only selects contiguous parts of its operand.

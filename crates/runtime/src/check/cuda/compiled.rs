@@ -70,10 +70,17 @@ pub fn compile(
     };
     // Plans have kernels of other ops, too: those that feed a call, and pick tokens.
     let named = data.ops.all().filter(|op| op.name.contains(only)).filter_map(|op| op.cuda);
-    let named: HashSet<&str> = named.collect();
+    let mut named: HashSet<&str> = named.collect();
+    // What packs weights is launched beside those that read them.
+    named.extend(named.contains("dequantise").then_some("repack"));
     kernels.retain(|k| only.is_empty() || named.contains(k.template.as_str()));
     let mut seen = HashSet::new();
-    kernels.retain(|k| all || seen.insert((k.template.clone(), k.variant.clone())));
+    // What is read of codes is another kernel for each kind of them.
+    let codes = |k: &Kernel| {
+        let mut lines = k.text.lines().skip_while(|line| !line.starts_with("struct Packed_"));
+        lines.nth(1).unwrap_or_default().to_owned()
+    };
+    kernels.retain(|k| all || seen.insert((k.template.clone(), k.variant.clone(), codes(k))));
     let one = |kernel: &Kernel| {
         let compiled = compiler.compile(&kernel.name, &kernel.text, &device.arch, true);
         let (log, problem) = match compiled {

@@ -4,7 +4,7 @@ mod compiled;
 mod guards;
 mod shapes;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -14,12 +14,12 @@ use infernum_codegen::cuda::{
     admitted, attach,
 };
 use infernum_codegen::{Kernel, Plan, TargetKind, plan_buckets};
-use infernum_ir::{DType, Module, Op, OpSet};
+use infernum_ir::{DType, Encoding, Module, Op, OpSet};
 use infernum_passes::data::Kernels;
 use rayon::prelude::*;
 
 use self::guards::Guards;
-use self::shapes::SHAPES;
+use self::shapes::{CODED, SHAPES};
 use super::batches::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, RAGGED, SINGLE, SIXTEEN};
 use super::cases::{CASES, Case, HEADS, ON_GPUS, PRIMITIVES, Sizes, Tried, is_written, made};
 use super::{Batch, Comparison, KernelVerdict, Trial, allowed, encodings};
@@ -75,6 +75,7 @@ fn setups(
         }
     }
     let mut all = written(&kernels.ops, library);
+    all.extend(coded(&kernels.ops, library));
     all.retain(|s| s.op.name.contains(only));
     match decoding(&kernels.ops, only) {
         Ok(setups) => all.extend(setups),
@@ -125,11 +126,45 @@ fn decoding(ops: &OpSet, only: &str) -> Result<Vec<Setup>, String> {
     let op = ops.find(encodings::OP)?;
     let wanted = if op.name.contains(only) { FLOATS } else { return Ok(Vec::new()) };
     let all = ops.encodings().flat_map(|e| wanted.map(|dtype| (e, dtype)));
-    all.map(|(encoding, dtype)| {
-        let call = encodings::call(encoding, dtype, ops)?;
-        Ok(Setup { op, call, dtype, batch: &SINGLE, variants: &[] })
-    })
-    .collect()
+    let mut setups = Vec::new();
+    for (encoding, dtype) in all {
+        let calls = [
+            Some(encodings::call(encoding, dtype, ops)?),
+            encodings::packed_call(encoding, dtype, ops)?,
+        ];
+        let calls = calls.into_iter().flatten();
+        setups.extend(calls.map(|call| Setup { op, call, dtype, batch: &SINGLE, variants: &[] }));
+    }
+    Ok(setups)
+}
+
+/// Products of few tokens whose weights are codes: of every encoding that has a packed form where nothing is done beside,
+/// of one with minimums elsewhere.
+fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
+    // What kernels see of an encoding, each once.
+    let mut seen = HashSet::new();
+    let mut is_new = |e: &&Encoding| {
+        e.packed().is_ok_and(|e| e.packing().is_some_and(|p| seen.insert(p.constants(&e))))
+    };
+    let packable: Vec<&Encoding> = ops.encodings().filter(|e| is_new(e)).collect();
+    let richest = packable.iter().find(|e| e.minimum().is_some()).or(packable.first()).copied();
+    let mut all = Vec::new();
+    for case in CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).filter(|c| c.may_be_coded()) {
+        let Ok(op) = ops.find(case.op()) else { continue };
+        let Some(Ok(template)) = op.cuda.map(|t| library.template(t)) else { continue };
+        if template.check_sizes != CheckSizes::Products {
+            continue;
+        }
+        let encodings = if op.fused.is_none() { &packable[..] } else { richest.as_slice() };
+        for (shape, encoding) in CODED.iter().flat_map(|s| encodings.iter().map(move |e| (s, e))) {
+            for (dtype, batch) in shape.steps() {
+                let sizes = Sizes::product(case, shape.inputs, shape.heads);
+                let call = Tried::Coded(case, sizes, encoding.name().to_owned());
+                all.push(Setup { op, call, dtype, batch, variants: shape.variants });
+            }
+        }
+    }
+    all
 }
 
 /// What is tried of ops that calls are written of.
@@ -295,7 +330,7 @@ impl Setup {
     /// The error that the op's tolerance allows, or that of an op through which its results are seen.
     fn allowed(&self) -> f64 {
         let own = allowed(self.op.tolerance, self.dtype);
-        let Tried::Written(case, _) = &self.call else { return own };
+        let (Tried::Written(case, _) | Tried::Coded(case, ..)) = &self.call else { return own };
         case.after().map(|op| allowed(op.tolerance, self.dtype)).fold(own, f64::max)
     }
 

@@ -1,5 +1,7 @@
 //! The shapes of products that are tried: each admits variants that others do not.
 
+use infernum_ir::DType;
+
 use super::super::Batch;
 use super::super::batches::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, MIDDLE, SINGLE, SIXTEEN};
 
@@ -12,6 +14,24 @@ pub(super) struct Shape {
     /// The variants that are tried; all where none is named.
     pub(super) variants: &'static [&'static str],
 }
+
+impl Shape {
+    /// Steps in bf16, the first in f16 and f32 as well.
+    pub(super) fn steps(&self) -> impl Iterator<Item = (DType, &'static Batch)> {
+        let first =
+            self.batches.first().into_iter().flat_map(|b| [(DType::F16, *b), (DType::F32, *b)]);
+        self.batches.iter().map(|b| (DType::Bf16, *b)).chain(first)
+    }
+}
+
+/// Products of packed codes.
+pub(super) const CODED: [Shape; 4] = [
+    Shape { inputs: 2048, heads: [16, 4, 64], batches: &[&SINGLE, &FEW, &SIXTEEN], variants: &[] },
+    Shape { inputs: 4096, heads: [3, 1, 128], batches: &[&SINGLE, &FEW, &SIXTEEN], variants: &[] },
+    Shape { inputs: 8192, heads: [2, 1, 64], batches: &[&SINGLE, &FEW, &SIXTEEN], variants: &[] },
+    // Rows that are no whole eights.
+    Shape { inputs: 256, heads: [3, 1, 10], batches: &[&FEW, &SIXTEEN], variants: &[] },
+];
 
 pub(super) const SHAPES: [Shape; 12] = [
     Shape {

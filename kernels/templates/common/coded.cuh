@@ -1,0 +1,209 @@
+// What a packed weight holds, as crates/ir/src/encoding/packing.rs lays it out: units of 8 rows by P::COLUMNS columns, of
+// which a lane of a warp has the codes of row lane / 4 that it multiplies. `P` is the text that the compiler writes for the
+// weight: sizes, where planes of codes and scales begin in a unit, and what kind of numbers they are.
+//
+// Codes become 16-bit floats without a conversion: the bits of a whole number u of b bits are put below the leading one
+// of a mantissa, which makes 1 + u / 2^b; floats of 8 and 4 bits are put where they are numbers of the same mantissa, and
+// multiplied by a power of two. Whole numbers of 8 bits do not fit bf16's mantissa: two floats are made of the halves,
+// 1 + low / 16 and 16 + high, and both are multiplied. What the leading ones add to a sum, and what was added to a code to
+// make it a whole number from 0 on, is OFFSET times the sum of the activations, which tensor cores subtract.
+enum { WHOLE, E4M3, E5M2, E2M1 };                      // kinds of codes
+enum { AS_F16, AS_BF16, AS_F32, AS_U8, AS_I8 };        // types of scales
+
+template <class E> struct Bits;
+template <> struct Bits<bf16> { static constexpr int MANTISSA = 7; static constexpr u32 ONE = 0x3f803f80; };
+template <> struct Bits<f16> { static constexpr int MANTISSA = 10; static constexpr u32 ONE = 0x3c003c00; };
+
+// The bits of both halves that are the lowest N from bit AT on, moved from bit FROM; others are not cleared.
+template <int FROM, int TO> __device__ __forceinline__ u32 moved(u32 x) {
+    if (FROM > TO) return x >> (FROM > TO ? FROM - TO : 0);
+    return x << (TO > FROM ? TO - FROM : 0);
+}
+__device__ __forceinline__ constexpr u32 both(u32 x) { return x << 16 | x; }
+
+// Products of two pairs, exact here.
+__device__ __forceinline__ u32 times2(u32 a, u32 b, bf16) {
+    u32 y = 0;
+#if __CUDA_ARCH__ >= 800
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
+    return y;
+}
+__device__ __forceinline__ u32 times2(u32 a, u32 b, f16) {
+    u32 y;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+
+template <class P, class E> struct Codes {
+    static constexpr int M = Bits<E>::MANTISSA;
+    static constexpr bool FLOATS = P::KIND != WHOLE;
+    static constexpr bool HALVED = !FLOATS && P::BITS > M;          // low and high four bits apart
+    static constexpr int UNIT = FLOATS ? 0 : HALVED ? 4 : P::BITS;  // codes are multiplied as u / 2^UNIT
+    static constexpr int WORDS = P::BITS == 8 ? 2 : P::PLANES;      // of a lane for 32 columns
+    // What codes are multiplied as, more than they are, in units of 2^-UNIT.
+    static constexpr float OFFSET = FLOATS ? 0.0f : (HALVED ? 17.0f : 1.0f) + (float)P::ZERO / (1 << UNIT);
+    // Sums are of codes times this.
+    static constexpr float FACTOR = (float)(1 << UNIT);
+
+    // A lane's words of a chunk of 128 columns, of a unit in shared memory at `from`.
+    struct Chunk { u32 w[4][WORDS]; };
+    __device__ __forceinline__ static void load(Chunk& c, u32 from, int chunk, int lane) {
+        if constexpr (P::BITS == 8 && P::PLANES == 1) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const Vec16 v = load16_shared(from + P::AT0 + (chunk * 2 + i) * 512 + lane * 16);
+                c.w[2 * i][0] = v.w[0], c.w[2 * i][1] = v.w[1], c.w[2 * i + 1][0] = v.w[2], c.w[2 * i + 1][1] = v.w[3];
+            }
+        } else {
+            plane<P::BITS0, 0>(c, from + P::AT0, chunk, lane);
+            if constexpr (P::PLANES > 1) plane<P::BITS1, 1>(c, from + P::AT1, chunk, lane);
+            if constexpr (P::PLANES > 2) plane<P::BITS2, 2>(c, from + P::AT2, chunk, lane);
+        }
+    }
+    template <int BITS, int I> __device__ __forceinline__ static void plane(Chunk& c, u32 at, int chunk, int lane) {
+        if constexpr (BITS == 4) {
+            const Vec16 v = load16_shared(at + chunk * 512 + lane * 16);
+#pragma unroll
+            for (int b = 0; b < 4; b++) c.w[b][I] = v.w[b];
+        } else if constexpr (BITS == 2) {
+            u32 v[2];
+            load8_shared(at + chunk * 256 + lane * 8, v[0], v[1]);
+#pragma unroll
+            for (int b = 0; b < 4; b++) c.w[b][I] = v[b / 2];
+        } else {
+            const u32 v = load4_shared(at + chunk * 128 + lane * 4);
+#pragma unroll
+            for (int b = 0; b < 4; b++) c.w[b][I] = v;
+        }
+    }
+
+    // Where pair p of block b is in the words of a plane.
+    template <int BITS, int B, int PAIR> static constexpr int place() {
+        return BITS == 4 ? PAIR * 4 : BITS == 2 ? B % 2 * 8 + PAIR * 2 : B * 4 + PAIR;
+    }
+    // Pair PAIR of block B of 32 columns as two floats; of HALVED codes those of the low (PART 0) or high four bits.
+    template <int B, int PAIR, int PART> __device__ __forceinline__ static u32 pair(const Chunk& c) {
+        if constexpr (P::KIND == E4M3 || P::KIND == E5M2) {
+            // In the upper byte of each half: sign, exponent, mantissa.
+            const u32 t = PAIR % 2 ? c.w[B][PAIR / 2] << 8 : c.w[B][PAIR / 2];
+            constexpr int MANTISSA = P::KIND == E4M3 ? 3 : 2;
+            if constexpr (P::KIND == E5M2 && M == 10) return t & 0xff00ff00;
+            constexpr int SHIFT = 8 - (M - MANTISSA);               // from bit 8 to the lowest bit of the mantissa
+            const u32 r = (moved<SHIFT < 0 ? 0 : SHIFT, 0>(t) & both(0x7fu << (M - MANTISSA))) | (t & 0x80008000);
+            constexpr u32 POWER = M == 7 ? (P::KIND == E4M3 ? 0x7b80 : 0x7780) : 0x5c00;
+            return times2(r, both(POWER), E{});
+        } else if constexpr (P::KIND == E2M1) {
+            const u32 r = (moved<PAIR * 4, M - 1>(c.w[B][0]) & both(7u << (M - 1))) | (moved<PAIR * 4 + 3, 15>(c.w[B][0]) & 0x80008000);
+            return times2(r, both(M == 7 ? 0x7e80 : 0x7400), E{});
+        } else if constexpr (HALVED) {
+            return (moved<PAIR * 4, M - 4>(c.w[B][PART]) & both(15u << (M - 4))) | (Bits<E>::ONE + (PART ? both(4u << M) : 0));
+        } else {
+            constexpr int LOW = M - P::BITS;
+            u32 r = (moved<place<P::BITS0, B, PAIR>(), LOW>(c.w[B][0]) & both(((1u << P::BITS0) - 1) << LOW)) | Bits<E>::ONE;
+            if constexpr (P::PLANES > 1)
+                r |= moved<place<P::BITS1, B, PAIR>(), LOW + P::BITS0>(c.w[B][1]) & both(((1u << P::BITS1) - 1) << (LOW + P::BITS0));
+            if constexpr (P::PLANES > 2)
+                r |= moved<place<P::BITS2, B, PAIR>(), LOW + P::BITS0 + P::BITS1>(c.w[B][2]) & both(((1u << P::BITS2) - 1) << (LOW + P::BITS0 + P::BITS1));
+            return r;
+        }
+    }
+};
+
+__device__ __forceinline__ float widened(u32 bits, int type) {
+    if (type == AS_F16) return to_f32(f16{(u16)bits});
+    if (type == AS_BF16) return __uint_as_float(bits << 16);
+    if (type == AS_U8) return (float)(bits & 0xff);
+    if (type == AS_I8) return (float)(signed char)bits;
+    return __uint_as_float(bits);
+}
+static constexpr __device__ int bytes_of(int type) { return type == AS_F32 ? 4 : type == AS_U8 || type == AS_I8 ? 1 : 2; }
+
+// The scales (or minimums) of a lane's row of a unit: GROUPS numbers of TYPE at AT, a row's after another, times one of OUTER
+// of the row at OUTER_AT, if OUTER is not negative.
+template <int GROUPS, int TYPE, int AT, int OUTER, int OUTER_AT> struct Scales {
+    static constexpr int BYTES = bytes_of(TYPE), ROW = GROUPS * BYTES, WORDS = (ROW + 3) / 4;
+    u32 w[WORDS];
+    float outer;
+    __device__ __forceinline__ void load(u32 unit, int row) {
+        const u32 at = unit + AT + row * ROW;
+        if constexpr (ROW % 4 != 0) w[0] = ROW == 2 ? load2_shared(at) : load1_shared(at);
+        else
+#pragma unroll
+            for (int i = 0; i < WORDS; i++) w[i] = load4_shared(at + i * 4);
+        outer = 1;
+        if constexpr (OUTER >= 0) {
+            const u32 o = unit + OUTER_AT + row * bytes_of(OUTER);
+            outer = widened(OUTER == AS_F32 ? load4_shared(o) : load2_shared(o), OUTER);
+        }
+    }
+    template <int G> __device__ __forceinline__ float get() const {
+        const u32 word = w[G * BYTES / 4];
+        if constexpr (TYPE == AS_F32) return OUTER >= 0 ? __uint_as_float(word) * outer : __uint_as_float(word);
+        // Two mantissas side by side: the byte below 2^23, whose product with `outer` is one of 24 bits or is rounded once.
+        if constexpr (TYPE == AS_U8) {
+            const float above = __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 + G % 4));
+            return fmaf(above, outer, -8388608.0f * outer);
+        }
+        if constexpr (TYPE == AS_I8) {
+            const float above = __uint_as_float(__byte_perm(word ^ 0x80808080, 0x4b000000, 0x7440 + G % 4));
+            return (above - 8388736.0f) * outer;
+        }
+        const u32 half = G % 2 ? word >> 16 : word & 0xffff;
+        const float inner = TYPE == AS_BF16 ? __uint_as_float(G % 2 ? word & 0xffff0000 : word << 16) : to_f32(f16{(u16)half});
+        return OUTER >= 0 ? inner * outer : inner;
+    }
+};
+
+// ---- where a code has its bits of plane i: the word of 32 bits in its unit, in bytes, and the lowest bit there.
+struct Place { int word, bit; };
+template <class P> __device__ __forceinline__ constexpr int plane_bits(int i) { return i == 0 ? P::BITS0 : i == 1 ? P::BITS1 : P::BITS2; }
+template <class P> __device__ __forceinline__ Place place_of(int i, int row, int column) {
+    const int block = column / 32, j = column % 32, bits = plane_bits<P>(i), at = i == 0 ? P::AT0 : i == 1 ? P::AT1 : P::AT2;
+    const int quad = P::GROUP == 16 ? j % 16 / 4 : j / 8, pair = P::GROUP == 16 ? j / 16 * 2 + j % 4 / 2 : j % 8 / 2;
+    const int lane = row * 4 + quad;
+    const int word = bits == 8   ? block / 2 * 512 + lane * 16 + block % 2 * 8 + pair / 2 * 4
+                     : bits == 4 ? block / 4 * 512 + lane * 16 + block % 4 * 4
+                     : bits == 2 ? block / 4 * 256 + lane * 8 + block % 4 / 2 * 4
+                                 : block / 4 * 128 + lane * 4;
+    const int bit = bits == 8 ? 8 - pair % 2 * 8 : bits == 4 ? pair * 4 : bits == 2 ? block % 2 * 8 + pair * 2 : block % 4 * 4 + pair;
+    return Place{at + word, j % 2 * 16 + bit};
+}
+
+// ---- one value, slowly: the same bits as what is stored decodes to.
+template <class P> __device__ __forceinline__ float packed_factor(const u8* unit, int row, int group, int type, int at, int outer, int outer_at) {
+    const int groups = P::COLUMNS / P::GROUP, size = bytes_of(type);
+    const auto read = [&](const u8* p, int type) {
+        const int size = bytes_of(type);
+        return widened(size == 1 ? *p : size == 2 ? *(const u16*)p : *(const u32*)p, type);
+    };
+    const float inner = read(unit + at + (row * groups + group) * size, type);
+    return outer < 0 ? inner : __fmul_rn(read(unit + outer_at + row * bytes_of(outer), outer), inner);
+}
+template <class P> __device__ __forceinline__ float packed_value(const u8* w, int columns, i64 n, int k) {
+    const int across = (columns + P::COLUMNS - 1) / P::COLUMNS;
+    const u8* const unit = w + (n / 8 * across + k / P::COLUMNS) * P::BYTES;
+    const int row = n % 8, column = k % P::COLUMNS;
+    u32 code = 0;
+    int above = 0;
+#pragma unroll
+    for (int i = 0; i < P::PLANES; i++) {
+        const int bits = plane_bits<P>(i);
+        const Place place = place_of<P>(i, row, column);
+        code |= (*(const u32*)(unit + place.word) >> place.bit & ((1u << bits) - 1)) << above;
+        above += bits;
+    }
+    float value = (float)((int)code - P::ZERO);
+    const u8 byte = (u8)code;
+    if (P::KIND == E4M3) value = stored_f8e4m3(&byte);
+    if (P::KIND == E5M2) value = stored_f8e5m2(&byte);
+    if (P::KIND == E2M1) {
+        const u32 magnitude = code & 7;                // 0, 0.5, 1, 1.5, 2, 3, 4, 6
+        value = magnitude < 4 ? 0.5f * magnitude : magnitude < 6 ? (float)magnitude - 2 : magnitude == 6 ? 4.0f : 6.0f;
+        if (code & 8) value = -value;
+    }
+    const int group = column / P::GROUP;
+    const float scaled = __fmul_rn(value, packed_factor<P>(unit, row, group, P::SCALE, P::SCALE_AT, P::SCALE_OUTER, P::SCALE_OUTER_AT));
+    return P::MINIMUM < 0 ? scaled
+                          : __fsub_rn(scaled, packed_factor<P>(unit, row, group, P::MINIMUM, P::MINIMUM_AT, P::MINIMUM_OUTER, P::MINIMUM_OUTER_AT));
+}

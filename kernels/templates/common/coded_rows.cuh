@@ -1,0 +1,273 @@
+// Products of few tokens whose weights are packed codes: what skinny.cuh is for weights as they are.
+//
+// Tensor cores sum codes times activations within a group in f32, and scales and minimums are applied to these sums: nothing
+// is rounded but the activations. The sum of a group's activations, which minimums and the codes' OFFSET are multiplied by,
+// comes of the tensor cores as well, by a matrix whose elements are all -OFFSET, in the lanes that have the other sums.
+
+// The loader of an `Op`: BYTES is a stage of all tiles, 16 rows by P::COLUMNS columns each, which are two units. Eight pairs in
+// a row are sixteen rows side by side, or eight and eight: the op's header sees to it.
+template <class Op, int TILES, class P> struct CodedRows {
+    typedef P Packed;
+    static constexpr int UNIT = P::BYTES, BYTES = TILES * 2 * UNIT;
+    static constexpr int BANDS = (Op::N + 7) / 8, ACROSS = (Op::K + P::COLUMNS - 1) / P::COLUMNS;
+    __device__ __forceinline__ static bool beside(int a, int b) { return b < 0 || b == a + 1; }
+    // The eights of rows that a tile of 8 pairs has.
+    __device__ __forceinline__ static void bands(const Op& op, int pair, int& first, int& second) {
+        int a, b;
+        op.rows(min(pair, (Op::PAIRS - 1) / 8 * 8), a, b);
+        first = a / 8;
+        second = min(beside(a, b) ? first + 1 : b / 8, BANDS - 1);
+    }
+    __device__ __forceinline__ static int place(const Op& op, int q, int second) {
+        int a, b;
+        op.rows(q / 8 * 8, a, b);
+        return beside(a, b) ? q % 8 * 2 + second : second * 8 + q % 8;
+    }
+    __device__ __forceinline__ static float value(const Op& op, int row, int k) { return packed_value<P>(op.w, Op::K, row, k); }
+};
+
+// d = a · b, or without FIRST d + a · b
+__device__ __forceinline__ void mma_afresh(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, bf16) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { %0,%1,%2,%3}, { %4,%5,%6,%7}, { %8,%9}, { %10,%11,%12,%13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f), "f"(0.0f), "f"(0.0f), "f"(0.0f));
+#endif
+}
+__device__ __forceinline__ void mma_afresh(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, f16) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0,%1,%2,%3}, { %4,%5,%6,%7}, { %8,%9}, { %10,%11,%12,%13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f), "f"(0.0f), "f"(0.0f), "f"(0.0f));
+#endif
+}
+
+template <bool FIRST, class E> __device__ __forceinline__ void mma_onto(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if constexpr (FIRST) mma_afresh(d, a[0], a[1], a[2], a[3], b0, b1, E{});
+    else mma(d, a[0], a[1], a[2], a[3], b0, b1, E{});
+}
+
+// WARPS split K, a unit of columns a step, with STAGES stages in flight in each; ROWS tokens' activations are in shared memory,
+// or with ROWS = 0 come from the L2 cache, a chunk of 128 columns ahead (no op that norms them has that).
+// Shared memory in bytes: WARPS * (STAGES * MT * 2 * P::BYTES + MT * NT * 128 * COLS) + ROWS * K * 2.
+template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Coded
+    : FewTokens<Op, WARPS, WARPS * STAGES * Op::template Weights<Op, MT>::BYTES, MT, NT, ROWS> {
+    typedef FewTokens<Op, WARPS, WARPS * STAGES * Op::template Weights<Op, MT>::BYTES, MT, NT, ROWS> Base;
+    typedef typename Op::X E;
+    typedef typename Base::Weights Weights;
+    typedef typename Weights::Packed P;
+    typedef Codes<P, E> C;
+    using Base::K, Base::PASSES, Base::TOKENS, Base::RED, Base::op, Base::warp, Base::lane, Base::group, Base::quad, Base::xrow, Base::xs,
+        Base::red;
+    static constexpr int UNIT = Weights::UNIT, STEPS = Weights::ACROSS, BLOCKS = P::COLUMNS / 32;
+    static constexpr int MINE = (STEPS + WARPS - 1) / WARPS;        // steps of a warp
+    static constexpr int GROUPS = P::COLUMNS / P::GROUP;
+    static constexpr bool MINIMUM = P::MINIMUM >= 0, SUMS = MINIMUM || !C::FLOATS;
+    static constexpr float OFFSET = C::FLOATS ? 1.0f : C::OFFSET;   // what sums of activations are multiplied by, but for the sign
+    typedef Scales<GROUPS, P::SCALE, P::SCALE_AT, P::SCALE_OUTER, P::SCALE_OUTER_AT> Scale;
+    typedef Scales<GROUPS, MINIMUM ? P::MINIMUM : AS_F32, P::MINIMUM_AT, P::MINIMUM_OUTER, P::MINIMUM_OUTER_AT> Minimum;
+    static_assert(K % 64 == 0, "K is not a multiple of 64");
+    static_assert(ROWS != 0 || Op::NORM == 0, "what is normed is in shared memory");
+
+    u32 ring;
+    int flow_left, flow_pass, flow_step = 0, flow_slot = 0;
+    const u8* from[2 * MT];
+
+    __device__ __forceinline__ Coded(const Op& op, u8* shared) : Base(op, shared) {
+        ring = (u32)__cvta_generic_to_shared(shared) + warp * STAGES * Weights::BYTES;
+    }
+
+    // Asks for the next stage.
+    __device__ __forceinline__ void flow() {
+        if (flow_left > 0) {
+            if (flow_step == 0) {
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    int a, b;
+                    Weights::bands(op, (flow_pass * MT + m) * 8, a, b);
+                    from[2 * m] = op.w + ((i64)a * STEPS + warp) * UNIT + lane * 16;
+                    from[2 * m + 1] = op.w + ((i64)b * STEPS + warp) * UNIT + lane * 16;
+                }
+            }
+            const u32 to = ring + flow_slot * Weights::BYTES + lane * 16;
+            const bool there = flow_step * WARPS + warp < STEPS;
+#pragma unroll
+            for (int u = 0; u < 2 * MT; u++) {
+#pragma unroll
+                for (int i = 0; i < UNIT / 16; i += 32)
+                    if (there && (i + 32 <= UNIT / 16 || lane < UNIT / 16 - i)) copy16_async(to + u * UNIT + i * 16, from[u] + i * 16);
+                from[u] += WARPS * UNIT;
+            }
+            if (++flow_step == MINE) {
+                flow_step = 0;
+                flow_pass += gridDim.x;
+                if (flow_pass >= PASSES) flow_pass = blockIdx.x;
+            }
+            if (++flow_slot == STAGES) flow_slot = 0;
+            flow_left--;
+        }
+        copy_commit();
+    }
+
+    struct alignas(8) Pair { u32 w[2]; };
+    // A lane's activations of block `block` of 32 columns. There are none beyond K, where scales are zero.
+    __device__ __forceinline__ Vec16 load_x(int n, int block, int t0) const {
+        if (K % P::COLUMNS != 0 || WARPS > STEPS) block = min(block, K / 32 - 1);
+        Vec16 x;
+        if constexpr (ROWS != 0) {
+            const u32 at = xs + n * 8 * K * 2 + block / 2 * 128 + (block % 2 ^ (xrow & 1)) * 64;
+            if constexpr (P::GROUP != 16) return load16_shared(at + quad * 16);
+            load8_shared(at + quad * 8, x.w[0], x.w[1]);
+            load8_shared(at + 32 + quad * 8, x.w[2], x.w[3]);
+        } else {
+            const E* const at = op.x + op.source(min(t0 + n * 8 + group, op.tokens - 1)) * K + block * 32;
+            if constexpr (P::GROUP != 16) return load16(at + quad * 8);
+            const Pair a = *(const Pair*)(at + quad * 4), b = *(const Pair*)(at + 16 + quad * 4);
+            x.w[0] = a.w[0], x.w[1] = a.w[1], x.w[2] = b.w[0], x.w[3] = b.w[1];
+        }
+        return x;
+    }
+
+    // What a step's sums are made of.
+    struct Step {
+        typename C::Chunk words[MT][2];
+        Scale scale[MT][2];
+        Minimum minimum[MT][2];
+        Vec16 x[4][NT];
+        float sums[NT][4];                                          // -OFFSET times sums of a group's activations
+        float codes[MT][NT][4];                                     // of codes times activations
+    };
+
+    // Sixteen columns: pairs 2 H and 2 H + 1 of block B, the first of their group or not.
+    template <int B, int H, bool FIRST> __device__ __forceinline__ void sixteen(Step& s, u32 ones) {
+        if constexpr (SUMS) {
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                const Vec16& x = s.x[B % 4][n];
+                mma_onto<FIRST, E>(s.sums[n], {ones, ones, ones, ones}, x.w[2 * H], x.w[2 * H + 1]);
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            multiply<B, H, 0, FIRST>(s, m);
+            if constexpr (C::HALVED) multiply<B, H, 1, false>(s, m);
+        }
+    }
+    template <int B, int H, int PART, bool FIRST> __device__ __forceinline__ void multiply(Step& s, int m) {
+        constexpr int I = B % 4;
+        const auto &a = s.words[m][0], &b = s.words[m][1];
+        const u32 codes[4] = {C::template pair<I, 2 * H, PART>(a), C::template pair<I, 2 * H, PART>(b),
+                              C::template pair<I, 2 * H + 1, PART>(a), C::template pair<I, 2 * H + 1, PART>(b)};
+#pragma unroll
+        for (int n = 0; n < NT; n++) mma_onto<FIRST, E>(s.codes[m][n], codes, s.x[I][n].w[2 * H], s.x[I][n].w[2 * H + 1]);
+    }
+    // A group's sums.
+    template <int G> __device__ __forceinline__ void close(float (&acc)[MT][NT][4], const Step& s) {
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float scale = s.scale[m][r].template get<G>();
+                float of_sums = C::FLOATS ? 0.0f : scale;
+                if constexpr (MINIMUM) of_sums = fmaf(s.minimum[m][r].template get<G>(), 1 / (C::FACTOR * OFFSET), of_sums);
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+#pragma unroll
+                    for (int i = 2 * r; i < 2 * r + 2; i++) {
+                        if constexpr (MINIMUM) {
+                            acc[m][n][i] = fmaf(of_sums, s.sums[n][i], fmaf(scale, s.codes[m][n][i], acc[m][n][i]));
+                        } else {
+                            acc[m][n][i] = fmaf(scale, SUMS ? s.codes[m][n][i] + s.sums[n][i] : s.codes[m][n][i], acc[m][n][i]);
+                        }
+                    }
+            }
+    }
+    template <int B> __device__ __forceinline__ void blocks(float (&acc)[MT][NT][4], Step& s, u32 unit, int step, int t0, u32 ones, Vec16 (&ahead)[4][NT], int next) {
+        if constexpr (B < BLOCKS) {
+            if constexpr (B % 4 == 0) {
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int r = 0; r < 2; r++) C::load(s.words[m][r], unit + (2 * m + r) * UNIT, B / 4, lane);
+#pragma unroll
+                for (int b = 0; b < 4; b++)
+#pragma unroll
+                    for (int n = 0; n < NT; n++) {
+                        if constexpr (ROWS != 0) {
+                            s.x[b][n] = load_x(n, step * BLOCKS + B + b, t0);
+                        } else {
+                            s.x[b][n] = ahead[b][n];
+                            ahead[b][n] = load_x(n, B + 4 < BLOCKS ? step * BLOCKS + B + 4 + b : next * BLOCKS + b, t0);
+                        }
+                    }
+            }
+            if constexpr (P::GROUP == 16) {
+                sixteen<B, 0, true>(s, ones);
+                close<2 * B>(acc, s);
+                sixteen<B, 1, true>(s, ones);
+                close<2 * B + 1>(acc, s);
+            } else {
+                sixteen<B, 0, B * 32 % P::GROUP == 0>(s, ones);
+                sixteen<B, 1, false>(s, ones);
+                if constexpr ((B + 1) * 32 % P::GROUP == 0) close<B * 32 / P::GROUP>(acc, s);
+            }
+            blocks<B + 1>(acc, s, unit, step, t0, ones, ahead, next);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        const int passes = blockIdx.x < PASSES ? (PASSES - 1 - blockIdx.x) / gridDim.x + 1 : 0;
+        flow_left = (op.tokens + TOKENS - 1) / TOKENS * passes * MINE;
+        flow_pass = blockIdx.x;
+        for (int i = 0; i < STAGES; i++) flow();
+        pdl_launch();
+        pdl_wait();
+        const u32 ones = pack2<E>(-OFFSET, -OFFSET);
+        int slot = 0, parity = 0;
+#pragma unroll 1
+        for (int t0 = 0; t0 < op.tokens; t0 += TOKENS) {
+            Vec16 ahead[4][NT];
+            if constexpr (ROWS != 0) {
+                this->stage_x(t0);
+            } else {
+#pragma unroll
+                for (int b = 0; b < 4; b++)
+#pragma unroll
+                    for (int n = 0; n < NT; n++) ahead[b][n] = load_x(n, warp * BLOCKS + b, t0);
+            }
+#pragma unroll 1
+            for (int pass = blockIdx.x; pass < PASSES; pass += gridDim.x) {
+                float acc[MT][NT][4] = {};
+#pragma unroll 1
+                for (int i = 0; i < MINE; i++) {
+                    const int step = i * WARPS + warp, next = i + 1 < MINE && step + WARPS < STEPS ? step + WARPS : warp;
+                    copy_wait<STAGES - 1>();
+                    __syncwarp();
+                    if (step < STEPS) {
+                        Step s;
+                        const u32 unit = ring + slot * Weights::BYTES;
+#pragma unroll
+                        for (int m = 0; m < MT; m++)
+#pragma unroll
+                            for (int r = 0; r < 2; r++) {
+                                s.scale[m][r].load(unit + (2 * m + r) * UNIT, group);
+                                if constexpr (MINIMUM) s.minimum[m][r].load(unit + (2 * m + r) * UNIT, group);
+                            }
+                        blocks<0>(acc, s, unit, step, t0, ones, ahead, next);
+                    }
+                    __syncwarp();
+                    if (++slot == STAGES) slot = 0;
+                    flow();
+                }
+#pragma unroll
+                for (int m = 0; m < MT; m++)
+#pragma unroll
+                    for (int n = 0; n < NT; n++)
+#pragma unroll
+                        for (int i = 0; i < 4; i++) acc[m][n][i] *= C::FACTOR;
+                this->finish(acc, pass, t0, red + parity * RED);
+                parity ^= 1;
+            }
+        }
+    }
+};
