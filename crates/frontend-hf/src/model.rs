@@ -258,7 +258,7 @@ impl Model {
         let key = |name: &str| Some(config.member(name));
         // What `infernum quantise` writes names its encodings.
         if config.member("quant_method") == Value::Str(OWN_METHOD.to_owned()) {
-            return named(&config.member("encodings"), all);
+            return all_named(&config.member("encodings"), all);
         }
         let mut met = Vec::new();
         for encoding in all {
@@ -343,7 +343,7 @@ fn family_for(
 }
 
 /// The encodings of a list of names.
-fn named<'e>(
+fn all_named<'e>(
     names: &Value,
     all: impl IntoIterator<Item = &'e Encoding>,
 ) -> Result<Vec<&'e Encoding>, ModelError> {
