@@ -19,7 +19,7 @@ use libfuzzer_sys::fuzz_target;
 /// A key takes 13 bytes of a file at least, a tensor 24, and their entries four times as much.
 const TABLES: Bound = Bound { factor: 8, slack: 16 << 10 };
 /// Maps, specs and graphs, whatever the file is; metadata as expressions and JSON have it.
-const MODEL: Bound = Bound { factor: 2048, slack: 64 << 20 };
+const MODEL: Bound = Bound { factor: 256, slack: 16 << 20 };
 
 static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
     std::env::temp_dir().join(format!("infernum-fuzz-{}.gguf", std::process::id()))

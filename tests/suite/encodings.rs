@@ -62,7 +62,9 @@ fn stored_type(element: Element) -> Dtype {
     match element {
         Element::U8 => Dtype::U8,
         Element::F32 => Dtype::F32,
+        Element::I32 => Dtype::I32,
         Element::F8e4m3 => Dtype::F8_E4M3,
+        Element::F16 => Dtype::F16,
         other => panic!("no test weights of {other}"),
     }
 }
@@ -354,6 +356,69 @@ fn blocks_in_safetensors_need_no_more_than_a_file() {
     logits_agree("q8", &all, r#"{"quant_method": "blocks"}"#, &kernels);
 }
 
+/// What `examples/new-encoding` shows: three bits in groups of 64, of which the last of a row is not full here.
+#[test]
+fn a_format_of_ones_own_is_one_file() {
+    let kernels = kernels(Some(&root().join("../../examples/new-encoding")));
+    let int3 = kernels.ops.encoding("int3_g64").expect("the example's").clone();
+    let all = Checkpoints::llama(&|_, _| Some(int3.clone()));
+    logits_agree("int3", &all, r#"{"quant_method": "int3_g64"}"#, &kernels);
+    infernum_runtime::check::encodings::check(&int3, 1).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// What of a scheme is missing, or more than it knows, is told by name.
+#[test]
+fn schemes_that_are_not_whole_are_refused() {
+    let kernels = kernels(None);
+    let message = |name: &str, quantisation: &str, change: &dyn Fn(&mut Checkpoints)| {
+        let encoding = kernels.ops.encoding(name).expect("it ships").clone();
+        let mut all = Checkpoints::llama(&|_, _| Some(encoding.clone()));
+        change(&mut all);
+        let fixture = open(&folder("partial", &all.encoded, Some(quantisation)));
+        let lowered = fixture.model.lower(fixture.options(DType::F32), kernels.ops.encodings());
+        lowered.map(|_| ()).map_err(|e| e.to_string())
+    };
+    let gptq = r#"{"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": false}"#;
+    let up = |part: &str| format!("model.layers.1.mlp.up_proj.{part}");
+    assert_eq!(message("gptq4_v1_g32_f16", gptq, &|_| {}), Ok(()));
+    for part in ["qzeros", "scales"] {
+        let found = message("gptq4_v1_g32_f16", gptq, &|all| drop(all.encoded.remove(&up(part))));
+        let found = found.expect_err("a tensor is missing");
+        assert!(found.contains(&format!("{}`: missing", up(part))), "{found}");
+    }
+    // What decides over columns' groups is not left out in silence: columns go by it only where the config says so.
+    let ordered = gptq.replace("false", "true");
+    let found = message("gptq4_v1_g32_f16", &ordered, &|_| {}).expect_err("no g_idx");
+    assert!(found.contains("q_proj.g_idx`: missing"), "{found}");
+    // Another version of the format, and another method: tensors that nothing uses, and the method's name.
+    let marlin = gptq.replace("\"bits\"", "\"checkpoint_format\": \"marlin\", \"bits\"");
+    for config in [marlin.as_str(), r#"{"quant_method": "exl2"}"#] {
+        let found = message("gptq4_v1_g32_f16", config, &|_| {}).expect_err("an unknown scheme");
+        assert!(
+            found.contains("qweight`: unexpected") && found.contains("quant_method is"),
+            "{found}"
+        );
+    }
+    // A config that asks for what its tensors are not.
+    let plain = |all: &mut Checkpoints| {
+        *all = Checkpoints::llama(&|_, _| None);
+    };
+    let found = message("gptq4_v1_g32_f16", gptq, &plain).expect_err("nothing is encoded");
+    assert!(found.contains("no encoding that is known") && found.contains("'gptq'"), "{found}");
+    // A scale of another shape.
+    let square = r#"{"quant_method": "compressed-tensors"}"#;
+    let shorter = |all: &mut Checkpoints| {
+        let scale = all.encoded.get_mut(&up("weight_scale")).expect("its scales");
+        scale.shape[0] -= 1;
+        scale.bytes.truncate(4 * scale.shape[0]);
+    };
+    let found = message("fp8_row", square, &shorter).expect_err("too few scales");
+    assert!(
+        found.contains("weight_scale`: expected shape") && found.contains("found [383, 1]"),
+        "{found}"
+    );
+}
+
 #[test]
 fn layers_that_are_stored_in_different_ways_have_a_graph_for_each() {
     let kernels = kernels(None);
@@ -410,4 +475,51 @@ fn what_no_encoding_is_for_is_said() {
     // Codes without scales are no weights of that encoding; nor should they be read as floats.
     let found = lowered.expect_err("a refusal").to_string();
     assert!(found.contains("model.layers.1.mlp.up_proj.weight_scale_inv`: missing"), "{found}");
+}
+
+/// Values are stored by an encoding's own formula, as near as its bits allow; where that cannot be, it is said.
+#[test]
+fn values_are_stored_by_trial() {
+    let kernels = kernels(Some(&root().join("../../examples/new-encoding")));
+    let (rows, columns) = (16, 256);
+    let values = random::uniform("stored", 1, rows * columns);
+    let values: Vec<f32> = values.iter().map(|v| (v * v * v) as f32).collect();
+    let whole: f64 = values.iter().map(|v| f64::from(*v).powi(2)).sum();
+    for (name, most) in [
+        ("q8_0", 1e-4),
+        ("q6_k", 1e-3),
+        ("q5_1", 4e-3),
+        ("q4_0", 2e-2),
+        ("q4_k", 1e-2),
+        ("q3_k", 6e-2),
+        ("iq4_nl", 2e-2),
+        ("fp8_row", 2e-3),
+        ("fp8_block", 2e-3),
+        ("int8_row_zero", 1e-3),
+        ("gptq4_v1_g32_f16", 1e-2),
+        ("awq_g32_f16", 1e-2),
+        ("packed4_g32_bf16", 2e-2),
+        ("mxfp4", 3e-2),
+        ("nvfp4", 2e-2),
+        ("int3_g64", 6e-2),
+    ] {
+        let encoding = kernels.ops.encoding(name).unwrap_or_else(|| panic!("no {name}"));
+        let stored = encoding.encode(rows as u64, columns as u64, &values);
+        let stored = stored.unwrap_or_else(|e| panic!("{e}"));
+        let parts = stored.iter().map(|b| &b[..]).collect();
+        let decoder = encoding.decoder(rows as u64, columns as u64, parts).expect("its tensors");
+        let (mut row, mut error) = (vec![0.0; columns], 0.0);
+        for (n, values) in values.chunks(columns).enumerate() {
+            decoder.row(n as u64, 0, &mut row);
+            error += row.iter().zip(values).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+        }
+        assert!(error / whole < most, "{name}: relative squared error {:.2e}", error / whole);
+    }
+    for (name, why) in
+        [("iq2_xxs", "bits"), ("tq1_0", "share bits"), ("gptq4_order_v1_g32_f16", "index")]
+    {
+        let encoding = kernels.ops.encoding(name).unwrap_or_else(|| panic!("no {name}"));
+        let refused = encoding.encode(rows as u64, columns as u64, &values).expect_err(name);
+        assert!(refused.contains(why), "{refused}");
+    }
 }

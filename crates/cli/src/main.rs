@@ -49,6 +49,10 @@ enum Command {
     Diff(tools::diff::Args),
     /// Write the logits of a token sequence to a file.
     Logits(tools::logits::Args),
+    /// Measure how well a model predicts a text.
+    Perplexity(tools::perplexity::Args),
+    /// Store the matrices of a model's layers in an encoding.
+    Quantise(tools::quantise::Args),
     /// Texts to token ids, and back.
     Tokenize(tools::tokenize::Args),
     /// Measure prefill and decode speed.
@@ -95,6 +99,8 @@ fn main() -> ExitCode {
         Command::Ops(args) => tools::ops::run(&args),
         Command::Diff(args) => tools::diff::run(&args),
         Command::Logits(args) => tools::logits::run(&args),
+        Command::Perplexity(args) => tools::perplexity::run(&args),
+        Command::Quantise(args) => tools::quantise::run(&args),
         Command::Tokenize(args) => tools::tokenize::run(&args),
         Command::Bench(args) => tools::bench::run(&args),
         Command::BenchEngine(args) => tools::bench_engine::run(&args),

@@ -16,6 +16,6 @@ pub mod tokenizer;
 
 pub use checkpoint::{Checkpoint, CheckpointError, TensorLocation, TensorView};
 pub use config::Config;
-pub use model::{LowerOptions, Model, ModelError};
+pub use model::{LowerOptions, Model, ModelError, OWN_METHOD, matches};
 pub use source::{Bytes, ModelFiles};
 pub use spec::demo;

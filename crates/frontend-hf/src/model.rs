@@ -15,6 +15,9 @@ use crate::lower::{LowerError, Lowered, Request, lower};
 use crate::source::ModelFiles;
 use crate::spec::{Library, LibraryError, Source, parse_family};
 
+/// The `quant_method` of checkpoints that name the encodings of their weights, in `encodings`.
+pub const OWN_METHOD: &str = "infernum";
+
 /// How long a context is held when neither user nor config says.
 const DEFAULT_LENGTH: u64 = 2048;
 /// What configs call the longest sequence.
@@ -43,7 +46,7 @@ pub enum ModelError {
     Activations { file: String, dtype: DType },
     #[error("there is no encoding `{name}`{hint}; known: {known}")]
     NoEncoding { name: String, hint: String, known: String },
-    #[error("encoding `{encoding}`: its condition on quantization_config: {message}")]
+    #[error("quantization_config of config.json, encoding `{encoding}`: {message}")]
     Condition { encoding: String, message: String },
     #[error("{place} does not fit {spec}:\n{}", problems.join("\n"))]
     Binding { place: String, spec: String, problems: Vec<String> },
@@ -253,6 +256,10 @@ impl Model {
             return Ok(Vec::new());
         };
         let key = |name: &str| Some(config.member(name));
+        // What `infernum quantise` writes names its encodings.
+        if config.member("quant_method") == Value::Str(OWN_METHOD.to_owned()) {
+            return all_named(&config.member("encodings"), all);
+        }
         let mut met = Vec::new();
         for encoding in all {
             let Some(when) = encoding.when() else { continue };
@@ -335,8 +342,31 @@ fn family_for(
     Err(ModelError::NoFamily { place: files.name().to_owned(), text })
 }
 
+/// The encodings of a list of names.
+fn all_named<'e>(
+    names: &Value,
+    all: impl IntoIterator<Item = &'e Encoding>,
+) -> Result<Vec<&'e Encoding>, ModelError> {
+    let fault = |encoding: &str, message: &str| ModelError::Condition {
+        encoding: encoding.to_owned(),
+        message: message.to_owned(),
+    };
+    let Value::List(names) = names else {
+        return Err(fault("?", "`encodings`: expected a list of names"));
+    };
+    let all: Vec<&Encoding> = all.into_iter().collect();
+    let find = |name: &Value| match name {
+        Value::Str(name) => all.iter().find(|e| e.name() == name).copied().ok_or_else(|| {
+            let hint = infernum_ir::nearest(name, all.iter().map(|e| e.name()));
+            fault(name, &format!("no encoding has that name{hint}; one can be added with --data"))
+        }),
+        _ => Err(fault("?", "`encodings`: expected names")),
+    };
+    names.iter().map(find).collect()
+}
+
 /// How the weight of that name is stored: of the encodings whose tensors are all there the one that has the most.
-/// Where none is there whole, one whose first tensor is: codes without scales are not taken for numbers, and what
+/// Where none is there whole, the one of which the most is there, the first tensor at least: codes without scales are not taken for numbers, and what
 /// is missing is told when weights are bound.
 fn stored_as<'e>(
     checkpoint: &Checkpoint,
@@ -348,15 +378,15 @@ fn stored_as<'e>(
         let found = checkpoint.tensor(&t.name);
         found.is_some_and(|f| f.dtype.element().is_some_and(|e| t.is_held_by(e, f.shape)))
     };
-    let mut best: Option<(&Encoding, usize)> = None;
+    let mut best: Option<(&Encoding, (bool, usize))> = None;
     for encoding in encodings.iter().filter(|e| e.is_for(name)) {
         let tensors = encoding.tensors_of(name, shape).unwrap_or_default();
-        let score = match tensors.first() {
-            Some(first) if is_there(first) => 1,
-            _ => continue,
-        };
-        let whole = tensors.iter().all(is_there);
-        let score = if whole { 1 + tensors.len() } else { score };
+        if !tensors.first().is_some_and(is_there) {
+            continue;
+        }
+        let there = tensors.iter().filter(|t| is_there(t)).count();
+        // Whole ones before all others.
+        let score = (there == tensors.len(), there);
         if best.is_none_or(|(_, most)| score > most) {
             best = Some((encoding, score));
         }
@@ -458,7 +488,7 @@ fn wanted(name: String, ty: &TensorType, shape: &[u64]) -> Vec<StoredTensor> {
 }
 
 /// Whether `name` fits `pattern`, in which `*` stands for any text.
-pub(crate) fn matches(pattern: &str, name: &str) -> bool {
+pub fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else {
         return false;

@@ -89,6 +89,24 @@ impl StoredType {
         }
     }
 
+    /// The type of such elements.
+    pub const fn of(element: Element) -> StoredType {
+        match element {
+            Element::U8 => StoredType::U8,
+            Element::I8 => StoredType::I8,
+            Element::U16 => StoredType::U16,
+            Element::I16 => StoredType::I16,
+            Element::U32 => StoredType::U32,
+            Element::I32 => StoredType::I32,
+            Element::F16 => StoredType::F16,
+            Element::Bf16 => StoredType::Bf16,
+            Element::F32 => StoredType::F32,
+            Element::F8e4m3 => StoredType::F8e4m3,
+            Element::F8e5m2 => StoredType::F8e5m2,
+            Element::F8e8m0 => StoredType::F8e8m0,
+        }
+    }
+
     /// As what encodings may be made of, where it is such.
     pub const fn element(self) -> Option<Element> {
         match self {

@@ -1,4 +1,4 @@
-//! A minimal writer: a few tensors of one of three float types, written whole or not at all.
+//! A minimal writer: tensors of floats, or of bytes as they are, written whole or not at all.
 
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -26,6 +26,8 @@ pub enum TensorData<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
     F64(&'a [f64]),
+    /// Elements of any type whose elements are whole bytes, as the file has them.
+    Bytes(StoredType, &'a [u8]),
 }
 
 /// A tensor to write. The shape's product is the number of values.
@@ -45,6 +47,7 @@ impl TensorData<'_> {
             TensorData::F32(_) => StoredType::F32,
             TensorData::Bf16(_) => StoredType::Bf16,
             TensorData::F64(_) => StoredType::F64,
+            TensorData::Bytes(dtype, _) => dtype,
         }
     }
 
@@ -53,6 +56,7 @@ impl TensorData<'_> {
             TensorData::F32(v) => v.len(),
             TensorData::Bf16(v) => v.len(),
             TensorData::F64(v) => v.len(),
+            TensorData::Bytes(dtype, v) => v.len() / (dtype.bits() as usize / 8).max(1),
         }
     }
 
@@ -61,6 +65,7 @@ impl TensorData<'_> {
             TensorData::F32(v) => v.iter().try_for_each(|x| out.write_all(&x.to_le_bytes())),
             TensorData::Bf16(v) => v.iter().try_for_each(|x| out.write_all(&x.to_le_bytes())),
             TensorData::F64(v) => v.iter().try_for_each(|x| out.write_all(&x.to_le_bytes())),
+            TensorData::Bytes(_, v) => out.write_all(v),
         }
     }
 }

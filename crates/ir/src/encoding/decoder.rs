@@ -132,21 +132,11 @@ impl Memory for At<'_> {
 
     fn read(&self, part: usize, index: &[Term]) -> Number {
         let layout = &self.decoder.layout;
-        let (tensor, base) = match layout.blocks {
-            Some(b) => {
-                (0, (self.n * b.row + self.k / b.values) * b.bytes + layout.parts[part].offset)
-            }
-            None => (part, 0),
-        };
-        let part = &layout.parts[part];
-        let element = part.dims.iter().zip(index).fold(0, |at, (dim, index)| {
-            let inside = index.eval(self).int().clamp(0, *dim as i64 - 1);
-            at * dim + inside as u64
-        });
-        let from = (base + element * part.element.size()) as usize;
-        let bytes = self.decoder.tensors[tensor].get(from..from + part.element.size() as usize);
+        let (tensor, at) = layout.place(self.n, self.k, part, |i| index[i].eval(self).int());
+        let element = layout.parts[part].element;
+        let bytes = self.decoder.tensors[tensor].get(at..at + element.size() as usize);
         // The sizes were checked: there is always an element.
-        part.element.read(bytes.unwrap_or_default())
+        element.read(bytes.unwrap_or_default())
     }
 
     fn table(&self, table: usize, index: i64) -> Number {

@@ -291,6 +291,28 @@ impl Part {
 }
 
 impl Layout {
+    /// The stored tensor and the byte in it where the element of a part begins that the value at row `n` and column `k`
+    /// reads. An index outside is the nearest inside.
+    pub(super) fn place(
+        &self,
+        n: u64,
+        k: u64,
+        part: usize,
+        index: impl Fn(usize) -> i64,
+    ) -> (usize, usize) {
+        let described = &self.parts[part];
+        let (tensor, base) = match self.blocks {
+            Some(b) => (0, (n * b.row + k / b.values) * b.bytes + described.offset),
+            None => (part, 0),
+        };
+        let element = described
+            .dims
+            .iter()
+            .enumerate()
+            .fold(0, |at, (i, dim)| at * dim + index(i).clamp(0, *dim as i64 - 1) as u64);
+        (tensor, (base + element * described.element.size()) as usize)
+    }
+
     /// Random bytes of the stored tensor `tensor`, of which there are `bytes`; `tame` as for
     /// [`Encoding::random`].
     pub fn random(

@@ -12,6 +12,7 @@ mod compile;
 mod decoder;
 mod def;
 mod element;
+mod encoder;
 mod layout;
 pub mod packing;
 mod term;

@@ -27,6 +27,8 @@ pub struct Packing {
     /// The planes of codes, the lowest bits first.
     pub planes: Vec<Plane>,
     /// What was added to codes so that they are 0 at least.
+    pub added: i64,
+    /// What is then subtracted from them, the same for all: that, and a zero that is a number.
     pub zero: i64,
     /// Scales.
     pub scale: Factor,
@@ -90,6 +92,7 @@ impl Packing {
         let mut scale = Factor::of(encoding, encoding.scale(), block.is_some());
         let minimum = match (encoding.zero(), encoding.minimum()) {
             (None, minimum) => minimum.cloned(),
+            (Some(zero), minimum) if constant(encoding, zero).is_some() => minimum.cloned(),
             // Products of such scales and of such codes are exact in f32, and so is their difference.
             (Some(zero), None) if scale.element.size() == 2 && scale.outer.is_none() => {
                 let zero = Term::Widen(Box::new(zero.clone()));
@@ -133,14 +136,21 @@ impl Packing {
                 end += ROWS * element.size();
             }
         }
-        let zero = match def.code.kind {
-            CodeKind::Signed => 1 << (def.code.bits - 1),
+        let added = match def.code.kind {
+            CodeKind::Signed => 1i64 << (def.code.bits - 1),
             _ => 0,
         };
+        let zero = encoding.zero().and_then(|zero| constant(encoding, zero)).unwrap_or(0);
+        let zero = added.saturating_add(zero);
+        // What codes are multiplied as has the bits for it: `OFFSET` of kernels.
+        if !(0..1 << def.code.bits).contains(&zero) {
+            return Err(format!("{encoding}: a zero of {zero} is not packed"));
+        }
         Ok(Packing {
             columns,
             group,
             planes: all,
+            added,
             zero,
             scale,
             minimum,
@@ -187,6 +197,7 @@ impl Packing {
             ("BYTES", self.bytes.to_string()),
             ("KIND", kind.to_owned()),
             ("BITS", encoding.def().code.bits.to_string()),
+            ("ADDED", self.added.to_string()),
             ("ZERO", self.zero.to_string()),
             ("PLANES", self.planes.len().to_string()),
         ]
@@ -311,6 +322,11 @@ fn byte(encoding: &Encoding, term: &Term) -> Option<Element> {
     }
 }
 
+/// The number that a whole term always is.
+fn constant(encoding: &Encoding, term: &Term) -> Option<i64> {
+    range(encoding, term).filter(|(least, most)| least == most).map(|(least, _)| least)
+}
+
 /// Between which numbers a whole term is; `None` where that is not obvious.
 fn range(encoding: &Encoding, term: &Term) -> Option<(i64, i64)> {
     let of = |term: &Term| range(encoding, term);
@@ -343,8 +359,8 @@ fn range(encoding: &Encoding, term: &Term) -> Option<(i64, i64)> {
                     Some((0, ((a.1 | b.1) as u64 + 1).checked_next_power_of_two()? as i64 - 1))
                 }
                 BinaryOp::Shr if a.0 >= 0 && (0..63).contains(&b.0) => Some((0, a.1 >> b.0)),
-                BinaryOp::Shl if a.0 >= 0 && (0..32).contains(&b.1) && a.1 < 1 << 16 => {
-                    Some((0, a.1 << b.1))
+                BinaryOp::Shl if a.0 >= 0 && b.0 >= 0 && b.1 < 32 && a.1 < 1 << 16 => {
+                    Some((a.0 << b.0, a.1 << b.1))
                 }
                 BinaryOp::Rem if a.0 >= 0 && b.0 > 0 => Some((0, a.1.min(b.1 - 1))),
                 _ => None,
@@ -387,7 +403,7 @@ fn small_float(x: f32, mantissa: u32, bias: i32) -> u8 {
 }
 
 /// The bits of a code, from 0 on.
-fn code_bits(kind: CodeKind, zero: i64, code: Number) -> u64 {
+fn code_bits(kind: CodeKind, added: i64, code: Number) -> u64 {
     match kind {
         CodeKind::E4m3 => bits(Element::F8e4m3, code),
         CodeKind::E5m2 => bits(Element::F8e5m2, code),
@@ -397,7 +413,7 @@ fn code_bits(kind: CodeKind, zero: i64, code: Number) -> u64 {
             let at = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0].iter().position(|v| *v == x.abs());
             at.unwrap_or(0) as u64 | u64::from(x.is_sign_negative()) << 3
         }
-        _ => (code.int() + zero) as u64,
+        _ => (code.int() + added) as u64,
     }
 }
 
@@ -430,7 +446,7 @@ impl Decoder<'_> {
         for (n, k) in (0..rows).flat_map(|n| (0..columns).map(move |k| (n, k))) {
             let unit = n / ROWS * band + k / packing.columns * packing.bytes;
             let (row, column) = (n % ROWS, k % packing.columns);
-            let code = code_bits(kind, packing.zero, self.code(n, k));
+            let code = code_bits(kind, packing.added, self.code(n, k));
             for plane in &packing.planes {
                 let place = packing.place(*plane, row, column);
                 let part = (code >> plane.shift & ((1 << plane.bits) - 1)) as u32;

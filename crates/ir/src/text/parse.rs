@@ -539,12 +539,8 @@ impl<'a> Parser<'a> {
             }
             (Err(_), Some(encoding)) => (DType::F32, Some(encoding.clone())),
             (Err(message), None) => {
-                let known: Vec<&str> = self.ops.encodings().map(Encoding::name).collect();
-                let message = if known.is_empty() {
-                    message
-                } else {
-                    format!("{message}; encodings: {}", known.join(", "))
-                };
+                let hint = nearest(word, self.ops.encodings().map(Encoding::name));
+                let message = format!("{message}; and no encoding has that name{hint}");
                 return Err(Error { at, message });
             }
         };
