@@ -71,7 +71,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 
     u32 ring;
     int flow_left, flow_pass, flow_step = 0, flow_slot = 0;
-    const u8* from[2 * MT];
+    u32 from[2 * MT];                                               // in 16 bytes, of w
 
     __device__ __forceinline__ Coded(const Op& op, u8* shared) : Base(op, shared) {
         ring = (u32)__cvta_generic_to_shared(shared) + warp * STAGES * Weights::BYTES;
@@ -85,8 +85,8 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
                 for (int m = 0; m < MT; m++) {
                     int a, b;
                     Weights::bands(op, (flow_pass * MT + m) * 8, a, b);
-                    from[2 * m] = op.w + ((i64)a * STEPS + warp) * UNIT + lane * 16;
-                    from[2 * m + 1] = op.w + ((i64)b * STEPS + warp) * UNIT + lane * 16;
+                    from[2 * m] = (a * STEPS + warp) * (UNIT / 16) + lane;
+                    from[2 * m + 1] = (b * STEPS + warp) * (UNIT / 16) + lane;
                 }
             }
             const u32 to = ring + flow_slot * Weights::BYTES + lane * 16;
@@ -95,8 +95,8 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
             for (int u = 0; u < 2 * MT; u++) {
 #pragma unroll
                 for (int i = 0; i < UNIT / 16; i += 32)
-                    if (there && (i + 32 <= UNIT / 16 || lane < UNIT / 16 - i)) copy16_async(to + u * UNIT + i * 16, from[u] + i * 16);
-                from[u] += WARPS * UNIT;
+                    if (there && (i + 32 <= UNIT / 16 || lane < UNIT / 16 - i)) copy16_async(to + u * UNIT + i * 16, op.w + ((i64)from[u] + i) * 16);
+                from[u] += WARPS * (UNIT / 16);
             }
             if (++flow_step == MINE) {
                 flow_step = 0;
@@ -128,14 +128,17 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
         return x;
     }
 
+    // Tiles of a pass that are worked on together: of many, as few as registers hold.
+    static constexpr int TILES = MT > 4 ? 1 : MT;
+    static_assert(MT % TILES == 0 && (ROWS != 0 || TILES == MT), "activations from the L2 cache are read once a step");
     // What a step's sums are made of.
     struct Step {
-        typename C::Chunk words[MT][2];
-        Scale scale[MT][2];
-        Minimum minimum[MT][2];
+        typename C::Chunk words[TILES][2];
+        Scale scale[TILES][2];
+        Minimum minimum[TILES][2];
         Vec16 x[4][NT];
         float sums[NT][4];                                          // -OFFSET times sums of a group's activations
-        float codes[MT][NT][4];                                     // of codes times activations
+        float codes[TILES][NT][4];                                  // of codes times activations
     };
 
     // Sixteen columns: pairs 2 H and 2 H + 1 of block B, the first of their group or not.
@@ -148,7 +151,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
             }
         }
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
+        for (int m = 0; m < TILES; m++) {
             multiply<B, H, 0, FIRST>(s, m);
             if constexpr (C::HALVED) multiply<B, H, 1, false>(s, m);
         }
@@ -161,10 +164,10 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 #pragma unroll
         for (int n = 0; n < NT; n++) mma_onto<FIRST, E>(s.codes[m][n], codes, s.x[I][n].w[2 * H], s.x[I][n].w[2 * H + 1]);
     }
-    // A group's sums.
-    template <int G> __device__ __forceinline__ void close(float (&acc)[MT][NT][4], const Step& s) {
+    // A group's sums, of the tiles from M on.
+    template <int G, int M> __device__ __forceinline__ void close(float (&acc)[MT][NT][4], const Step& s) {
 #pragma unroll
-        for (int m = 0; m < MT; m++)
+        for (int m = 0; m < TILES; m++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const float scale = s.scale[m][r].template get<G>();
@@ -175,20 +178,20 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 #pragma unroll
                     for (int i = 2 * r; i < 2 * r + 2; i++) {
                         if constexpr (MINIMUM) {
-                            acc[m][n][i] = fmaf(of_sums, s.sums[n][i], fmaf(scale, s.codes[m][n][i], acc[m][n][i]));
+                            acc[M + m][n][i] = fmaf(of_sums, s.sums[n][i], fmaf(scale, s.codes[m][n][i], acc[M + m][n][i]));
                         } else {
-                            acc[m][n][i] = fmaf(scale, SUMS ? s.codes[m][n][i] + s.sums[n][i] : s.codes[m][n][i], acc[m][n][i]);
+                            acc[M + m][n][i] = fmaf(scale, SUMS ? s.codes[m][n][i] + s.sums[n][i] : s.codes[m][n][i], acc[M + m][n][i]);
                         }
                     }
             }
     }
-    template <int B> __device__ __forceinline__ void blocks(float (&acc)[MT][NT][4], Step& s, u32 unit, int step, int t0, u32 ones, Vec16 (&ahead)[4][NT], int next) {
+    template <int B, int M> __device__ __forceinline__ void blocks(float (&acc)[MT][NT][4], Step& s, u32 unit, int step, int t0, u32 ones, Vec16 (&ahead)[4][NT], int next) {
         if constexpr (B < BLOCKS) {
             if constexpr (B % 4 == 0) {
 #pragma unroll
-                for (int m = 0; m < MT; m++)
+                for (int m = 0; m < TILES; m++)
 #pragma unroll
-                    for (int r = 0; r < 2; r++) C::load(s.words[m][r], unit + (2 * m + r) * UNIT, B / 4, lane);
+                    for (int r = 0; r < 2; r++) C::load(s.words[m][r], unit + (2 * (M + m) + r) * UNIT, B / 4, lane);
 #pragma unroll
                 for (int b = 0; b < 4; b++)
 #pragma unroll
@@ -203,15 +206,31 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
             }
             if constexpr (P::GROUP == 16) {
                 sixteen<B, 0, true>(s, ones);
-                close<2 * B>(acc, s);
+                close<2 * B, M>(acc, s);
                 sixteen<B, 1, true>(s, ones);
-                close<2 * B + 1>(acc, s);
+                close<2 * B + 1, M>(acc, s);
             } else {
                 sixteen<B, 0, B * 32 % P::GROUP == 0>(s, ones);
                 sixteen<B, 1, false>(s, ones);
-                if constexpr ((B + 1) * 32 % P::GROUP == 0) close<B * 32 / P::GROUP>(acc, s);
+                if constexpr ((B + 1) * 32 % P::GROUP == 0) close<B * 32 / P::GROUP, M>(acc, s);
             }
-            blocks<B + 1>(acc, s, unit, step, t0, ones, ahead, next);
+            blocks<B + 1, M>(acc, s, unit, step, t0, ones, ahead, next);
+        }
+    }
+
+    // A step's sums, of the tiles from M on.
+    template <int M> __device__ __forceinline__ void tiles(float (&acc)[MT][NT][4], u32 unit, int step, int t0, u32 ones, Vec16 (&ahead)[4][NT], int next) {
+        if constexpr (M < MT) {
+            Step s;
+#pragma unroll
+            for (int m = 0; m < TILES; m++)
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    s.scale[m][r].load(unit + (2 * (M + m) + r) * UNIT, group);
+                    if constexpr (MINIMUM) s.minimum[m][r].load(unit + (2 * (M + m) + r) * UNIT, group);
+                }
+            blocks<0, M>(acc, s, unit, step, t0, ones, ahead, next);
+            tiles<M + TILES>(acc, unit, step, t0, ones, ahead, next);
         }
     }
 
@@ -243,18 +262,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
                     const int step = i * WARPS + warp, next = i + 1 < MINE && step + WARPS < STEPS ? step + WARPS : warp;
                     copy_wait<STAGES - 1>();
                     __syncwarp();
-                    if (step < STEPS) {
-                        Step s;
-                        const u32 unit = ring + slot * Weights::BYTES;
-#pragma unroll
-                        for (int m = 0; m < MT; m++)
-#pragma unroll
-                            for (int r = 0; r < 2; r++) {
-                                s.scale[m][r].load(unit + (2 * m + r) * UNIT, group);
-                                if constexpr (MINIMUM) s.minimum[m][r].load(unit + (2 * m + r) * UNIT, group);
-                            }
-                        blocks<0>(acc, s, unit, step, t0, ones, ahead, next);
-                    }
+                    if (step < STEPS) tiles<0>(acc, ring + slot * Weights::BYTES, step, t0, ones, ahead, next);
                     __syncwarp();
                     if (++slot == STAGES) slot = 0;
                     flow();
