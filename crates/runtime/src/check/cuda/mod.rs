@@ -14,7 +14,7 @@ use infernum_codegen::cuda::{
     admitted, attach,
 };
 use infernum_codegen::{Kernel, Plan, TargetKind, plan_buckets};
-use infernum_ir::{DType, Encoding, Module, Op, OpSet};
+use infernum_ir::{DType, Encoding, Memory, Module, Op, OpSet};
 use infernum_passes::data::Kernels;
 use rayon::prelude::*;
 
@@ -157,6 +157,10 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
         }
         let encodings = if op.fused.is_none() { &packable[..] } else { richest.as_slice() };
         for (shape, encoding) in CODED.iter().flat_map(|s| encodings.iter().map(move |e| (s, e))) {
+            // Some pack several rows into one number.
+            if encoding.layout(shape.outputs() as u64, shape.inputs as u64).is_err() {
+                continue;
+            }
             for (dtype, batch) in shape.steps() {
                 let sizes = Sizes::product(case, shape.inputs, shape.heads);
                 let call = Tried::Coded(case, sizes, encoding.name().to_owned());
@@ -259,11 +263,11 @@ impl Called {
     }
 }
 
-/// Ops with a template that [`check`] has no calls for.
+/// Ops with a template that [`check`] has no calls for. What repacks weights runs as those of `dequantise` are loaded.
 pub fn unchecked(kernels: &Kernels, library: &Library) -> Vec<&'static str> {
     let setups = setups(kernels, library, "", &mut |_, _| {});
     let has_template = |op: &Op| op.cuda.is_some_and(|t| library.template(t).is_ok());
-    let all = kernels.ops.all();
+    let all = kernels.ops.all().filter(|op| op.memory != Memory::Repacked);
     let all = all.filter(|op| has_template(op) && !setups.iter().any(|s| s.op.name == op.name));
     all.map(|op| op.name).collect()
 }
@@ -537,7 +541,9 @@ mod tests {
             }
         }
         println!("{plans} plans");
-        let untried: Vec<_> = all.difference(&tried).collect();
+        // Which of nearly equal sums of codes is the largest cannot be said; the sums themselves are those of `linear`.
+        let untried = all.difference(&tried).filter(|v| !v.contains("_argmax.codes"));
+        let untried: Vec<_> = untried.collect();
         assert!(untried.is_empty(), "{untried:?}");
     }
 
@@ -554,6 +560,9 @@ mod tests {
             assert!(why.contains("rows.ron:1:") && why.contains("`variants` is missing"), "{why}");
             failed.insert(op.to_owned());
         });
-        assert_eq!(failed, ["add_rmsnorm", "layernorm", "rmsnorm"].map(str::to_owned).into());
+        assert_eq!(
+            failed,
+            ["add_rmsnorm", "layernorm", "rmsnorm", "rmsnorm_add"].map(str::to_owned).into()
+        );
     }
 }

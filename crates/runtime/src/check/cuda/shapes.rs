@@ -16,6 +16,12 @@ pub(super) struct Shape {
 }
 
 impl Shape {
+    /// Rows of all heads' queries, keys and values.
+    pub(super) fn outputs(&self) -> usize {
+        let [queries, keys, size] = self.heads;
+        (queries + 2 * keys) * size
+    }
+
     /// Steps in bf16, the first in f16 and f32 as well.
     pub(super) fn steps(&self) -> impl Iterator<Item = (DType, &'static Batch)> {
         let first =
