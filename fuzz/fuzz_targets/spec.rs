@@ -60,6 +60,7 @@ fn lowered(source: &Source, config: &Config) -> Option<Module> {
         weight_dtype: &|_| None,
         encoding: &|_, _| None,
         rows: Sym::B,
+        container: &[],
     };
     match lower(source, &Library::default(), &request) {
         Ok(lowered) => Some(lowered.module),
