@@ -14,6 +14,7 @@ mod lower;
 mod plan;
 mod planner;
 mod recipe;
+mod summary;
 mod tile_map;
 
 pub use buckets::{plan, plan_buckets};
@@ -26,6 +27,7 @@ pub use layout::row_bytes;
 pub use lower::PlanError;
 pub use plan::{
     Arg, Argument, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, ProgramCall,
-    Recipe, Region, Run, Schedule, StateSpec, Summary, TargetKind, VERSION, Value, Weight, Yields,
+    Recipe, Region, Run, Schedule, StateSpec, TargetKind, VERSION, Value, Weight, Yields,
 };
+pub use summary::Summary;
 pub use tile_map::TileMap;

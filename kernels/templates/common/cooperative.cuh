@@ -38,9 +38,6 @@ template <class Op, int ROWS, int STAGES> struct Cooperative {
         }
         cluster_sync();
     }
-    static __device__ __forceinline__ void cluster_sync() {
-        asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
-    }
 
     // The first output and token of an item. Pairs that run together share both: a band of up to BAND pairs of tiles of
     // tokens takes all of w before the next one.

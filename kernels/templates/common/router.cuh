@@ -3,6 +3,7 @@
 {% set experts = w.rows %}
 {% include "common/prelude.cuh" %}
 {% include "common/vec.cuh" %}
+{% include "common/cluster.cuh" %}
 {% include "common/route.cuh" %}
 // RANKS blocks, a cluster where there are several, have the experts' rows between them, and TOKENS tokens; block r has the choice of
 // token r. Rows of w are constant, so that a warp has its own in registers before it waits for x, if they are few.
@@ -24,13 +25,8 @@ __device__ __forceinline__ void store_at(float* at, int rank, float v) {
 }
 // All threads of the cluster, or of the block that is alone.
 __device__ __forceinline__ void meet() {
-    if constexpr (RANKS == 1) {
-        __syncthreads();
-    } else {
-#if __CUDA_ARCH__ >= 900
-        asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-    }
+    if constexpr (RANKS == 1) __syncthreads();
+    else cluster_sync();
 }
 extern "C" __global__ void {{ "__cluster_dims__(" ~ p.ranks ~ ", 1, 1) " if p.ranks > 1 }}__launch_bounds__({{ block }}) {{ kernel }}({{ params }}) {
     extern __shared__ __align__(16) u8 shared[];

@@ -5,8 +5,9 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use infernum_ir::expr::Expr;
-use infernum_ir::{DType, Dims, Op, OpSet, SourceError, Sym, TensorType};
+use infernum_ir::{Dims, Op, OpSet, SourceError};
 
+use super::apart;
 use super::geometry::{Scope, whole};
 use super::template::{Foreign, Kind, Tiles};
 use super::text::{self, TextError};
@@ -14,9 +15,7 @@ use super::tuned::{Choices, Site};
 use super::{Device, Geometry, Library, Template, TemplateError, TunedVariants, Variant};
 use crate::TileMap;
 use crate::buckets::MAX_ARENA;
-use crate::plan::{
-    Arg, Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Run, Value, Yields,
-};
+use crate::plan::{Argument, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, Run, Value};
 use infernum_passes::Bucket;
 
 /// A launch has no kernel.
@@ -58,12 +57,12 @@ pub fn attach(
     for schedule in 0..plan.schedules.len() {
         attach.schedule(plan, schedule, &programs)?;
     }
-    plan.feed = feed(plan);
+    plan.feed = apart::feed(plan);
     if let Some(launch) = &mut plan.feed {
         let name = launch.name.clone();
         launch.run = Some(attach.launch(launch, Bucket::ALL, &name)?);
     }
-    plan.repacks = repacks(plan);
+    plan.repacks = apart::repacks(plan);
     for launch in &mut plan.repacks {
         let name = launch.name.clone();
         launch.run = Some(attach.launch(launch, Bucket::ALL, &name)?);
@@ -133,78 +132,6 @@ pub fn admitted(
     Ok(order.into_iter().map(|v| v.name).filter(|v| found.contains(v)).collect())
 }
 
-/// The kernel that measures how fast memory is read: a launch of it, and its kernel.
-pub fn ceiling(
-    library: &Library,
-    device: &Device,
-    bytes: u64,
-) -> Result<(Launch, KernelLaunch, Kernel), CudaError> {
-    let ops = OpSet::default();
-    let mut attach = Attach::new(&ops, library, device, Dims::default(), TunedVariants::default());
-    let row = |cols: u64| TensorType::act(DType::U32, [1.into(), cols.into()]);
-    let launch = apart(CEILING, row(bytes / 4), row(1));
-    match (attach.launch(&launch, Bucket::ALL, CEILING)?, attach.kernels.pop()) {
-        (Run::Kernel(k), Some(kernel)) => Ok((launch, k, kernel)),
-        _ => Err(CudaError::NoTemplate { launch: CEILING.to_owned(), op: CEILING.to_owned() }),
-    }
-}
-
-const CEILING: &str = "read_ceiling";
-
-/// Makes the packed form of a weight.
-const REPACK: &str = "repack";
-
-/// Brings picked tokens to the next step.
-const FEED: &str = "feed_tokens";
-
-/// Feeds a step with the tokens of the one before, if these are one for each sequence.
-fn feed(plan: &Plan) -> Option<Launch> {
-    let ids = match plan.yields(0)? {
-        Yields::Picks => plan.outputs().get(1)?,
-        Yields::Tokens => plan.outputs().first()?,
-        Yields::Logits => return None,
-    };
-    let tokens = TensorType::act(DType::U32, [Sym::T.into()]);
-    (plan.output_rows == Some(Sym::B)).then(|| apart(FEED, ids.ty.clone(), tokens))
-}
-
-/// What makes the packed forms that the plan's weights have, each once.
-fn repacks(plan: &Plan) -> Vec<Launch> {
-    let mut pairs: Vec<(&TensorType, &TensorType)> = Vec::new();
-    for weight in &plan.weights {
-        weight.recipe.repacked(&weight.ty, &mut |from, to| {
-            if !pairs.contains(&(from, to)) {
-                pairs.push((from, to));
-            }
-        });
-    }
-    pairs
-        .into_iter()
-        .map(|(from, to)| apart_of(REPACK, ["w", "y"], from.clone(), to.clone()))
-        .collect()
-}
-
-/// A launch that is no graph's.
-fn apart(op: &str, x: TensorType, y: TensorType) -> Launch {
-    apart_of(op, ["x", "y"], x, y)
-}
-
-/// As [`apart`], with names of its operand and its result.
-fn apart_of(op: &str, names: [&str; 2], x: TensorType, y: TensorType) -> Launch {
-    let value = |ty: TensorType| Value { arg: Arg::Buffer(0), ty: ty.into() };
-    Launch {
-        op: op.to_owned(),
-        attrs: Vec::new(),
-        names: names.map(str::to_owned).into(),
-        operands: vec![Some(value(x))],
-        results: vec![value(y)],
-        name: op.to_owned(),
-        loc: None,
-        frees: Vec::new(),
-        run: None,
-    }
-}
-
 pub(super) struct Attach<'a> {
     ops: &'a OpSet,
     library: &'a Library,
@@ -213,7 +140,7 @@ pub(super) struct Attach<'a> {
     templates: HashMap<String, Template>,
     /// Kernels by their text, the name left open.
     known: HashMap<String, u32>,
-    kernels: Vec<Kernel>,
+    pub(super) kernels: Vec<Kernel>,
     pub(super) limits: Dims,
     pub(super) tuned: TunedVariants,
     pub(super) choices: Choices,
@@ -445,7 +372,7 @@ impl<'a> Attach<'a> {
     }
 
     fn template_of(&self, launch: &Launch, shown: &str) -> Result<String, CudaError> {
-        if [Launch::COPY, FEED, CEILING].contains(&launch.op.as_str()) {
+        if [Launch::COPY, apart::FEED, apart::CEILING].contains(&launch.op.as_str()) {
             return Ok(launch.op.clone());
         }
         let op = self.ops.find(&launch.op).or_else(|_| Op::find(&launch.op));

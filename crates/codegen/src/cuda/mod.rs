@@ -1,6 +1,7 @@
 //! The CUDA target: templates become kernels, and kernels machine code. Needs no GPU.
 
 pub mod abi;
+mod apart;
 mod attach;
 mod c_expr;
 mod cache;
@@ -19,7 +20,8 @@ mod tuned;
 mod tuned_file;
 mod variants;
 
-pub use attach::{CudaError, admitted, attach, ceiling, reattach};
+pub use apart::ceiling;
+pub use attach::{CudaError, admitted, attach, reattach};
 pub(crate) use attach::{meant_for, within};
 pub use cache::{Cache, CacheError, Cubin};
 pub use geometry::Geometry;

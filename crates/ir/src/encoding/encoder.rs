@@ -474,14 +474,7 @@ struct At<'a> {
 
 impl Memory for At<'_> {
     fn place(&self, place: Place) -> i64 {
-        let layout = &self.encoder.layout;
-        let value = match place {
-            Place::N => self.n,
-            Place::K => self.k,
-            Place::Rows => layout.rows,
-            Place::Columns => layout.columns,
-        };
-        value as i64
+        self.encoder.layout.number(place, self.n, self.k)
     }
 
     fn read(&self, part: usize, index: &[Term]) -> Number {

@@ -291,6 +291,17 @@ impl Part {
 }
 
 impl Layout {
+    /// What a place stands for, of the value at row `n` and column `k`.
+    pub(super) fn number(&self, place: Place, n: u64, k: u64) -> i64 {
+        let number = match place {
+            Place::N => n,
+            Place::K => k,
+            Place::Rows => self.rows,
+            Place::Columns => self.columns,
+        };
+        number as i64
+    }
+
     /// The stored tensor and the byte in it where the element of a part begins that the value at row `n` and column `k`
     /// reads. An index outside is the nearest inside.
     pub(super) fn place(

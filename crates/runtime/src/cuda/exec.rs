@@ -18,6 +18,7 @@ use super::inputs::{Layout, Room};
 use super::options::CudaOptions;
 use super::parts::PartDims;
 use super::picks::Picks;
+use super::repack::repack;
 use super::tiles::Tiles;
 use super::timer::Timer;
 use super::turn::{Left, Turn};
@@ -73,30 +74,6 @@ pub(super) struct Core {
     /// By op, if measured.
     times: BTreeMap<String, Duration>,
     pub(super) gpu: Arc<Gpu>,
-}
-
-/// Launches what makes the packed form of a weight of type `from` that lies at an address, at another: its bytes.
-fn repack(
-    plan: &Plan,
-    (device, functions): (&Device, &[Function]),
-    stream: &Stream,
-    from: &TensorType,
-    (at, to): (u64, u64),
-) -> Result<u64, LoadError> {
-    let is_for = |l: &&Launch| matches!(l.operands.first(), Some(Some(v)) if v.ty.tensor().is_ok_and(|ty| ty == from));
-    let launch = plan.repacks.iter().find(is_for);
-    let kernel =
-        launch.and_then(|l| Some((l, l.run.as_ref()?, l.results.first()?.ty.tensor().ok()?)));
-    let Some((launch, Run::Kernel(kernel), packed)) = kernel else {
-        return Err(LoadError::Plan(format!("it has nothing that packs {from}")));
-    };
-    let fail = |message| LoadError::Kernel { launch: launch.name.clone(), message };
-    let dims = Dims::default();
-    let (grid, shared) = kernel.geometry.eval(launch, &dims, device).map_err(fail)?;
-    let extent = Extent { grid, block: kernel.geometry.block, shared };
-    // No step is there yet, and none is read.
-    stream.launch(&functions[kernel.kernel as usize], extent, &mut [at, to, 0], &mut [], false)?;
-    Ok(packed.bytes(&dims))
 }
 
 impl CudaExecutor {

@@ -13,6 +13,7 @@ mod lists;
 mod options;
 mod parts;
 mod picks;
+mod repack;
 mod retarget;
 mod tiles;
 mod timer;

@@ -50,8 +50,9 @@ impl Watch for Picks {
             let picked: HashSet<&[u8]> = bytes.chunks_exact(4).collect();
             for weight in launch.operands.iter().flatten() {
                 if let (Arg::Weight(slot), Type::Tensor(ty)) = (weight.arg, &weight.ty) {
+                    let unbound = || format!("{:?} is not bound", weight.arg);
                     let weight =
-                        frame.call.weights.get(slot as usize).copied().unwrap_or(0) as usize;
+                        *frame.call.weights.get(slot as usize).ok_or_else(unbound)? as usize;
                     let of = ty.shape.first().map_or(1, |d| d.eval(dims)) as usize;
                     let picked =
                         PickedRows { op: launch.op.clone(), weight, rows: picked.len(), of };

@@ -73,10 +73,9 @@ pub trait PlanExecutor: Executor {
         observer: &mut Observer<'_>,
     ) -> Result<Ticket, ExecError>;
 
-    /// Runs a step, launch by launch, and tells which rows of weights it read by number; `None` where that is
-    /// not known.
-    fn picked_rows(&mut self, inputs: &StepInputs) -> Result<Option<Vec<PickedRows>>, ExecError> {
-        self.run(inputs)?;
+    /// Runs a step, launch by launch, and tells which rows of weights it read by number; `None`, and no step, where
+    /// that cannot be told.
+    fn picked_rows(&mut self, _: &StepInputs) -> Result<Option<Vec<PickedRows>>, ExecError> {
         Ok(None)
     }
 

@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use infernum_frontend_hf::spec::Source;
-use infernum_ir::{Attr, Dim};
+use infernum_ir::{Attr, DType, Dim, Sym, TensorType};
 use infernum_passes::data::Kernels;
 
 use super::*;
+use crate::Arg;
 use crate::cuda::abi::Part;
+use crate::cuda::apart::apart;
 use crate::cuda::tuned::{Chosen, Site};
 
 /// `sum = x + by * (a + b)`.
