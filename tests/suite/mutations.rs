@@ -167,7 +167,7 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         what: "the delta rule reads what was there before the token",
         fixture: "qwen3_5/dense",
-        change: |t| swap(t, " = scan(", "out[h, v] = sum(s * q", "out[h, v] = sum(kept * q"),
+        change: |t| swap(t, " = scan(", "read[h, v] = sum(s * q", "read[h, v] = sum(kept * q"),
     },
     Mutation {
         what: "Mamba 2 without what passes its state by",

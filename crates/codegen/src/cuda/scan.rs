@@ -1,7 +1,7 @@
 //! What templates see of a launch that runs a recurrence, as `scan`.
 
 use infernum_ir::recurrence::{Loop, Program, Stride, Term};
-use infernum_ir::{Attr, Recurrence, TensorType};
+use infernum_ir::{Attr, DType, Recurrence, TensorType};
 use minijinja::context;
 use minijinja::value::Value as Jinja;
 
@@ -10,11 +10,27 @@ use crate::Launch;
 
 /// What a thread's elements of the state are called in C.
 const STATE: &str = "own";
+/// Elements that a block may bring to shared memory for one token.
+const STAGED: usize = 1280;
+
+/// How an input is read in one of the loops.
+#[derive(Clone, Copy)]
+struct Walk<'a> {
+    axes: &'a [usize],
+    strides: &'a [Stride],
+}
+
+impl Walk<'_> {
+    fn each(&self) -> impl Iterator<Item = (usize, Stride)> {
+        self.axes.iter().copied().zip(self.strides.iter().copied()).filter(|(_, s)| s.step > 0)
+    }
+}
 
 /// A launch's recurrence.
 pub(super) struct Scan<'a> {
     body: &'a Recurrence,
     program: Program,
+    state: DType,
     /// The names of its operands that are inputs.
     operands: Vec<&'a str>,
 }
@@ -32,7 +48,12 @@ impl<'a> Scan<'a> {
         let types: Vec<&TensorType> =
             inputs.iter().map(|(_, v)| v.ty.tensor().ok()).collect::<Option<_>>()?;
         let program = body.program(&state.shape, &types).ok()?;
-        Some(Scan { body, program, operands: inputs.iter().map(|(name, _)| *name).collect() })
+        Some(Scan {
+            body,
+            program,
+            state: state.dtype,
+            operands: inputs.iter().map(|(name, _)| *name).collect(),
+        })
     }
 
     /// Elements along the axis that is summed over; 1 if none is.
@@ -75,6 +96,39 @@ impl<'a> Scan<'a> {
         if terms.is_empty() { "0".to_owned() } else { terms.join(" + ") }
     }
 
+    /// The axes that are not summed over, outermost first.
+    fn independent(&self) -> Vec<usize> {
+        (0..self.program.sizes.len()).filter(|a| !self.is_summed(*a)).collect()
+    }
+
+    /// Columns from one place along an independent axis to the next.
+    fn columns_of(&self, axis: usize) -> usize {
+        let independent = self.independent();
+        let inside = independent.iter().skip_while(|a| **a != axis).skip(1);
+        inside.map(|a| self.program.sizes[*a]).product()
+    }
+
+    /// So many columns side by side, from a multiple of that on, read the same element of an input; 0 if all do.
+    fn grain(&self, walk: Walk) -> usize {
+        let over = walk.each().filter(|(axis, _)| !self.is_summed(*axis));
+        over.fold(0, |so_far, (axis, s)| gcd(so_far, self.columns_of(axis) * s.share))
+    }
+
+    /// So many columns, from a multiple of that on, read elements of an input that lie side by side as they do; 0 if none.
+    fn inner(&self, walk: Walk) -> usize {
+        let beside = |(axis, s): &(usize, Stride)| {
+            !self.is_summed(*axis) && self.columns_of(*axis) == 1 && s.share == 1 && s.step == 1
+        };
+        walk.each().find(beside).map_or(0, |(axis, _)| self.program.sizes[axis])
+    }
+
+    /// From one element along a column to the next, in elements of an input.
+    fn depth_step(&self, walk: Walk) -> usize {
+        walk.each()
+            .find(|(axis, s)| self.is_summed(*axis) && s.share == 1)
+            .map_or(0, |(_, s)| s.step)
+    }
+
     /// The strides of a value whose axes are in this order, of the state's sizes.
     fn row_major(&self, axes: &[usize]) -> Vec<Stride> {
         let inside = |i: usize| axes[i + 1..].iter().map(|a| self.program.sizes[*a]).product();
@@ -106,25 +160,59 @@ impl<'a> Scan<'a> {
         all.iter().find(of).map_or(self.body.result(), |(_, s)| &s.to)
     }
 
-    /// All of it, for a template's text.
-    pub(super) fn described(&self) -> Jinja {
-        let independent = (0..self.program.sizes.len()).filter(|a| !self.is_summed(*a));
-        let independent: Vec<usize> = independent.collect();
-        let inside = |i: usize| {
-            independent[i + 1..].iter().map(|a| self.program.sizes[*a]).product::<usize>()
+    /// What a block of so many columns reads of each input for one token, where that is the same for all of them or lies side by
+    /// side: where it stands in the block's shared memory, and how much it is. What lies along the depth comes first, so that
+    /// four elements of it are aligned.
+    fn staged(&self, columns: usize) -> Vec<Option<(usize, usize)>> {
+        let inputs = self.body.inputs();
+        let span = |i: usize| {
+            let walk = self.walk(i)?;
+            let alike = self.grain(walk).is_multiple_of(columns);
+            let beside = self.inner(walk) > 0 && self.inner(walk).is_multiple_of(columns);
+            match self.program.summed.is_some() && self.is_deep(&inputs[i].axes) {
+                true => (alike && self.depth_step(walk) == 1).then(|| self.depth()),
+                false if alike => Some(1),
+                false => beside.then_some(columns),
+            }
         };
-        let axes = independent.iter().enumerate().map(|(i, axis)| {
-            context! { name => self.place(*axis), step => inside(i), size => self.program.sizes[*axis] }
+        let mut places = vec![None; inputs.len()];
+        let mut width = 0;
+        for along_depth in [true, false] {
+            for (i, input) in inputs.iter().enumerate() {
+                let is_here = self.program.inputs[i].per_token
+                    && self.is_deep(&input.axes) == along_depth
+                    && self.columns().is_multiple_of(columns);
+                if let Some(span) = span(i).filter(|s| is_here && width + s <= STAGED) {
+                    places[i] = Some((width, span));
+                    width += span;
+                }
+            }
+        }
+        places
+    }
+
+    /// How an input is read where it is read first.
+    fn walk(&self, input: usize) -> Option<Walk<'_>> {
+        self.program.loops.iter().find_map(|l| {
+            let (_, strides) = l.args.iter().find(|(term, _)| *term == Term::Input(input))?;
+            Some(Walk { axes: &l.axes, strides })
+        })
+    }
+
+    /// All of it, for a template's text, whose blocks have so many columns.
+    pub(super) fn described(&self, columns: usize) -> Jinja {
+        let axes = self.independent().into_iter().map(|axis| {
+            context! { name => self.place(axis), step => self.columns_of(axis), size => self.program.sizes[axis] }
         });
+        let staged = self.staged(columns);
         let inputs = self.body.inputs().iter().enumerate().map(|(i, input)| {
             let shape = self.program.inputs[i];
-            let strides = self.program.loops.iter().find_map(|l| {
-                let (_, strides) = l.args.iter().find(|(term, _)| *term == Term::Input(i))?;
-                Some(self.at(&l.axes, strides))
-            });
+            let at = self.walk(i).map(|w| self.at(w.axes, w.strides));
             context! {
                 name => format!("in_{}", input.name), operand => self.operands[i], per_token => shape.per_token,
-                elements => shape.elements, deep => self.is_deep(&input.axes), at => strides.unwrap_or_else(|| "0".to_owned()),
+                elements => shape.elements, deep => self.is_deep(&input.axes),
+                at => at.unwrap_or_else(|| "0".to_owned()),
+                staged => staged[i].map(|(at, span)| context! { at, span }),
             }
         });
         let body = self.program.loops.iter().zip(self.body.body()).map(|(work, statement)| {
@@ -145,8 +233,10 @@ impl<'a> Scan<'a> {
             inner_is_summed => self.program.summed == Some(self.program.sizes.len() - 1),
             axes => axes.collect::<Vec<_>>(),
             state => STATE,
+            state_is_f32 => self.state == DType::F32,
             state_at => self.at(&all, &self.row_major(&all)),
             inputs => inputs.collect::<Vec<_>>(),
+            staged => staged.iter().flatten().map(|(_, span)| span).sum::<usize>(),
             body => body.collect::<Vec<_>>(),
             result => context! {
                 name => format!("v_{}", result.name), deep => self.is_deep(&result.axes),
@@ -155,4 +245,9 @@ impl<'a> Scan<'a> {
             },
         }
     }
+}
+
+/// The greatest common divisor; that of 0 and a number is the number.
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }

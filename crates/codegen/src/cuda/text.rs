@@ -69,7 +69,8 @@ pub(super) fn render(
         scope.insert(name.clone(), attr(launch, ops, name, value));
     }
     if let Some(scan) = Scan::of(launch) {
-        scope.insert("scan".to_owned(), scan.described());
+        let columns = site.variant.params.get("columns").map_or(1, |n| *n as usize);
+        scope.insert("scan".to_owned(), scan.described(columns));
     }
     let params: BTreeMap<&str, Jinja> =
         site.variant.params.iter().map(|(k, v)| (k.as_str(), number(*v))).collect();

@@ -1,7 +1,8 @@
 //! Weights: where they come from, and how recipes become memory.
 
 use std::ops::{Deref, Range};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use infernum_codegen::{Plan, Recipe, Weight};
 use infernum_ir::encoding::{Decoder, Element, StoredTensor};
@@ -188,8 +189,8 @@ impl Loaded {
     /// Copies into one piece.
     fn join(&mut self) {
         if self.segments.len() > 1 {
-            let joined: Vec<u8> = self.segments.iter().flat_map(|s| s.iter().copied()).collect();
-            self.segments = vec![joined.into()];
+            let pieces: Vec<&[u8]> = self.segments.iter().map(|s| &**s).collect();
+            self.segments = vec![pieces.concat().into()];
         }
     }
 
@@ -382,18 +383,38 @@ fn transposed(op: &str, operands: &[Option<Loaded>]) -> Option<Vec<Bytes>> {
     if Op::find(op).ok()?.memory != Memory::Transposed || x.encoding.is_some() {
         return None;
     }
-    let mut whole = Vec::new();
-    x.segments.iter().for_each(|s| whole.extend_from_slice(s));
-    let mut bytes = vec![0; whole.len()];
-    let matrix = rows * columns * elements::size(x.dtype);
-    for (from, to) in whole.chunks_exact(matrix.max(1)).zip(bytes.chunks_exact_mut(matrix.max(1))) {
-        match elements::size(x.dtype) {
-            1 => turn::<1>(from, to, rows, columns),
-            2 => turn::<2>(from, to, rows, columns),
-            4 => turn::<4>(from, to, rows, columns),
-            _ => return None,
+    let turn = match elements::size(x.dtype) {
+        1 => turn::<1>,
+        2 => turn::<2>,
+        4 => turn::<4>,
+        _ => return None,
+    };
+    let matrix = (rows * columns * elements::size(x.dtype)).max(1);
+    // Each matrix lies in one piece, or all are brought together.
+    let in_pieces = x.segments.iter().any(|s| !s.len().is_multiple_of(matrix));
+    let joined = if in_pieces {
+        x.segments.iter().map(|s| &**s).collect::<Vec<_>>().concat()
+    } else {
+        Vec::new()
+    };
+    let pieces =
+        if in_pieces { vec![&joined[..]] } else { x.segments.iter().map(|s| &**s).collect() };
+    let from: Vec<&[u8]> = pieces.iter().flat_map(|p| p.chunks_exact(matrix)).collect();
+    let mut bytes = vec![0; from.len() * matrix];
+    let to: Vec<&mut [u8]> = bytes.chunks_exact_mut(matrix).collect();
+    // Experts are many and large: every core takes some.
+    let work = Mutex::new(from.into_iter().zip(to));
+    let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some((from, to)) = next() {
+                    turn(from, to, rows, columns);
+                }
+            });
         }
-    }
+    });
     Some(vec![bytes.into()])
 }
 
