@@ -4,6 +4,7 @@
 //! limits, and keeps those that were asked for last; what it gives is a [`Constraint`] for the engine. Which tokens may
 //! come is worked out by threads of its own, while the engine's goes on with other requests.
 
+mod calls;
 mod cursor;
 mod tokens;
 
@@ -22,6 +23,7 @@ use llguidance::{Matcher, ParserFactory};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use serde_json::{Value, json};
 
+pub use calls::Wanted;
 pub use cursor::Timings;
 use cursor::{Compiled, Meter};
 
@@ -273,6 +275,10 @@ fn check_nesting(value: &Value, left: usize) -> Result<(), GrammarError> {
         Value::Object(fields) => fields.values().try_for_each(|item| check_nesting(item, left)),
         _ => Ok(()),
     }
+}
+
+fn refusal(message: &str) -> GrammarError {
+    GrammarError::Refused(message.to_owned())
 }
 
 fn refused(error: &dyn std::error::Error) -> GrammarError {
