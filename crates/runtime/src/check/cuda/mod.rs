@@ -165,7 +165,8 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                 let sizes = Sizes::product(case, shape.inputs, shape.heads);
                 let call = Tried::Coded(case, sizes, encoding.name().to_owned());
                 // Of each encoding what differs by it; all variants of one.
-                let few: &[&str] = &["codes1", "codes16_direct", "codes64_split2", "codes256", "plain"];
+                let few: &[&str] =
+                    &["codes1", "codes16_direct", "codes64_split2", "codes256", "plain"];
                 let variants = if Some(*encoding) == richest { shape.variants } else { few };
                 all.push(Setup { op, call, dtype, batch, variants });
             }
