@@ -23,6 +23,11 @@ __device__ __forceinline__ void copy_tile(u32 to, const TileMap* map, int column
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, { %2, %3 }], [%4], %5;"
                  ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy) : "memory");
 }
+// Bytes side by side, multiples of 16.
+__device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+}
 // This block's shared memory to that of block `rank`, whose barrier counts the bytes.
 __device__ __forceinline__ void send(u32 to, u32 from, u32 bytes, u32 barrier, u32 rank) {
     asm volatile("{ .reg .b32 there, its; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 its, %3, %4;\n"

@@ -155,12 +155,90 @@ template <int GROUPS, int TYPE, int AT, int OUTER, int OUTER_AT> struct Scales {
     }
 };
 
+// ---- values of codes, for products of many tokens: code * scale - minimum in f32, rounded once to activations' type, which is
+// what a decoded copy of the weight would hold.
+__device__ __forceinline__ u32 sum2(u32 a, u32 b, bf16) {
+    u32 y = 0;
+#if __CUDA_ARCH__ >= 800
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(Bits<bf16>::ONE), "r"(b));
+#endif
+    return y;
+}
+__device__ __forceinline__ u32 sum2(u32 a, u32 b, f16) {
+    u32 y;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+__device__ __forceinline__ u32 round2(float first, float second, bf16) {
+    u32 y = 0;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
+#endif
+    return y;
+}
+__device__ __forceinline__ u32 round2(float first, float second, f16) {
+    u32 y = 0;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
+#endif
+    return y;
+}
+
+template <class P, class E> struct Values : Codes<P, E> {
+    typedef Codes<P, E> C;
+    static constexpr int M = C::M, GROUPS = P::COLUMNS / P::GROUP;
+    static constexpr bool MINIMUM = P::MINIMUM >= 0;
+    typedef Scales<GROUPS, P::SCALE, P::SCALE_AT, P::SCALE_OUTER, P::SCALE_OUTER_AT> Scale;
+    typedef Scales<GROUPS, MINIMUM ? P::MINIMUM : AS_F32, P::MINIMUM_AT, P::MINIMUM_OUTER, P::MINIMUM_OUTER_AT> Minimum;
+
+    // The scales and minimums of a lane's row of a unit.
+    struct Row { Scale scale; Minimum minimum; };
+    __device__ __forceinline__ static void load_row(Row& row, u32 unit, int r) {
+        row.scale.load(unit, r);
+        if constexpr (MINIMUM) row.minimum.load(unit, r);
+    }
+    static constexpr u32 MINUS = 0x80008000;
+    // Pair PAIR of block B, less its zero, in units of 1 / FACTOR: exact, as a whole number's bits fit the mantissa.
+    template <int B, int PAIR> __device__ __forceinline__ static u32 codes(const typename C::Chunk& c) {
+        if constexpr (C::FLOATS) {
+            return C::template pair<B, PAIR, 0>(c);
+        } else if constexpr (C::HALVED) {
+            constexpr int HIGH = P::ZERO / 16, LOW = P::ZERO % 16;
+            constexpr u32 ABOVE = both(0x4180 + ((HIGH + (LOW == 0)) << 3));   // 16 + HIGH, and 1 that the low half has too many
+            const u32 high = sum2(C::template pair<B, PAIR, 1>(c), ABOVE | MINUS, E{});
+            u32 low = C::template pair<B, PAIR, 0>(c);
+            if constexpr (LOW != 0) low = sum2(low, (Bits<E>::ONE | both(LOW << (M - 4))) | MINUS, E{});
+            return sum2(high, low, E{});
+        } else {
+            return sum2(C::template pair<B, PAIR, 0>(c), (Bits<E>::ONE | both(P::ZERO << (M - P::BITS))) | MINUS, E{});
+        }
+    }
+    // Four pairs of a lane are a tensor core's step of 16 columns, half H of block B of chunk CHUNK, of rows r and r + 8.
+    template <int CHUNK, int B, int H> __device__ __forceinline__ static void step(u32 (&a)[4], const typename C::Chunk (&c)[2], const Row (&row)[2]) {
+        constexpr int G = (CHUNK * 128 + B * 32 + H * 16) / P::GROUP;
+        pair<G, B, 2 * H>(a[0], c[0], row[0]);
+        pair<G, B, 2 * H>(a[1], c[1], row[1]);
+        pair<G, B, 2 * H + 1>(a[2], c[0], row[0]);
+        pair<G, B, 2 * H + 1>(a[3], c[1], row[1]);
+    }
+    template <int G, int B, int PAIR> __device__ __forceinline__ static void pair(u32& to, const typename C::Chunk& c, const Row& row) {
+        const u32 code = codes<B, PAIR>(c);
+        const float scale = row.scale.template get<G>() * C::FACTOR;
+        if constexpr (MINIMUM) {
+            const float minimum = row.minimum.template get<G>();
+            to = round2(fmaf(low<E>(code), scale, -minimum), fmaf(high<E>(code), scale, -minimum), E{});
+        } else {
+            to = round2(low<E>(code) * scale, high<E>(code) * scale, E{});
+        }
+    }
+};
+
 // ---- where a code has its bits of plane i: the word of 32 bits in its unit, in bytes, and the lowest bit there.
 struct Place { int word, bit; };
 template <class P> __device__ __forceinline__ constexpr int plane_bits(int i) { return i == 0 ? P::BITS0 : i == 1 ? P::BITS1 : P::BITS2; }
 template <class P> __device__ __forceinline__ Place place_of(int i, int row, int column) {
     const int block = column / 32, j = column % 32, bits = plane_bits<P>(i), at = i == 0 ? P::AT0 : i == 1 ? P::AT1 : P::AT2;
-    const int quad = P::GROUP == 16 ? j % 16 / 4 : j / 8, pair = P::GROUP == 16 ? j / 16 * 2 + j % 4 / 2 : j % 8 / 2;
+    const int quad = j % 8 / 2, pair = j / 8;          // a lane has two neighbours of each eight columns
     const int lane = row * 4 + quad;
     const int word = bits == 8   ? block / 2 * 512 + lane * 16 + block % 2 * 8 + pair / 2 * 4
                      : bits == 4 ? block / 4 * 512 + lane * 16 + block % 4 * 4

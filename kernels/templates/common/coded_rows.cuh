@@ -9,6 +9,7 @@
 template <class Op, int TILES, class P> struct CodedRows {
     typedef P Packed;
     static constexpr int UNIT = P::BYTES, BYTES = TILES * 2 * UNIT;
+    static constexpr bool BY_LANES = true;
     static constexpr int BANDS = (Op::N + 7) / 8, ACROSS = (Op::K + P::COLUMNS - 1) / P::COLUMNS;
     __device__ __forceinline__ static bool beside(int a, int b) { return b < 0 || b == a + 1; }
     // The eights of rows that a tile of 8 pairs has.
@@ -109,22 +110,14 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
         copy_commit();
     }
 
-    struct alignas(8) Pair { u32 w[2]; };
-    // A lane's activations of block `block` of 32 columns. There are none beyond K, where scales are zero.
+    // A lane's activations of block `block` of 32 columns, two of each eight. There are none beyond K, where scales are zero.
     __device__ __forceinline__ Vec16 load_x(int n, int block, int t0) const {
         if (K % P::COLUMNS != 0 || WARPS > STEPS) block = min(block, K / 32 - 1);
+        if constexpr (ROWS != 0) return load16_shared(xs + n * 8 * K * 2 + block / 2 * 128 + (block % 2 ^ (xrow & 1)) * 64 + quad * 16);
+        const u32* const at = (const u32*)(op.x + op.source(min(t0 + n * 8 + group, op.tokens - 1)) * K + block * 32) + quad;
         Vec16 x;
-        if constexpr (ROWS != 0) {
-            const u32 at = xs + n * 8 * K * 2 + block / 2 * 128 + (block % 2 ^ (xrow & 1)) * 64;
-            if constexpr (P::GROUP != 16) return load16_shared(at + quad * 16);
-            load8_shared(at + quad * 8, x.w[0], x.w[1]);
-            load8_shared(at + 32 + quad * 8, x.w[2], x.w[3]);
-        } else {
-            const E* const at = op.x + op.source(min(t0 + n * 8 + group, op.tokens - 1)) * K + block * 32;
-            if constexpr (P::GROUP != 16) return load16(at + quad * 8);
-            const Pair a = *(const Pair*)(at + quad * 4), b = *(const Pair*)(at + 16 + quad * 4);
-            x.w[0] = a.w[0], x.w[1] = a.w[1], x.w[2] = b.w[0], x.w[3] = b.w[1];
-        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) x.w[i] = at[i * 4];
         return x;
     }
 

@@ -11,6 +11,8 @@
 struct Grouped : Experts<{{ of.shape[0] }}, {{ p.tokens }}> {
     typedef {{ x.type }} X;
     static constexpr int K = {{ of.cols }}, PARTS = {{ parts }}, ROWS = {{ of.shape[1] }}, N = ROWS * PARTS, BOX = 64 / PARTS;
+    static constexpr bool CODED = false;
+    static constexpr int TILE_BYTES = 64 * 128, TILE_STEPS = 1;
     static constexpr int GATHERS = {{ p.gathers }}, CHOSEN = {{ ids.cols }};
     const {{ x.type }}* x;
     const u32* ids;

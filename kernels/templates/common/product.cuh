@@ -9,6 +9,10 @@
 // the tokens, and adds up its own in the order of K. Order of summation: chains of 16 columns in
 // ascending order within a slice of K; then slices in ascending order.
 //
+// Weights that are packed codes (`Op::CODED`, of Op::Packed) come to the ring as they are, in pieces of eight rows by P::COLUMNS
+// columns. A warp makes values of those of its 16 rows in registers, from which tensor cores take them: the values that a
+// decoded copy would hold, in the same order, so that sums are the same bits.
+//
 // An `Op` says what becomes of sums:
 //   X, K, N, PARTS        element type of x and w; columns and rows of w; rows of w of one output, 1 or
 //                         2: with 2, a tile of 64 rows is the first ones of 32 outputs and then the second ones
@@ -20,18 +24,21 @@
 //                         from source(t); expert e has ROWS rows of w from e * ROWS on, second ones in a matrix of their own
 
 template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SPLIT> struct Product {
-    static constexpr u32 W_BYTES = GROUPS * 64 * 128, X_BYTES = TOKENS * 128;
-    static constexpr int STEPS = Op::K / 64, CHUNK = TOKENS > 64 ? 32 : TOKENS, SHARE = CHUNK / SPLIT;
+    static constexpr u32 W_BYTES = GROUPS * Op::TILE_BYTES, X_BYTES = TOKENS * 128;
+    static constexpr int STEPS = Op::K / 64, STEP = Op::TILE_STEPS, W_STEPS = (STEPS + STEP - 1) / STEP;  // of x; of each stage of w; stages of w
+    static constexpr int CHUNK = TOKENS > 64 ? 32 : TOKENS, SHARE = CHUNK / SPLIT;
     static constexpr int ROW = 68;                     // floats of a token's sums: 64, and 4 against bank conflicts
     static constexpr int OUTPUTS = 64 / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS * GROUPS - 1) / (OUTPUTS * GROUPS);
     static constexpr int BOXES = GROUPS * 64 / Op::BOX;
     static constexpr bool MERGES = SPLIT > 1;
-    static_assert(Op::K % 64 == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % SPLIT == 0 && STEPS >= SPLIT, "shape");
+    static_assert(Op::K % 64 == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % SPLIT == 0 && W_STEPS >= SPLIT, "shape");
+    static constexpr bool MANY = TOKENS > 128;         // sums take more registers than all threads could have
 
     const Op& op;
     const TileMap *w_tiles, *x_tiles;                  // GROUPED: of first rows, and of second ones
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int rank = blockIdx.x % SPLIT, begin = STEPS * rank / SPLIT, steps = STEPS * (rank + 1) / SPLIT - begin;
+    const int rank = blockIdx.x % SPLIT, w_begin = W_STEPS * rank / SPLIT, w_steps = W_STEPS * (rank + 1) / SPLIT - w_begin;
+    const int begin = w_begin * STEP, steps = min(STEPS, (w_begin + w_steps) * STEP) - begin;
     const int first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT, token_tiles = tiles_of_tokens(), work = TILES * token_tiles;
     u8* base;
     u32 w_ring, x_ring, w_full, w_empty, x_full, x_empty, inbound_full, inbound_empty;
@@ -46,7 +53,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         x_full = w_empty + WEIGHTS * 8, x_empty = x_full + ACTIVATIONS * 8;
         inbound_full = x_empty + ACTIVATIONS * 8, inbound_empty = inbound_full + GROUPS * 8;
         if (threadIdx.x == 0) {
-            for (int i = 0; i < WEIGHTS; i++) barrier_init(w_full + i * 8, 1), barrier_init(w_empty + i * 8, GROUPS);
+            for (int i = 0; i < WEIGHTS; i++) barrier_init(w_full + i * 8, 1), barrier_init(w_empty + i * 8, GROUPS * (Op::CODED ? 4 : 1));
             for (int i = 0; i < ACTIVATIONS; i++) barrier_init(x_full + i * 8, arrivals()), barrier_init(x_empty + i * 8, GROUPS);
             for (int i = 0; i < GROUPS; i++) barrier_init(inbound_full + i * 8, 1), barrier_init(inbound_empty + i * 8, MERGES ? SPLIT - 1 : 1);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -100,6 +107,29 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 for (int box = 0; box < BOXES; box++)
                     copy_tile(w_ring + slot * W_BYTES + box * (Op::BOX * 128), Op::GROUPED && box * Op::BOX % 64 >= OUTPUTS ? x_tiles : w_tiles,
                               (begin + step) * 64, rows[box], w_full + slot * 8, once);
+                if (++slot == WEIGHTS) slot = 0, round++;
+            }
+        }
+    }
+    // The same of codes: a lane has the pieces of eight rows copied.
+    __device__ __forceinline__ void fill_codes() {
+        typedef typename Op::Packed P;
+        constexpr int EIGHTS = GROUPS * 8;
+        static_assert(EIGHTS <= 32 && Op::BOX % 8 == 0, "a lane for eight rows");
+        u64 once;
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+        int slot = 0;
+        u32 round = 0;
+        for (int item = first; item < work; item += stride) {
+            const Place at = place(item);
+            const int output = at.output + lane / 8 * OUTPUTS + lane % 8 * 8 % OUTPUTS, part = lane % 8 * 8 / OUTPUTS;
+            const u8* from = op.codes(Op::row(min(output, ALL - 8), part) / 8, part, at.expert) + (i64)w_begin * P::BYTES;
+#pragma unroll 1
+            for (int step = 0; step < w_steps; step++, from += P::BYTES) {
+                if (round > 0) barrier_wait(w_empty + slot * 8, (round - 1) & 1);
+                if (lane == 0) barrier_expect(w_full + slot * 8, W_BYTES);
+                __syncwarp();
+                if (lane < EIGHTS) copy_bytes(w_ring + slot * W_BYTES + lane * P::BYTES, from, P::BYTES, w_full + slot * 8, once);
                 if (++slot == WEIGHTS) slot = 0, round++;
             }
         }
@@ -191,6 +221,81 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             finish(sums, place(item), group, me, chunks);
         }
     }
+
+    // The same of codes. What tensor cores take from registers stays there until a step later: `held` has two steps.
+    struct State {
+        typedef typename Op::Packed P;
+        typedef typename Op::Coded V;
+        float sums[TOKENS / 8][4];
+        u32 held[2][4][4];
+        typename V::Row rows[2];
+        int w_slot = 0, x_slot = 0, x_before = 0, chunks = 0;
+        u32 w_parity = 0, x_parity = 0;
+    };
+    __device__ __forceinline__ static void keep(const u32 (&a)[4][4]) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) asm volatile("" ::"r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3]) : "memory");
+    }
+    // Chunks of 128 columns from C on of the unit at `from`, which are steps from `step` on.
+    template <int C, class S> __device__ __forceinline__ void chunks_of(S& s, u32 from, int step) {
+        typedef typename S::V V;
+        typedef typename S::P P;
+        if constexpr (C * 128 < P::COLUMNS) {
+            typename V::Chunk words[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++) V::load(words[r], from + r * P::BYTES, C, lane);
+            half<C, 0>(s, words, step);
+            half<C, 1>(s, words, step + 1);
+            chunks_of<C + 1>(s, from, step + 2);
+        }
+    }
+    // Half H of a chunk: 64 columns.
+    template <int C, int H, class S> __device__ __forceinline__ void half(S& s, const typename S::V::Chunk (&words)[2], int step) {
+        typedef typename S::V V;
+        if (STEPS % STEP != 0 && step >= steps) return;
+        u32 (&a)[4][4] = s.held[H];
+        V::template step<C, 2 * H, 0>(a[0], words, s.rows);
+        V::template step<C, 2 * H, 1>(a[1], words, s.rows);
+        V::template step<C, 2 * H + 1, 0>(a[2], words, s.rows);
+        V::template step<C, 2 * H + 1, 1>(a[3], words, s.rows);
+        barrier_wait(x_full + s.x_slot * 8, s.x_parity);
+        if constexpr (Op::GROUPED) fence_products();
+        const u64 x = descriptor(x_ring + s.x_slot * X_BYTES, 16, 1024);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; k++) tile_product(s.sums, a[k], x + k * 2, step > 0 || k > 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        keep(s.held[1 - H]);
+        if (step > 0 && threadIdx.x % 128 == 32) barrier_arrive(x_empty + s.x_before * 8);
+        s.x_before = s.x_slot;
+        if (++s.x_slot == ACTIVATIONS) s.x_slot = 0, s.x_parity ^= 1;
+    }
+    __device__ __forceinline__ void multiply_codes() {
+        typedef typename Op::Packed P;
+        typedef typename Op::Coded V;
+        const int group = warp / 4, me = threadIdx.x % 128;
+        State s;
+        for (int item = first; item < work; item += stride) {
+#pragma unroll 1
+            for (int step = 0; step < w_steps; step++) {
+                barrier_wait(w_full + s.w_slot * 8, s.w_parity);
+                const u32 from = w_ring + s.w_slot * W_BYTES + warp * 2 * P::BYTES;
+#pragma unroll
+                for (int r = 0; r < 2; r++) V::load_row(s.rows[r], from + r * P::BYTES, lane / 4);
+                chunks_of<0>(s, from, step * STEP);
+                __syncwarp();
+                if (lane == 0) barrier_arrive(w_empty + s.w_slot * 8);
+                if (++s.w_slot == WEIGHTS) s.w_slot = 0, s.w_parity ^= 1;
+                if (step == w_steps / 2 && item == first) op.prepare();
+            }
+            wgmma_wait<0>();
+            landed(s.sums);
+            if (me == 32) barrier_arrive(x_empty + s.x_before * 8);
+            finish(s.sums, place(item), group, me, s.chunks);
+        }
+    }
+
     // Sums go to shared memory, a token a row, so that what belongs together meets in one thread.
     __device__ __forceinline__ void finish(const float (&sums)[TOKENS / 8][4], Place at, int group, int me, int& chunks) {
         const int q0 = at.output + group * OUTPUTS;
@@ -239,15 +344,21 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         }
     }
     __device__ __forceinline__ void run() {
-        if (warp == GROUPS * 4) {
-            if (lane == 0) fill_weights();
-        } else if (warp > GROUPS * 4) {
-            if constexpr (Op::GROUPED) gather_activations();
-            else if (lane == 0) fill_activations();
+        if (warp >= GROUPS * 4) {
+            if constexpr (MANY) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+            if (warp == GROUPS * 4) {
+                if constexpr (Op::CODED) fill_codes();
+                else if (lane == 0) fill_weights();
+            } else {
+                if constexpr (Op::GROUPED) gather_activations();
+                else if (lane == 0 && warp == GROUPS * 4 + 1) fill_activations();
+            }
         } else {
+            if constexpr (MANY) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             pdl_launch();
             pdl_wait();
-            multiply();
+            if constexpr (Op::CODED) multiply_codes();
+            else multiply();
         }
         __syncwarp();
         // Others may still be reading or writing this block's memory.

@@ -192,10 +192,21 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
                 if (!there || u >= K / 8) continue;
                 Vec16 x = HELD == EACH ? held[i % HELD] : load16(from + u * 8);
                 if constexpr (Op::NORM != 0) norm_x(x, scale, u * 8);
-                store16(x_shared + r * K * 2 + (u ^ (r & 1) << 2) * 16, x);
+                u8* const to = x_shared + r * K * 2;
+                if constexpr (Weights::BY_LANES) deal(to + (u / 8 * 8 + (u / 4 ^ r) % 2 * 4) * 16, u, x);
+                else store16(to + (u ^ (r & 1) << 2) * 16, x);
             }
         }
         __syncthreads();
+    }
+    // Eight columns, u of all, of which four lanes multiply two each: to where these find what they have of 32 in 16 bytes. Lanes
+    // that store side by side begin with different pairs, and so meet all banks.
+    __device__ __forceinline__ static void deal(u8* to, int u, Vec16 x) {
+        const int turn = u / 8 % 4;
+        if (turn & 1) x = Vec16{ {x.w[1], x.w[2], x.w[3], x.w[0]} };
+        if (turn & 2) x = Vec16{ {x.w[2], x.w[3], x.w[0], x.w[1]} };
+#pragma unroll
+        for (int i = 0; i < 4; i++) *(u32*)(to + (i + turn) % 4 * 16 + u % 4 * 4) = x.w[i];
     }
     __device__ __forceinline__ void norm_x(Vec16& x, float scale, int k) {
         float v[8] = {1, 1, 1, 1, 1, 1, 1, 1};

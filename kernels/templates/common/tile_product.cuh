@@ -8,3 +8,12 @@ __device__ __forceinline__ void tile_product(float (&s)[{{ columns // 8 }}][4], 
 
                  : "l"(a), "l"(b), "r"(add));
 }
+// The same, where the lanes of four warps have a: 16 rows each, as `mma.m16n8k16` takes them.
+__device__ __forceinline__ void tile_product(float (&s)[{{ columns // 8 }}][4], const u32 (&a)[4], u64 b, int add) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %{{ n + 5 }}, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n{{ columns }}k16.f32.{{ x.type }}.{{ x.type }} { {% for i in range(n) %}%{{ i }}{{ "" if loop.last else ", " }}{% endfor %} }, "
+                 "{ %{{ n }}, %{{ n + 1 }}, %{{ n + 2 }}, %{{ n + 3 }} }, %{{ n + 4 }}, p, 1, 1, 0; }\n"
+                 : {% for i in range(n) %}"+f"(s[{{ i // 4 }}][{{ i % 4 }}]){{ "" if loop.last else ", " }}{% endfor %}
+
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}

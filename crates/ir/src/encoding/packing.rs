@@ -223,15 +223,12 @@ impl Packing {
         list.join(", ")
     }
 
-    /// Where the code of row `row` and column `column` of a unit lies in a plane. Lane `4 row + quad` of a warp has,
-    /// of each 32 columns, eight: in pairs, whose codes are in the two halves of a word. Where groups are of 16 columns,
-    /// its first four are of one group, the others of the next.
+    /// Where the code of row `row` and column `column` of a unit lies in a plane. Lane `4 row + quad` of a warp has a pair of
+    /// each eight columns, which are `2 quad` and the next, as tensor cores take them; the codes of a pair are in the two
+    /// halves of a word.
     pub fn place(&self, plane: Plane, row: u64, column: u64) -> Place {
         let (block, j) = (column / 32, column % 32);
-        let (quad, pair) = match self.group {
-            16 => (j % 16 / 4, j / 16 * 2 + j % 4 / 2),
-            _ => (j / 8, j % 8 / 2),
-        };
+        let (quad, pair) = (j % 8 / 2, j / 8);
         let (lane, half) = (row * 4 + quad, (j % 2) as u32 * 16);
         let (chunk, b, p) = (block / 4, block % 4, pair as u32);
         let (word, bit) = match plane.bits {

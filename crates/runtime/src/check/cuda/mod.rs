@@ -138,7 +138,7 @@ fn decoding(ops: &OpSet, only: &str) -> Result<Vec<Setup>, String> {
     Ok(setups)
 }
 
-/// Products of few tokens whose weights are codes: of every encoding that has a packed form where nothing is done beside,
+/// Products whose weights are codes: of every encoding that has a packed form where nothing is done beside,
 /// of one with minimums elsewhere.
 fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
     // What kernels see of an encoding, each once.
@@ -165,7 +165,8 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                 let sizes = Sizes::product(case, shape.inputs, shape.heads);
                 let call = Tried::Coded(case, sizes, encoding.name().to_owned());
                 // Of each encoding what differs by it; all variants of one.
-                let few: &[&str] = &["codes1", "codes16_direct", "plain"];
+                let few: &[&str] =
+                    &["codes1", "codes16_direct", "codes64_split2", "codes256", "plain"];
                 let variants = if Some(*encoding) == richest { shape.variants } else { few };
                 all.push(Setup { op, call, dtype, batch, variants });
             }
