@@ -169,3 +169,72 @@ fn what_was_compiled_is_kept_within_bounds() {
     assert_eq!(grammars.0.kept.lock().expect("nobody panicked").len(), KEPT);
     assert!(!same(&first, &grammars.compile(&of(0)).expect("a grammar")), "it had to go");
 }
+
+/// Whatever a grammar of calls lets come, the dialect's parser reads as calls of the tools.
+#[test]
+fn calls_are_written_and_read_back_in_every_dialect() {
+    use infernum_frontend_hf::dialect::{Dialect, Parser, Part, Tools};
+    let grammars = demo();
+    let weather = json!({"type": "object", "required": ["city", "days"], "additionalProperties": false, "properties": {
+        "city": {"type": "string", "enum": ["Paris", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "exact": {"type": "boolean"}, "where": {"$ref": "#/$defs/place"}}, "$defs": {"place": {"enum": ["here", null]}}});
+    let tools =
+        Arc::new(Tools(vec![("get_weather".to_owned(), weather), ("now".to_owned(), Value::Null)]));
+    let all = Dialect::all(&infernum_frontend_hf::spec::Library::default()).expect("ours");
+    let mut written = 0;
+    for dialect in all.into_iter().map(Arc::new) {
+        let calls = |several, reasoning| {
+            let wanted = Wanted { tools: &tools, several, reasoning };
+            grammars.calls(&dialect, wanted)
+        };
+        if dialect.calls.is_none() && dialect.channels.is_none() {
+            assert!(calls(true, false).is_err());
+            continue;
+        }
+        let mut ended = 0;
+        for seed in 0..24 {
+            let grammar = calls(seed % 2 == 0, false).expect("a grammar");
+            let Some(text) = random_text(&grammars, &grammar, seed % 3 > 0, seed) else { continue };
+            ended += 1;
+            let mut parser = Parser::new(&dialect, &tools, "");
+            let mut parts = parser.push(&text);
+            parts.extend(parser.finish());
+            let (mut found, mut arguments) = (Vec::new(), Vec::<String>::new());
+            for part in parts {
+                match part {
+                    Part::Call(_, name) => {
+                        found.push(name);
+                        arguments.push(String::new());
+                    }
+                    Part::Arguments(index, text) => arguments[index].push_str(&text),
+                    Part::Content(content) => panic!("{}: {content:?} in {text:?}", dialect.name),
+                    Part::Reasoning(_) => {}
+                }
+            }
+            assert!(
+                !found.is_empty() && (seed % 2 == 0 || found.len() == 1),
+                "{}: {text:?}",
+                dialect.name
+            );
+            for (name, text) in found.iter().zip(&arguments) {
+                let value: Value = serde_json::from_str(text)
+                    .unwrap_or_else(|e| panic!("{}: {e}: {text:?}", dialect.name));
+                let sound = match name.as_str() {
+                    "now" => value == json!({}),
+                    _ => {
+                        ["Paris", "Oslo"].contains(&value["city"].as_str().unwrap_or_default())
+                            && value["days"].is_i64()
+                    }
+                };
+                assert!(sound, "{}: {name} {text:?}", dialect.name);
+            }
+        }
+        written += ended;
+        assert!(
+            ended >= 3 || dialect.reasoning.is_some() || dialect.channels.is_some(),
+            "{}",
+            dialect.name
+        );
+    }
+    assert!(written > 200, "{written}");
+}
