@@ -188,7 +188,7 @@ fn calls_are_written_and_read_back_in_every_dialect() {
             grammars.calls(&dialect, wanted)
         };
         if dialect.calls.is_none() && dialect.channels.is_none() {
-            assert!(calls(true, false).is_err());
+            assert!(calls(true, None).is_err());
             continue;
         }
         let mut ended = 0;
@@ -230,11 +230,7 @@ fn calls_are_written_and_read_back_in_every_dialect() {
             }
         }
         written += ended;
-        assert!(
-            ended >= 3 || dialect.reasoning.is_some() || dialect.channels.is_some(),
-            "{}",
-            dialect.name
-        );
+        assert!(ended >= 3 || dialect.channels.is_some(), "{}", dialect.name);
     }
     assert!(written > 200, "{written}");
 }

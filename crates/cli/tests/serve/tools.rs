@@ -111,7 +111,10 @@ fn what_must_be_called_is_called_in_every_dialect() {
                 calls.iter().for_each(|call| is_call(call, *named));
                 assert!(choice["message"]["content"].is_null(), "{model}: {choice}");
             }
-            assert!(ended > 0 || ["qwen3", "r1", "gpt-oss"].contains(&model), "{model}: {answer}");
+            assert!(
+                ended > 0 || answer.to_string().contains("reasoning_content"),
+                "{model}: {answer}"
+            );
             // The stream says the same.
             let streamed = frames(server.stream(CHAT, &with(ask, json!({"stream": true, "n": 1}))));
             let (mut calls, mut finish) = (Vec::<Value>::new(), Value::Null);

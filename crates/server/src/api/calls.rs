@@ -169,7 +169,15 @@ impl Asked {
         reader: Option<&Reader>,
     ) -> Result<Option<super::structure::Asked>, ApiError> {
         let Some((tools, reader)) = self.forced.as_ref().zip(reader) else { return Ok(None) };
-        let reasoning = reader.dialect.begins_in_reasoning(&reader.tail);
+        let dialect = &reader.dialect;
+        let ended = dialect
+            .reasoning
+            .as_ref()
+            .is_some_and(|span| reader.tail.trim_end().ends_with(span.end.trim()));
+        let reasoning = match dialect.begins_in_reasoning(&reader.tail) {
+            true => Some(true),
+            false => ended.then_some(false),
+        };
         let wanted = Wanted { tools, several: self.several, reasoning };
         let grammar = served.frontend.grammars().calls(&reader.dialect, wanted);
         let grammar =
@@ -362,13 +370,19 @@ pub(crate) fn with_arguments(
     Ok(())
 }
 
-/// The same with arguments as text.
-pub(crate) fn with_text_arguments(messages: &[Message]) -> Vec<Message> {
+/// The same with an empty text for content that is missing, with arguments as text, or both.
+pub(crate) fn adapted(messages: &[Message], empty: bool, text: bool) -> Vec<Message> {
     let mut messages = messages.to_vec();
-    let lists = messages.iter_mut().filter_map(|m| m.0.get_mut("tool_calls")?.as_array_mut());
-    for call in lists.flatten() {
-        if let Some(arguments) = call.get_mut("function").and_then(|f| f.get_mut("arguments")) {
-            *arguments = Value::String(arguments.to_string());
+    for message in &mut messages {
+        let missing = message.0.get("content").is_none_or(Value::is_null);
+        if empty && missing {
+            message.0.insert("content".to_owned(), String::new().into());
+        }
+        let calls = message.0.get_mut("tool_calls").filter(|_| text);
+        for call in calls.and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(arguments) = call.get_mut("function").and_then(|f| f.get_mut("arguments")) {
+                *arguments = Value::String(arguments.to_string());
+            }
         }
     }
     messages

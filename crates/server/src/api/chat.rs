@@ -360,15 +360,15 @@ fn rendered(
 ) -> Result<String, ApiError> {
     let template = served.frontend.template();
     let template = template.map_err(|e| ApiError::unsupported("model", e.to_string()))?;
-    let rendered = match template.render(messages, options) {
-        // Some templates add arguments to text, which objects are not.
-        Err(ChatError::Render { .. })
-            if messages.iter().any(|m| m.0.contains_key("tool_calls")) =>
+    let mut rendered = template.render(messages, options);
+    // Some templates look into content where there is none, and some add arguments to text, which objects are not.
+    for (empty, text) in [(true, false), (false, true), (true, true)] {
+        if matches!(rendered, Err(ChatError::Render { .. }))
+            && messages.iter().any(|m| m.0.contains_key("tool_calls"))
         {
-            template.render(&calls::with_text_arguments(messages), options)
+            rendered = template.render(&calls::adapted(messages, empty, text), options);
         }
-        rendered => rendered,
-    };
+    }
     rendered.map_err(|error| match error {
         ChatError::Refused { .. } => ApiError::malformed(error.to_string()).param("messages"),
         ChatError::Render { .. } => ApiError::value("messages", error.to_string()),
