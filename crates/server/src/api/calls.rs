@@ -174,10 +174,8 @@ impl Asked {
             .reasoning
             .as_ref()
             .is_some_and(|span| reader.tail.trim_end().ends_with(span.end.trim()));
-        let reasoning = match dialect.begins_in_reasoning(&reader.tail) {
-            true => Some(true),
-            false => ended.then_some(false),
-        };
+        let begun = dialect.begins_in_reasoning(&reader.tail);
+        let reasoning = if begun { Some(true) } else { ended.then_some(false) };
         let wanted = Wanted { tools, several: self.several, reasoning };
         let grammar = served.frontend.grammars().calls(&reader.dialect, wanted);
         let grammar =
