@@ -6,6 +6,7 @@ mod engine;
 mod fused_numbers;
 mod fusion;
 mod gguf;
+mod grammars;
 mod ir_files;
 mod ir_fixtures;
 mod layouts;

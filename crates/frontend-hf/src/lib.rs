@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
+pub mod dialect;
 pub mod gguf;
 pub mod lower;
 mod mmap;

@@ -1,6 +1,7 @@
 //! Text to token ids and back, over `tokenizer.json`, or a GGUF file's metadata.
 
 pub(crate) mod gguf;
+mod inside;
 mod least;
 mod spelling;
 
@@ -244,6 +245,18 @@ impl Tokenizer {
         let byte_level = self.id_of("Ġ").is_some() && self.id_of("Ċ").is_some();
         let bytes = byte_level.then(|| gpt2_bytes(&spelt)).flatten();
         Some(bytes.unwrap_or_else(|| spelt.replace('▁', " ").into_bytes()))
+    }
+
+    /// One more than the largest id, that of an added token included.
+    pub fn ids(&self) -> usize {
+        let largest = self.inner.get_vocab(true).into_values().max();
+        largest.map_or(0, |id| id as usize + 1)
+    }
+
+    /// Whether a token stands for no text, such as `<|im_end|>`.
+    pub fn is_special(&self, id: u32) -> bool {
+        let token = self.inner.id_to_token(id);
+        token.is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
     }
 
     /// Number of tokens, added ones included. A model's vocabulary may be padded beyond it.

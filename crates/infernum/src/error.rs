@@ -8,6 +8,7 @@ use infernum_frontend_hf::chat::ChatError;
 use infernum_frontend_hf::config::ConfigError;
 use infernum_frontend_hf::source::SourceError;
 use infernum_frontend_hf::tokenizer::TokenizerError;
+use infernum_grammar::GrammarError;
 use infernum_passes::PipelineError;
 use infernum_passes::data::DataError;
 use infernum_runtime::cuda::GpuError;
@@ -103,6 +104,12 @@ pub enum Error {
         "the model's logits are not numbers: a weight or a sum is NaN, or too large for --dtype"
     )]
     NoDistribution,
+    #[error(
+        "the text could not be held to its grammar any further: what may come next is too complex"
+    )]
+    Unfollowed,
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     #[error(transparent)]
     Sampling(#[from] SamplingError),
     #[error("there is no GPU to tune for; kernels of the CPU have no variants")]

@@ -3,6 +3,7 @@
 use infernum_frontend_hf::Model;
 use infernum_frontend_hf::chat::{ChatError, ChatTemplate, Message, RenderOptions};
 use infernum_frontend_hf::tokenizer::{TextStream, Tokenizer};
+use infernum_grammar::Grammars;
 use infernum_runtime::Request;
 
 use crate::defaults::GenerationDefaults;
@@ -15,6 +16,7 @@ pub struct Frontend {
     tokenizer: Tokenizer,
     template: Result<ChatTemplate, ChatError>,
     defaults: GenerationDefaults,
+    grammars: Grammars,
 }
 
 impl Frontend {
@@ -23,7 +25,9 @@ impl Frontend {
     pub fn open(model: &Model) -> Result<Frontend, Error> {
         let tokenizer = Tokenizer::open_with(&model.files, model.library())?;
         let defaults = GenerationDefaults::read(&model.config, tokenizer.eos_id())?;
-        Ok(Frontend { tokenizer, template: ChatTemplate::open(&model.files), defaults })
+        let (template, grammars) =
+            (ChatTemplate::open(&model.files), Grammars::new(&tokenizer, &defaults.end));
+        Ok(Frontend { tokenizer, template, defaults, grammars })
     }
 
     /// A request that continues `text`. All else is as the checkpoint says, and without a bound on the length
@@ -63,6 +67,12 @@ impl Frontend {
     /// The chat template; an error where there is none, or none that can be read.
     pub fn template(&self) -> Result<&ChatTemplate, Error> {
         self.template.as_ref().map_err(|e| Error::NoTemplate { message: e.to_string() })
+    }
+
+    /// What texts can be held to: a grammar that was compiled is a request's
+    /// [`constraint`](Request::constraint).
+    pub fn grammars(&self) -> &Grammars {
+        &self.grammars
     }
 
     /// What the checkpoint says of how its texts are made.

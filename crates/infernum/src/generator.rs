@@ -143,6 +143,7 @@ impl Stream<'_> {
                         return Ok(Some(Piece { text, token: Some(token), logprobs }));
                     }
                     Event::Finished(_, FinishReason::Failed) => return Err(Error::NoDistribution),
+                    Event::Finished(_, FinishReason::Unfollowed) => return Err(Error::Unfollowed),
                     Event::Finished(_, reason) => self.finish = Some(reason),
                     Event::Started(..) | Event::Prompt(..) => {}
                 }

@@ -39,6 +39,7 @@ pub use infernum_frontend_hf as frontend_hf;
 pub use infernum_frontend_hf::chat::{ChatTemplate, Message};
 pub use infernum_frontend_hf::tokenizer::{TextStream, Tokenizer};
 pub use infernum_frontend_hf::{Model, ModelFiles};
+pub use infernum_grammar::{Grammar, GrammarError, Grammars};
 pub use infernum_ir as ir;
 pub use infernum_passes as passes;
 pub use infernum_runtime as runtime;

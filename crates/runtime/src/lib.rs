@@ -13,8 +13,9 @@ mod sampling;
 
 pub use check::KernelVerdict;
 pub use engine::{
-    Batching, BlockPool, Engine, EngineError, EngineLimits, EngineOptions, Event, FinishReason,
-    KvMode, OptionsError, Policy, Request, RequestId, State, Stats,
+    Allowed, Batching, BlockPool, Constraint, Cursor, Engine, EngineError, EngineLimits,
+    EngineOptions, Event, FinishReason, KvMode, Next, OptionsError, Policy, Request, RequestId,
+    State, Stats,
 };
 pub use exec::groups::{longest_sequence, most_blocks, tables};
 pub use exec::{

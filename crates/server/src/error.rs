@@ -195,6 +195,11 @@ impl ApiError {
         self
     }
 
+    /// Names the reason.
+    pub(crate) fn because(self, code: &'static str) -> ApiError {
+        self.code(code)
+    }
+
     fn code(mut self, code: &'static str) -> ApiError {
         self.body.code = Some(code);
         self

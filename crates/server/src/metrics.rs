@@ -236,7 +236,7 @@ impl ModelMetrics {
         match reason {
             FinishReason::Stop => self.stop.increment(1),
             FinishReason::Length => self.length.increment(1),
-            FinishReason::Failed => self.error.increment(1),
+            FinishReason::Failed | FinishReason::Unfollowed => self.error.increment(1),
         }
     }
 

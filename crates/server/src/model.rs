@@ -185,6 +185,13 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     for key in &frontend.defaults().unsupported {
         tracing::warn!(model = named.name, key, "generation_config.json: not supported, left out");
     }
+    // What all grammars need is built while the weights load.
+    let (grammars, name) = (frontend.grammars().clone(), named.name.clone());
+    std::thread::spawn(move || {
+        if let Err(error) = grammars.warm() {
+            tracing::warn!(model = name, %error, "no structured output");
+        }
+    });
     let machine = Machine::open(args.run.device)?;
     let loader =
         Loader::new(&model, &options, &args.run, &machine).with_progress(&|p| log_progress(p));

@@ -12,6 +12,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use super::metrics::{Counted, ModelMetrics, record};
 use super::worker::{Command, End, Status};
 
+/// Why a text ended that has a grammar.
+const UNFOLLOWED: &str = "the text could not be held to its grammar any further: it is too complex";
+
 /// Where a request's outputs go.
 pub(super) struct Sink {
     pub(super) choice: u32,
@@ -199,6 +202,7 @@ impl Outbox {
                             .cloned()
                             .unwrap_or_else(|| "the logits of this request are not numbers".into()),
                     ),
+                    FinishReason::Unfollowed => Output::Failed(UNFOLLOWED.into()),
                     reason => Output::Finished(reason),
                 });
             }

@@ -217,11 +217,7 @@ fn what_is_not_built_is_refused_not_passed_over() {
     for (path, request) in [(TEXT, story(2)), (CHAT, with(chat("Hi"), json!({"max_tokens": 2})))] {
         let ask = |more: Value| server.post(path, &with(request.clone(), more));
         for (field, value) in [
-            ("guided_json", json!({"type": "object"})),
-            ("guided_regex", json!("a+")),
-            ("guided_choice", json!(["a", "b"])),
-            ("guided_grammar", json!("root ::= x")),
-            ("structured_outputs", json!({"json": {}})),
+            ("grammar", json!("root ::= x")),
             ("functions", json!([{"name": "f"}])),
             ("function_call", json!("auto")),
             ("modalities", json!(["text", "audio"])),

@@ -4,6 +4,7 @@
 mod fields;
 mod guards;
 mod hostile;
+mod structure;
 mod support;
 
 use std::io::{BufRead, BufReader, Write};
@@ -68,11 +69,6 @@ fn errors_have_one_shape_and_say_what_is_wrong() {
     let unsupported = Some("unsupported_value");
     found(json!({"tools": [{"type": "function"}]})).error(422, Some("tools"), unsupported);
     found(json!({"tool_choice": "auto"})).error(422, Some("tool_choice"), unsupported);
-    found(json!({"response_format": {"type": "json_object"}})).error(
-        422,
-        Some("response_format"),
-        unsupported,
-    );
     found(json!({"top_logprobs": 2})).error(422, Some("top_logprobs"), Some("invalid_value"));
     found(json!({"logprobs": true, "top_logprobs": 21})).error(
         422,

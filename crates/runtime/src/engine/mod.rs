@@ -5,6 +5,7 @@
 //! same. A step is: see that all have the memory they need ([`schedule`]), admit who waits, fill the
 //! inputs, submit, and settle what came of the step *before*, while the executor computes this one.
 
+mod constraint;
 mod drive;
 mod held;
 mod kv;
@@ -20,6 +21,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+pub use constraint::{Allowed, Constraint, Cursor, Next};
 pub use kv::BlockPool;
 pub use options::{Batching, EngineLimits, EngineOptions, KvMode, OptionsError, Policy, Stats};
 pub use request::{EngineError, Event, FinishReason, Request, RequestId, State};
@@ -167,8 +169,8 @@ impl<E: Executor> Engine<E> {
             return Err(EngineError::Logprobs { found });
         }
         let bans = request.sampling.min_tokens > 0 && !request.stop.is_empty();
-        let sampled =
-            !request.sampling.is_greedy() || bans || !request.bias.is_empty() || told.is_some();
+        let edited = bans || !request.bias.is_empty() || request.constraint.is_some();
+        let sampled = !request.sampling.is_greedy() || edited || told.is_some();
         if self.executor.yields_tokens() && sampled {
             return Err(EngineError::GreedyOnly);
         }
@@ -247,13 +249,20 @@ impl<E: Executor> Engine<E> {
     /// others are as they were.
     pub fn step(&mut self, events: &mut Vec<Event>) -> Result<(), EngineError> {
         self.promote();
+        if self.must_know() {
+            self.settle(events)?;
+        }
         if !self.reserve() {
             // What is under way may end some; else some give their memory to others.
             self.settle(events)?;
             self.reserve_by_preempting();
         }
         self.admit(events);
+        self.attend(false, events);
         if !self.fill()? {
+            if self.flight.is_none() {
+                self.attend(true, events);
+            }
             return self.settle(events);
         }
         let before = self.submit_step(events)?;

@@ -161,4 +161,10 @@ pub struct Stats {
     /// Requests that ended because their logits were no distribution: a NaN among them, or none above
     /// -inf.
     pub corrupted: u64,
+    /// Tokens that were picked under a constraint.
+    pub constrained: u64,
+    /// Tokens that constraints forced, which were not picked.
+    pub forced: u64,
+    /// How often a row was left out of a step because what may come next was not worked out yet.
+    pub awaited: u64,
 }

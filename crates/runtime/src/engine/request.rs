@@ -1,5 +1,8 @@
 //! What is asked of the engine, and what it tells.
 
+use std::sync::Arc;
+
+use super::Constraint;
 use crate::exec::ExecError;
 use crate::sampling::{Logprobs, MOST_TOLD, SamplingError, SamplingParams};
 
@@ -18,6 +21,8 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Added to the logits of these tokens before anything else.
     pub bias: Vec<(u32, f32)>,
+    /// What the generated tokens are held to. A text that is complete ends.
+    pub constraint: Option<Arc<dyn Constraint>>,
     /// Tell the log-probability of each generated token, and of so many of the likeliest, at most
     /// [`MOST_TOLD`].
     pub logprobs: Option<usize>,
@@ -64,6 +69,8 @@ pub enum FinishReason {
     /// The step that it was in failed, or its own logits were no distribution: a NaN among them, or none
     /// above -inf.
     Failed,
+    /// Its constraint could not be followed any further: what may come next was too complex to be worked out.
+    Unfollowed,
 }
 
 /// What a step did for one request. Each begins with `Started` and ends with `Finished`, unless it

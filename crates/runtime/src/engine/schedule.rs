@@ -183,6 +183,10 @@ impl<E: Executor> Engine<E> {
         if new > 0 && outputs == 0 && past + new == s.length() {
             new -= 1; // the last row yields the next token
         }
+        if new > 0 && past + new == s.length() && s.awaits() {
+            new -= 1; // nobody knows yet what that may be
+            self.stats.awaited += 1;
+        }
         if new == 0 {
             return 0;
         }

@@ -2,8 +2,9 @@
 
 use super::held::Held;
 use super::kv::Prefix;
-use super::{EngineLimits, Request, RequestId, State};
+use super::{Cursor, EngineLimits, Request, RequestId, State};
 use crate::sampling::{Sampler, Tell, TokenPick};
+use infernum_ir::picking::Edits;
 
 /// Who goes before whom: the smaller first. Urgent ones, then by priority, then by arrival.
 pub(super) type Rank = (bool, i32, RequestId);
@@ -13,6 +14,10 @@ pub(super) struct Sequence {
     pub(super) id: RequestId,
     pub(super) request: Request,
     pub(super) sampler: Sampler,
+    /// Where it stands in its constraint, if it has one.
+    pub(super) cursor: Option<Box<dyn Cursor>>,
+    /// The tokens that may come next, once that is known.
+    pub(super) allowed: Option<Vec<u32>>,
     /// Prompt and output.
     pub(super) tokens: Vec<u32>,
     /// What it has of the cache, by group of layers.
@@ -49,6 +54,12 @@ impl Sequence {
             sampler: Sampler::new(request.sampling, &request.tokens)
                 .with_ends(&request.stop, request.tokens.len())
                 .with_bias(&request.bias),
+            cursor: request
+                .constraint
+                .as_ref()
+                .filter(|_| request.max_tokens > 0)
+                .map(|constraint| constraint.begin(request.logprobs.is_none())),
+            allowed: None,
             tokens: request.tokens.clone(),
             held,
             computed: 0,
@@ -90,7 +101,7 @@ impl Sequence {
             let prompt = self.request.tokens.len();
             known = known.min(prompt.saturating_sub(self.submitted).max(1));
         }
-        let is_fed = self.coming.is_some() && known == 0;
+        let is_fed = self.coming.is_some() && known == 0 && self.cursor.is_none();
         if is_fed && !self.is_full(limits.max_length) { 1 } else { known }
     }
 
@@ -98,6 +109,20 @@ impl Sequence {
     pub(super) fn decodes(&self) -> bool {
         let last = self.submitted + 1 == self.length();
         self.submitted >= self.request.tokens.len() && (last || self.replays)
+    }
+
+    /// Whether it is not known yet what its constraint lets come next.
+    pub(super) fn awaits(&self) -> bool {
+        self.cursor.is_some() && self.allowed.is_none()
+    }
+
+    /// Takes a token that was picked.
+    pub(super) fn take(&mut self, token: u32) {
+        self.tokens.push(token);
+        self.allowed = None;
+        if let Some(cursor) = self.cursor.as_mut().filter(|_| !self.request.stop.contains(&token)) {
+            cursor.advance(token);
+        }
     }
 
     /// Tokens whose blocks may be shared with others: of those that [replay](Sequence::replays), prompts.
@@ -127,7 +152,9 @@ impl Sequence {
             return TokenPick::default();
         }
         let tell = self.request.logprobs.map(|top| Tell { top, given: None });
-        TokenPick { tell, ..self.sampler.pick_at(context as u64, fed) }
+        let pick = self.sampler.pick_at(context as u64, fed);
+        let edits = Edits { allowed: self.allowed.as_deref(), ..pick.edits };
+        TokenPick { edits, tell, ..pick }
     }
 
     /// Forgets what is in the cache; its blocks are with others already.

@@ -51,7 +51,8 @@ impl<E: Executor> Engine<E> {
                         broken.push(*planned);
                         continue;
                     };
-                    s.tokens.push(token);
+                    self.stats.constrained += u64::from(s.cursor.is_some());
+                    s.take(token);
                     if s.request.tell_stop || !s.request.stop.contains(&token) {
                         events.push(Event::Token(s.id, token, logprobs));
                     }
@@ -159,7 +160,8 @@ fn pick(
     }
     scratch.clear();
     scratch.extend_from_slice(output.row(row));
-    let token = s.sampler.sample(scratch, s.tokens.len() as u64)?;
+    let position = s.tokens.len() as u64;
+    let token = s.sampler.sample_among(scratch, position, s.allowed.as_deref())?;
     let logprobs = s.request.logprobs.map(|top| Box::new(Logprobs::new(scratch, token, top)));
     Some((token, logprobs))
 }

@@ -1,6 +1,7 @@
 //! The engine on an executor whose next token is a hash of the rows it was given: whatever reads a
 //! wrong row, a row too early or another's row yields another text.
 
+mod constraints;
 mod fake;
 mod memory;
 mod wishes;
@@ -11,6 +12,7 @@ use std::ops::ControlFlow;
 use infernum_ir::{Dims, random};
 use proptest::prelude::*;
 
+use constraints::Moody;
 use fake::{CURSED, Fake, Text, VOCAB, hash, solo};
 
 use super::schedule::fitting_chunk;
@@ -126,6 +128,10 @@ impl Random {
             tell_stop: self.below(4) == 0,
             // The same token may be named twice.
             bias: vec![(self.below(VOCAB) as u32, 1.5); self.below(20).saturating_sub(17)],
+            constraint: (self.below(5) == 0).then(|| {
+                let (seed, late) = (self.below(512) as u32, self.below(4) as u32);
+                std::sync::Arc::new(Moody { seed, late }) as std::sync::Arc<dyn Constraint>
+            }),
             logprobs: (self.below(6) == 0).then_some(2),
             prompt_logprobs: (self.below(8) == 0).then_some(1),
             priority: self.below(4) as i32,
@@ -238,7 +244,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
                     } else {
                         1
                     };
-                    assert!(l.prompt == told || reason == FinishReason::Failed);
+                    assert!(l.prompt == told || reason == FinishReason::Failed, "{:?}", l.request);
                     failed += u64::from(reason == FinishReason::Failed);
                 }
             }
@@ -326,11 +332,16 @@ fn whatever_comes_every_request_ends_once_with_its_own_text() {
             totals.steps += stats.steps;
             totals.preemptions += stats.preemptions;
             totals.prefix_hits += stats.prefix_hits;
+            totals.constrained += stats.constrained;
+            totals.forced += stats.forced;
+            totals.awaited += stats.awaited;
         }
     }
     // The test would be worth little if these did not happen.
     assert!(totals.preemptions > 5_000, "{totals:?}");
     assert!(totals.prefix_hits > 100_000, "{totals:?}");
+    assert!(totals.constrained > 20_000 && totals.forced > 10_000, "{totals:?}");
+    assert!(totals.awaited > 20_000, "{totals:?}");
     assert!(totals.steps > 1_000_000, "{totals:?}");
     assert!(mixed > 100_000 && several > 10_000, "{mixed} and {several} steps");
 }

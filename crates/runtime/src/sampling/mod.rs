@@ -173,9 +173,21 @@ impl Sampler {
     /// on what else is in the batch. `logits` is left edited. `None` where they are no distribution: any
     /// is NaN, or none is above -inf.
     pub fn sample(&mut self, logits: &mut [f32], position: u64) -> Option<u32> {
+        self.sample_among(logits, position, None)
+    }
+
+    /// As [`Sampler::sample`], of the tokens that are [allowed](Edits::allowed).
+    pub fn sample_among(
+        &mut self,
+        logits: &mut [f32],
+        position: u64,
+        allowed: Option<&[u32]>,
+    ) -> Option<u32> {
         self.reach(position);
         let mut scratch = std::mem::take(&mut self.candidates);
-        let token = self.pick_at(position, false).pick_with(NO_TOKEN, logits, &mut scratch);
+        let pick = self.pick_at(position, false);
+        let pick = TokenPick { edits: Edits { allowed, ..pick.edits }, ..pick };
+        let token = pick.pick_with(NO_TOKEN, logits, &mut scratch);
         self.candidates = scratch;
         token.inspect(|token| self.note(*token))
     }

@@ -46,9 +46,6 @@ pub(crate) struct ChatFields {
     #[schema(minimum = 0, maximum = 20)]
     #[serde(default, deserialize_with = "whole")]
     top_logprobs: Option<i64>,
-    /// Only `{"type": "text"}` for now.
-    #[schema(value_type = Option<ResponseFormat>)]
-    response_format: Option<Value>,
     /// Not supported yet.
     #[schema(max_items = 0)]
     tools: Option<Vec<Value>>,
@@ -110,13 +107,6 @@ pub(crate) struct ContentPart {
 #[allow(dead_code, reason = "for the API's description")]
 pub(crate) enum TextType {
     Text,
-}
-
-/// The one kind that there is.
-#[derive(ToSchema)]
-#[allow(dead_code, reason = "for the API's description")]
-pub(crate) struct ResponseFormat {
-    r#type: TextType,
 }
 
 /// The one kind that there is.
@@ -209,7 +199,7 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
     let mut warnings = Warnings::new(&parts.unknown, parts.options.without_effect());
     let served = app.model_for_work(common_fields.model.as_deref())?.clone();
     parts.options.check(true)?;
-    let common = common_fields.check(&parts.options, &served, asked.tenant)?;
+    let mut common = common_fields.check(&parts.options, &served, asked.tenant)?;
     let logprobs = fields.check()?;
     let wanted = match fields.max_completion_tokens {
         Some(n) => token_limit("max_completion_tokens", Some(n), 1)?,
@@ -218,6 +208,7 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
     common.check_least(wanted)?;
     let messages = messages(fields.messages)?;
     served.check_room(common.n)?;
+    common.compile_grammar(&served)?;
     let options = RenderOptions {
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
         extra: fields.chat_template_kwargs.unwrap_or_default(),
@@ -265,12 +256,6 @@ impl ChatFields {
         if choice.is_none() && self.tools.as_ref().is_some_and(|t| !t.is_empty()) {
             let message = "tools are not supported yet; send `tool_choice`: \"none\" or no tools";
             return Err(ApiError::unsupported("tools", message));
-        }
-        if let Some(format) = self.response_format.as_ref().filter(|v| !null(v))
-            && format.get("type").and_then(Value::as_str) != Some("text")
-        {
-            let message = "response_format: only {\"type\": \"text\"} is supported yet";
-            return Err(ApiError::unsupported("response_format", message));
         }
         let top = within("top_logprobs", self.top_logprobs.unwrap_or(0), 0, MOST_LOGPROBS)?;
         match self.logprobs {

@@ -9,10 +9,12 @@ use infernum_frontend_hf::tokenizer::TokenizerError;
 use infernum_runtime::Request;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::options::Options;
 use super::read::{TokenId, Unknown, whole};
+use super::structure::{self, ResponseFormat, Schema, StructuredOutputs};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::budget::Held;
@@ -86,6 +88,21 @@ pub(crate) struct CommonFields {
     priority: Option<i64>,
     /// Cached prefixes are shared among requests of one key with the same salt only.
     cache_salt: Option<String>,
+    /// What the text is held to.
+    response_format: Option<ResponseFormat>,
+    /// What the text is held to, as vLLM has it.
+    structured_outputs: Option<StructuredOutputs>,
+    /// A JSON schema that the text is held to, as an object or as text.
+    #[schema(value_type = Option<Schema>)]
+    guided_json: Option<Value>,
+    /// Whether the text is a JSON object.
+    guided_json_object: Option<bool>,
+    /// A regular expression that all of the text matches.
+    guided_regex: Option<String>,
+    /// Texts to choose among.
+    guided_choice: Option<Vec<String>>,
+    /// A grammar in Lark's notation that the text is held to.
+    guided_grammar: Option<String>,
 }
 
 /// One stop string, or several.
@@ -141,6 +158,8 @@ pub(crate) struct Common {
     /// Likeliest tokens to tell with the prompt's log-probabilities, where they are told.
     pub(crate) prompt_logprobs: Option<usize>,
     truncate: Option<i64>,
+    /// What the texts are held to.
+    pub(crate) grammar: Option<structure::Asked>,
     /// For each choice but its prompt.
     template: Request,
 }
@@ -193,8 +212,20 @@ impl CommonFields {
             include_usage: usage.unwrap_or(false),
             prompt_logprobs: prompt_logprobs.transpose()?.map(|n| n as usize),
             truncate,
+            grammar: self.grammar()?,
             template,
         })
+    }
+
+    fn grammar(&self) -> Result<Option<structure::Asked>, ApiError> {
+        let guided = structure::guided(
+            self.guided_json.as_ref(),
+            self.guided_regex.as_ref(),
+            self.guided_choice.as_ref(),
+            self.guided_grammar.as_ref(),
+            self.guided_json_object,
+        );
+        structure::grammar(self.response_format.as_ref(), &guided, self.structured_outputs.as_ref())
     }
 
     fn stops(&self) -> Result<Stops, ApiError> {
@@ -263,6 +294,13 @@ impl CommonFields {
 }
 
 impl Common {
+    /// Makes the grammar ready, if there is one; it may take seconds.
+    pub(crate) fn compile_grammar(&mut self, served: &Served) -> Result<(), ApiError> {
+        let compiled = self.grammar.as_ref().map(|asked| structure::compile(served, asked));
+        self.template.constraint = compiled.transpose()?;
+        Ok(())
+    }
+
     /// A request for a choice, counted from 0. Each has a seed of its own.
     pub(crate) fn request(
         &self,

@@ -236,11 +236,12 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
     let mut warnings = Warnings::new(&parts.unknown, parts.options.without_effect());
     let served = app.model_for_work(common_fields.model.as_deref())?.clone();
     parts.options.check(false)?;
-    let common = common_fields.check(&parts.options, &served, asked.tenant)?;
+    let mut common = common_fields.check(&parts.options, &served, asked.tenant)?;
     let wanted = token_limit("max_tokens", common_fields.max_tokens, 0)?;
     let plan = Plan::check(&fields, &common, wanted, &served)?;
     served.check_room(plan.best_of)?;
     plan.check_choices(fields.prompt.count())?;
+    common.compile_grammar(&served)?;
     let prompts = encode_prompts(&served, fields.prompt, plan)?;
     let job = plan.job(&served, &common, prompts, asked.request_id.clone(), &mut warnings)?;
     Ok(Prepared { served, job, plan, warnings })

@@ -8,6 +8,7 @@ pub(crate) mod models;
 pub(crate) mod options;
 pub(crate) mod pages;
 pub(crate) mod read;
+mod structure;
 pub(crate) mod system;
 pub(crate) mod tokens;
 

@@ -16,7 +16,7 @@ use crate::error::ApiError;
 
 /// Fields that would change the answer and are not built, with what they may say all the same, as
 /// JSON (null, false and what is empty say nothing), and why they are refused.
-const REFUSED: [(&str, &[&str], &str); 44] = [
+const REFUSED: [(&str, &[&str], &str); 38] = [
     ("allowed_token_ids", &[], NOT_YET),
     ("audio", &[], "there are no models of audio here"),
     ("bad_words", &[], "not supported yet; `logit_bias` with -100 keeps single tokens out"),
@@ -29,11 +29,6 @@ const REFUSED: [(&str, &[&str], &str); 44] = [
     ("function_call", &["\"none\""], FUNCTIONS),
     ("functions", &[], FUNCTIONS),
     ("grammar", &[], STRUCTURE),
-    ("guided_choice", &[], STRUCTURE),
-    ("guided_grammar", &[], STRUCTURE),
-    ("guided_json", &[], STRUCTURE),
-    ("guided_json_object", &[], STRUCTURE),
-    ("guided_regex", &[], STRUCTURE),
     ("json_schema", &[], STRUCTURE),
     ("length_penalty", &["1"], BEAMS),
     ("logits_processors", &[], "code of clients is not run"),
@@ -51,7 +46,6 @@ const REFUSED: [(&str, &[&str], &str); 44] = [
     ("return_token_ids", &[], NOT_YET),
     ("return_tokens_as_token_ids", &[], NOT_YET),
     ("stop_sequences", &[], "send `stop`"),
-    ("structured_outputs", &[], STRUCTURE),
     ("tfs_z", &["1"], NOT_YET),
     ("thinking", &[], TEMPLATE),
     ("top_a", &["0"], NOT_YET),
@@ -71,7 +65,7 @@ const REFUSED_ON_CHATS: [(&str, &[&str], &str); 3] = [
 ];
 
 const NOT_YET: &str = "not supported yet";
-const STRUCTURE: &str = "constrained text is not supported yet";
+const STRUCTURE: &str = "send `response_format` or `structured_outputs`";
 const FUNCTIONS: &str = "tools are not supported yet";
 const BEAMS: &str = "there is no beam search; `best_of` chooses among samples";
 const TEMPLATE: &str =

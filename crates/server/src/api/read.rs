@@ -355,7 +355,7 @@ mod tests {
         let read = |text: &str| parse_parts::<CompletionFields>(text.as_bytes());
         let parts = read(
             r#"{"prompt": "x", "x": 1, "temperature": 1, "stream_options": {"y": [2]}, "n": null,
-                "guided_json": {"type": "object"}, "store": true, "metadata": null}"#,
+                "functions": [{"name": "f"}], "store": true, "metadata": null}"#,
         );
         let parts = parts.expect("a request");
         assert_eq!(parts.unknown.names().as_deref(), Some("x, stream_options.y"));

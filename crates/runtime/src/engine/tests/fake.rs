@@ -7,7 +7,7 @@
 use infernum_ir::{Dims, NO_TOKEN};
 
 use super::MAX_LENGTH;
-use crate::engine::{FinishReason, Request};
+use crate::engine::{Allowed, FinishReason, Request};
 use crate::exec::{ExecError, Executor, GroupKind, LogitRows, StepInputs, StepOutput, Ticket};
 
 pub(super) const VOCAB: usize = 50;
@@ -261,12 +261,39 @@ pub(super) fn solo(
     let (mut text, mut row) = (Text::new(groups), Vec::new());
     tokens.iter().for_each(|token| row = text.push(*token));
     text.generated = reproducible;
+    let jumps = request.logprobs.is_none();
+    let held = request.constraint.as_ref().filter(|_| request.max_tokens > 0);
+    let mut cursor = held.map(|constraint| constraint.begin(jumps));
     loop {
         let output = tokens.len() - request.tokens.len();
         if output >= request.max_tokens || (output > 0 && tokens.len() >= MAX_LENGTH) {
             return (tokens.split_off(request.tokens.len()), FinishReason::Length);
         }
-        let Some(token) = sampler.sample(&mut row, tokens.len() as u64) else {
+        let mut allowed = None;
+        if let Some(next) = cursor.as_mut().and_then(|cursor| cursor.next(true)) {
+            let end =
+                |tokens: &mut Vec<u32>, reason| (tokens.split_off(request.tokens.len()), reason);
+            for token in next.forced {
+                sampler.note(token);
+                if request.stop.contains(&token) {
+                    tokens.extend(request.tell_stop.then_some(token));
+                    return end(&mut tokens, FinishReason::Stop);
+                }
+                tokens.push(token);
+                row = text.push(token);
+                let output = tokens.len() - request.tokens.len();
+                if output >= request.max_tokens || tokens.len() >= MAX_LENGTH {
+                    return end(&mut tokens, FinishReason::Length);
+                }
+            }
+            match next.then {
+                Allowed::Nothing => return end(&mut tokens, FinishReason::Stop),
+                Allowed::Unknown => return end(&mut tokens, FinishReason::Unfollowed),
+                Allowed::Tokens(words) => allowed = Some(words),
+            }
+        }
+        let position = tokens.len() as u64;
+        let Some(token) = sampler.sample_among(&mut row, position, allowed.as_deref()) else {
             return (tokens.split_off(request.tokens.len()), FinishReason::Failed);
         };
         tell(&row, token);
@@ -276,5 +303,8 @@ pub(super) fn solo(
         }
         tokens.push(token);
         row = text.push(token);
+        if let Some(cursor) = &mut cursor {
+            cursor.advance(token);
+        }
     }
 }
