@@ -154,16 +154,18 @@ pub fn attr_value(attr: &Attr) -> Option<Value> {
 /// A type as a map of `dtype`, `shape`, `rank` and `const`; constant dimensions are numbers,
 /// others text such as `T` or `T*4`. A state's shape is that of a row, `[heads, dim]`, or of a slot.
 pub fn type_value(ty: &Type) -> Value {
-    let (dtype, shape, constant) = match ty {
-        Type::Tensor(t) => (t.dtype, t.shape.clone(), t.constant),
-        Type::State(s) => (s.dtype, s.dims(), false),
+    let (dtype, shape, constant, encoding) = match ty {
+        Type::Tensor(t) => (t.dtype, t.shape.clone(), t.constant, t.encoding.as_ref()),
+        Type::State(s) => (s.dtype, s.dims(), false, None),
     };
+    let encoding = encoding.map_or(Value::Null, |e| Value::Str(e.to_string()));
     let shape: Vec<Value> = shape.into_iter().map(dim_value).collect();
     Value::Map(vec![
         ("dtype".to_owned(), Value::Str(dtype.name().to_owned())),
         ("rank".to_owned(), Value::Num(shape.len() as f64)),
         ("shape".to_owned(), Value::List(shape)),
         ("const".to_owned(), Value::Bool(constant)),
+        ("encoding".to_owned(), encoding),
     ])
 }
 

@@ -13,7 +13,7 @@ pub(super) static OP: OpDef = OpDef {
           no result.",
     operands: &[
         OperandDef::required("x"),
-        OperandDef::required("w"),
+        OperandDef::packed("w"),
         OperandDef::rows("ids", "w"),
         OperandDef::optional("bias"),
         OperandDef::optional("order"),

@@ -144,9 +144,14 @@ impl Case {
             match weight.and_then(|(w, rest)| Some((w, rest.split_once('[')?.1))) {
                 Some((w, shape)) => {
                     let name = &w[1..];
-                    lines.push(format!(
-                        "  {w}stored = weight \"{name}.weight\" : const {encoding}[{shape}"
-                    ));
+                    let from = match shape.split(',').collect::<Vec<_>>()[..] {
+                        // A matrix for each expert.
+                        [experts, _, _] => {
+                            format!("\"{name}.{{expert}}.weight\" stack {experts}")
+                        }
+                        _ => format!("\"{name}.weight\""),
+                    };
+                    lines.push(format!("  {w}stored = weight {from} : const {encoding}[{shape}"));
                     lines.push(format!(
                         "  {w} = repack({w}stored) : const packed {encoding}[{shape}"
                     ));
@@ -196,7 +201,7 @@ impl Case {
 }
 
 /// Weights that are tried as packed codes, too.
-const CODED: [&str; 4] = ["%w", "%wr", "%w2", "%wqkv"];
+const CODED: [&str; 7] = ["%w", "%wr", "%w2", "%wqkv", "%gate", "%up", "%down"];
 
 /// The values that a text names.
 fn names(text: &str) -> impl Iterator<Item = &str> {

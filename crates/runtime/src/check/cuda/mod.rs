@@ -152,6 +152,23 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
     for case in CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).filter(|c| c.may_be_coded()) {
         let Ok(op) = ops.find(case.op()) else { continue };
         let Some(Ok(template)) = op.cuda.map(|t| library.template(t)) else { continue };
+        if template.check_sizes == CheckSizes::Experts {
+            let sizes = Sizes::heads(HEADS[3]);
+            let [outer, inner] = sizes.channels.map(|n| n as u64);
+            // Experts' matrices are as wide as tokens, or as high.
+            let fits = |e: &&&Encoding| {
+                e.minimum().is_some()
+                    && e.layout(outer, inner).is_ok()
+                    && e.layout(inner, outer).is_ok()
+            };
+            let Some(encoding) = packable.iter().find(fits) else { continue };
+            let call = Tried::Coded(case, sizes, encoding.name().to_owned());
+            for batch in [&FEW, &SIXTEEN, &LARGE, &HUNDRED, &HUNDREDS] {
+                let call = call.clone();
+                all.push(Setup { op, call, dtype: DType::Bf16, batch, variants: &[] });
+            }
+            continue;
+        }
         if template.check_sizes != CheckSizes::Products {
             continue;
         }
