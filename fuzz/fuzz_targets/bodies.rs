@@ -12,8 +12,9 @@ use infernum_server::Rehearsal;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-/// An empty object of a few bytes takes some hundreds as JSON; each of 128 choices has a prompt of its own.
-const BOUND: Bound = Bound { factor: 256, slack: 16 << 20 };
+/// An empty object of a few bytes takes some hundreds as JSON; each of 128 choices has a prompt of its own. A grammar may
+/// have so many states of a lexer.
+const BOUND: Bound = Bound { factor: 256, slack: 256 << 20 };
 
 static SERVER: LazyLock<Rehearsal> =
     LazyLock::new(|| Rehearsal::new(1024).expect("the demo model"));

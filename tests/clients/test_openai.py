@@ -1,11 +1,14 @@
 """The official Python client, sync and async."""
 
 import asyncio
+import json
 import math
+import shutil
+from pathlib import Path
 
 import openai
 import pytest
-from conftest import ENDLESS
+from conftest import ENDLESS, Server
 from openai import AsyncOpenAI, OpenAI
 
 PROMPT = "Once upon a time"
@@ -261,6 +264,7 @@ def test_errors_have_their_class(chat, complete, client, model):
 
 def test_what_is_not_built_yet_is_refused(chat):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    # The demo's template knows no calls.
     with pytest.raises(openai.UnprocessableEntityError) as error:
         chat(tools=[tool])
     assert shape(error)["param"] == "tools"
@@ -311,3 +315,64 @@ def test_a_stream_can_be_left(server, client, model):
             break
     stream.close()
     server.until_idle(5)
+
+
+PERSON = {"type": "object", "additionalProperties": False, "required": ["name", "age"],
+          "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120}}}
+
+
+def test_texts_are_held_to_schemas(chat, complete):
+    schema = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
+    answer = chat(response_format=schema, max_tokens=200, temperature=2, seed=1)
+    assert answer.choices[0].finish_reason == "stop"
+    person = json.loads(answer.choices[0].message.content)
+    assert set(person) == {"name", "age"} and 0 <= person["age"] <= 120
+    chunks = list(chat(response_format=schema, max_tokens=200, temperature=2, seed=1, stream=True))
+    assert json.loads("".join(c.choices[0].delta.content or "" for c in chunks)) == person
+    for extra in ({"guided_choice": ["yes", "no"]}, {"structured_outputs": {"regex": "yes|no"}}):
+        assert complete(temperature=2, extra_body=extra).choices[0].text in ("yes", "no")
+    with pytest.raises(openai.BadRequestError) as error:
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}})
+    assert shape(error)["param"] == "response_format" and shape(error)["code"] == "invalid_grammar"
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory):
+    """The demo's weights under a template that knows calls and reasoning."""
+    root, folder = Path(__file__).parents[2], tmp_path_factory.mktemp("caller")
+    for file in (root / "models/demo").iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    template = root / "tests/fixtures/chat-templates/templates/Qwen-Qwen3-0.6B.jinja"
+    shutil.copy(template, folder / "chat_template.jinja")
+    server = Server("--model", f"caller={folder}", "--device", "cpu")
+    yield OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    server.process.kill()
+    server.process.wait()
+
+
+def test_tools_are_called(caller):
+    parameters = {"type": "object", "additionalProperties": False, "required": ["city"],
+                  "properties": {"city": {"type": "string", "enum": ["Paris", "Oslo"]}}}
+    tools = [{"type": "function", "function": {"name": "get_weather", "description": "x", "parameters": parameters}}]
+    ask = {"model": "caller", "messages": ASK, "tools": tools, "max_tokens": 300, "temperature": 2, "seed": 2,
+           "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}, "parallel_tool_calls": False,
+           "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}
+    answers = [caller.chat.completions.create(**{**ask, "seed": seed}).choices[0] for seed in range(6)]
+    called = [a for a in answers if a.finish_reason == "tool_calls"]
+    assert called
+    for answer in called:
+        (call,) = answer.message.tool_calls
+        assert call.type == "function" and call.id and call.function.name == "get_weather"
+        assert json.loads(call.function.arguments)["city"] in ("Paris", "Oslo")
+        assert answer.message.content is None
+    seed = next(seed for seed, a in enumerate(answers) if a.finish_reason == "tool_calls")
+    with caller.chat.completions.stream(**{**ask, "seed": seed}) as stream:
+        events = list(stream)
+        final = stream.get_final_completion().choices[0]
+    assert any(e.type == "tool_calls.function.arguments.delta" for e in events)
+    assert final.message.tool_calls[0].function.arguments == answers[seed].message.tool_calls[0].function.arguments
+    turn = [*ASK, answers[seed].message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": answers[seed].message.tool_calls[0].id, "content": "rain"}]
+    again = caller.chat.completions.create(**{**ask, "messages": turn, "tool_choice": "none", "max_tokens": 8})
+    assert again.choices[0].message.tool_calls is None and again.usage.completion_tokens > 0

@@ -105,6 +105,8 @@ pub struct ChatTemplate {
     env: Environment<'static>,
     special: SpecialTokens,
     file: &'static str,
+    /// Of all that are there.
+    text: String,
 }
 
 impl ChatTemplate {
@@ -154,6 +156,23 @@ impl ChatTemplate {
     /// Compiles one template.
     pub fn parse(template: &str, special: SpecialTokens) -> Result<ChatTemplate, ChatError> {
         compile(TEMPLATE_FILE, &[(DEFAULT, template)], special)
+    }
+
+    /// What is written in it.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether it goes through the parts of a message's content, so that it takes lists; text is what all take.
+    pub fn takes_parts(&self) -> bool {
+        let tags = self.text.split("{%").skip(1).filter_map(|tag| tag.split_once("%}"));
+        let mut loops = tags.filter_map(|(tag, _)| {
+            let inner = tag.trim_matches(|c: char| c.is_whitespace() || "+-".contains(c));
+            Some(inner.strip_prefix("for ")?.split_once(" in ")?.1.trim())
+        });
+        loops.any(|over| {
+            ["content", "content']", "content\"]"].iter().any(|end| over.ends_with(end))
+        })
     }
 
     /// The prompt for `messages`.
@@ -229,7 +248,8 @@ fn compile(
             },
         )?;
     }
-    Ok(ChatTemplate { env, special, file })
+    let text = templates.iter().map(|(_, text)| *text).collect::<Vec<_>>().join("\n");
+    Ok(ChatTemplate { env, special, file, text })
 }
 
 /// An item of a list of templates: its name and its text.

@@ -14,8 +14,9 @@ pub struct Wanted<'a> {
     pub tools: &'a Tools,
     /// One call or more, instead of one.
     pub several: bool,
-    /// The prompt ends where reasoning has begun.
-    pub reasoning: bool,
+    /// Whether the answer is reasoning at first: it is where the prompt has begun it, and is not where the prompt has
+    /// ended it; `None` where nobody knows.
+    pub reasoning: Option<bool>,
 }
 
 /// Text that may be anything, in Lark.
@@ -29,11 +30,12 @@ impl Grammars {
             (Some(channels), _) => writer.message(channels, wanted)?,
             (None, Some(calls)) => {
                 let calls = writer.calls(calls, wanted)?;
-                let thought = dialect.reasoning.as_ref().map(|span| {
+                let thinks = dialect.reasoning.as_ref().filter(|_| wanted.reasoning != Some(false));
+                let thought = thinks.map(|span| {
                     let thought = writer.until(&span.end);
                     let blank = r"/[ \n]{0,3}/";
                     let begin = self.literal(&span.begin);
-                    if wanted.reasoning {
+                    if wanted.reasoning == Some(true) {
                         format!("{thought} {blank} ")
                     } else {
                         format!("({begin} {thought} {blank})? ")

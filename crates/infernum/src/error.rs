@@ -6,6 +6,7 @@ use infernum_codegen::cuda::{CacheError, CudaError, TunedVariantsError};
 use infernum_frontend_hf::ModelError;
 use infernum_frontend_hf::chat::ChatError;
 use infernum_frontend_hf::config::ConfigError;
+use infernum_frontend_hf::dialect::DialectError;
 use infernum_frontend_hf::source::SourceError;
 use infernum_frontend_hf::tokenizer::TokenizerError;
 use infernum_grammar::GrammarError;
@@ -108,6 +109,8 @@ pub enum Error {
         "the text could not be held to its grammar any further: what may come next is too complex"
     )]
     Unfollowed,
+    #[error(transparent)]
+    Dialect(#[from] DialectError),
     #[error(transparent)]
     Grammar(#[from] GrammarError),
     #[error(transparent)]

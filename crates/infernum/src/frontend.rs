@@ -1,7 +1,10 @@
 //! The text side of a model: from words to requests, and from tokens to words.
 
+use std::sync::Arc;
+
 use infernum_frontend_hf::Model;
 use infernum_frontend_hf::chat::{ChatError, ChatTemplate, Message, RenderOptions};
+use infernum_frontend_hf::dialect::Dialect;
 use infernum_frontend_hf::tokenizer::{TextStream, Tokenizer};
 use infernum_grammar::Grammars;
 use infernum_runtime::Request;
@@ -17,6 +20,7 @@ pub struct Frontend {
     template: Result<ChatTemplate, ChatError>,
     defaults: GenerationDefaults,
     grammars: Grammars,
+    dialect: Option<Arc<Dialect>>,
 }
 
 impl Frontend {
@@ -27,7 +31,10 @@ impl Frontend {
         let defaults = GenerationDefaults::read(&model.config, tokenizer.eos_id())?;
         let (template, grammars) =
             (ChatTemplate::open(&model.files), Grammars::new(&tokenizer, &defaults.end));
-        Ok(Frontend { tokenizer, template, defaults, grammars })
+        let dialects = Dialect::all(model.library())?;
+        let dialect = template.as_ref().ok();
+        let dialect = dialect.and_then(|t| Dialect::of_template(&dialects, t.text()));
+        Ok(Frontend { tokenizer, template, defaults, grammars, dialect })
     }
 
     /// A request that continues `text`. All else is as the checkpoint says, and without a bound on the length
@@ -73,6 +80,11 @@ impl Frontend {
     /// [`constraint`](Request::constraint).
     pub fn grammars(&self) -> &Grammars {
         &self.grammars
+    }
+
+    /// How the model writes calls and reasoning, if its chat template says.
+    pub fn dialect(&self) -> Option<&Arc<Dialect>> {
+        self.dialect.as_ref()
     }
 
     /// What the checkpoint says of how its texts are made.

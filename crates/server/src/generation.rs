@@ -109,6 +109,8 @@ pub(crate) struct Used {
     pub(crate) prompt: usize,
     pub(crate) cached: usize,
     pub(crate) completion: usize,
+    /// Of these, tokens of reasoning.
+    pub(crate) reasoning: usize,
 }
 
 struct Prompt {
@@ -288,6 +290,7 @@ impl Generation {
             // Later choices of a prompt find what the first one computed.
             cached: self.choices.iter().step_by(self.per_prompt).map(|c| c.cached).sum(),
             completion: self.choices.iter().map(|c| c.tokens).sum(),
+            reasoning: 0,
         }
     }
 

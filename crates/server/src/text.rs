@@ -19,18 +19,27 @@ pub(crate) struct TextRules {
     pub(crate) min_tokens: usize,
     /// Whether tokens such as `<|im_end|>` have no text.
     pub(crate) skip_special: bool,
+    /// But for these.
+    pub(crate) shown: Vec<u32>,
 }
 
 impl TextRules {
     /// All of it, without special tokens.
-    pub(crate) const PLAIN: TextRules =
-        TextRules { stops: Stops(None), include_stop: false, min_tokens: 0, skip_special: true };
+    pub(crate) const PLAIN: TextRules = TextRules {
+        stops: Stops(None),
+        include_stop: false,
+        min_tokens: 0,
+        skip_special: true,
+        shown: Vec::new(),
+    };
 }
 
 /// Text of one choice, token by token.
 pub(crate) struct TextOut {
     stream: TextStream,
     stops: StopStrings,
+    /// Where special tokens have no text but for some, the tokenizer and those.
+    shown: Option<(Tokenizer, Vec<u32>)>,
     /// Tokens taken so far.
     tokens: usize,
     min_tokens: usize,
@@ -40,8 +49,10 @@ pub(crate) struct TextOut {
 
 impl TextOut {
     pub(crate) fn new(tokenizer: &Tokenizer, rules: &TextRules) -> TextOut {
+        let some = rules.skip_special && !rules.shown.is_empty();
         TextOut {
-            stream: tokenizer.stream(rules.skip_special),
+            stream: tokenizer.stream(rules.skip_special && !some),
+            shown: some.then(|| (tokenizer.clone(), rules.shown.clone())),
             stops: StopStrings::new(&rules.stops, rules.include_stop),
             tokens: 0,
             min_tokens: rules.min_tokens,
@@ -57,7 +68,10 @@ impl TextOut {
     /// Takes a token; gives the text that is now certain, and whether it ends here.
     pub(crate) fn push(&mut self, token: u32) -> Result<(String, bool), TokenizerError> {
         self.tokens += 1;
-        let text = self.stream.push(token)?;
+        let hidden = self.shown.as_ref().is_some_and(|(tokenizer, shown)| {
+            tokenizer.is_special(token) && !shown.contains(&token)
+        });
+        let text = if hidden { String::new() } else { self.stream.push(token)? };
         Ok(self.take(&text))
     }
 

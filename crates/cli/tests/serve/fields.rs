@@ -224,7 +224,7 @@ fn what_is_not_built_is_refused_not_passed_over() {
             ("audio", json!({"voice": "x"})),
             ("logits_processors", json!(["x"])),
             ("use_beam_search", json!(true)),
-            ("reasoning_effort", json!("high")),
+            ("thinking", json!(true)),
             ("web_search_options", json!({"a": 1})),
             ("bad_words", json!(["x"])),
         ] {

@@ -6,6 +6,7 @@ mod guards;
 mod hostile;
 mod structure;
 mod support;
+mod tools;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -67,8 +68,14 @@ fn errors_have_one_shape_and_say_what_is_wrong() {
     }
     let found = |more: Value| server.post(CHAT, &with(chat("Hi"), more));
     let unsupported = Some("unsupported_value");
-    found(json!({"tools": [{"type": "function"}]})).error(422, Some("tools"), unsupported);
-    found(json!({"tool_choice": "auto"})).error(422, Some("tool_choice"), unsupported);
+    found(json!({"tools": [{"type": "function"}]})).error(400, Some("tools.0"), None);
+    let tool = json!({"type": "function", "function": {"name": "f"}});
+    found(json!({"tools": [tool]})).error(422, Some("tools"), unsupported);
+    found(json!({"tool_choice": "required"})).error(
+        422,
+        Some("tool_choice"),
+        Some("invalid_value"),
+    );
     found(json!({"top_logprobs": 2})).error(422, Some("top_logprobs"), Some("invalid_value"));
     found(json!({"logprobs": true, "top_logprobs": 21})).error(
         422,

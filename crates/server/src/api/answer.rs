@@ -39,7 +39,7 @@ impl From<Used> for Usage {
             completion_tokens: used.completion,
             total_tokens: used.prompt + used.completion,
             prompt_tokens_details: PromptDetails { cached_tokens: used.cached },
-            completion_tokens_details: CompletionDetails { reasoning_tokens: 0 },
+            completion_tokens_details: CompletionDetails { reasoning_tokens: used.reasoning },
         }
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use infernum_frontend_hf::chat::{ChatError, Message, RenderOptions};
+use infernum::Part;
+use infernum_frontend_hf::chat::{ChatError, ChatTemplate, Message, RenderOptions};
+use infernum_frontend_hf::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -13,6 +15,7 @@ use utoipa::ToSchema;
 use super::answer::{
     Chunk, ChunkUsage, Likelihood, PromptLogprobs, Usage, likeliest, likelihood, prompt_logprobs,
 };
+use super::calls::{self, CallDelta, Read, Reader, Reading, Tool, ToolCall, ToolChoice};
 use super::common::{
     Asked, Begun, CommonFields, Head, MOST_LOGPROBS, Prepared, Warnings, begin, encode, room_for,
     take_last, token_limit, within,
@@ -21,7 +24,7 @@ use super::options::SamplingFields;
 use super::read::{parse_parts, whole};
 use crate::app::App;
 use crate::error::{ApiError, json, quoted};
-use crate::generation::{Generation, Job, Piece, TokenLogprob, Used, Whole};
+use crate::generation::{Finish, Generation, Job, Piece, TokenLogprob, Used, Whole};
 use crate::lanes::Client;
 use crate::model::Served;
 use crate::sse::{self, Dialect, Frames};
@@ -46,15 +49,16 @@ pub(crate) struct ChatFields {
     #[schema(minimum = 0, maximum = 20)]
     #[serde(default, deserialize_with = "whole")]
     top_logprobs: Option<i64>,
-    /// Not supported yet.
-    #[schema(max_items = 0)]
+    /// What the model may call, if its chat template knows calls.
+    #[schema(value_type = Option<Vec<Tool>>, max_items = 128)]
     tools: Option<Vec<Value>>,
-    /// Only `none` for now.
-    #[schema(value_type = Option<ToolChoice>)]
-    tool_choice: Option<Value>,
-    /// Without effect while there are no tools.
-    #[allow(dead_code, reason = "accepted for clients that send it")]
+    tool_choice: Option<ToolChoice>,
+    /// Several calls in one answer; true when left out.
     parallel_tool_calls: Option<bool>,
+    /// How much the model is to think: a variable of its chat template. `none` is `enable_thinking`: false.
+    reasoning_effort: Option<String>,
+    /// Whether the model is to think: a variable of its chat template, also by the name `thinking`.
+    enable_thinking: Option<bool>,
     /// End the conversation where the answer begins; true when left out.
     add_generation_prompt: Option<bool>,
     /// Add what the tokenizer puts around a text; false when left out: templates write it.
@@ -109,14 +113,6 @@ pub(crate) enum TextType {
     Text,
 }
 
-/// The one kind that there is.
-#[derive(ToSchema)]
-#[serde(rename_all = "snake_case")]
-#[allow(dead_code, reason = "for the API's description")]
-pub(crate) enum ToolChoice {
-    None,
-}
-
 /// The answer.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ChatCompletion {
@@ -139,14 +135,21 @@ struct ChatChoice {
     message: Answer,
     #[schema(required = true)]
     logprobs: Option<ChatLogprobs>,
-    /// `stop` or `length`
+    /// `stop`, `length` or `tool_calls`
     finish_reason: &'static str,
 }
 
 #[derive(Serialize, ToSchema)]
 struct Answer {
     role: &'static str,
-    content: String,
+    /// null where there are calls alone.
+    #[schema(required = true)]
+    content: Option<String>,
+    /// What the model thought, where its chat template tells that apart.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reasoning_content: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCall>,
     #[schema(required = true)]
     refusal: Option<String>,
 }
@@ -191,6 +194,7 @@ struct Plan {
     include_usage: bool,
     logprobs: bool,
     prompt_logprobs: Option<usize>,
+    reader: Option<Reader>,
 }
 
 fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
@@ -206,16 +210,34 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
         None => token_limit("max_tokens", common_fields.max_tokens, 1)?,
     };
     common.check_least(wanted)?;
-    let messages = messages(fields.messages)?;
+    let tools =
+        calls::Asked::check(fields.tools, fields.tool_choice.as_ref(), fields.parallel_tool_calls)?;
+    let takes_parts = served.frontend.template().is_ok_and(ChatTemplate::takes_parts);
+    let messages = messages(fields.messages, takes_parts)?;
     served.check_room(common.n)?;
     common.compile_grammar(&served)?;
     let options = RenderOptions {
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
-        extra: fields.chat_template_kwargs.unwrap_or_default(),
+        tools: tools.given.clone(),
+        extra: variables(
+            fields.reasoning_effort,
+            fields.enable_thinking,
+            fields.chat_template_kwargs.unwrap_or_default(),
+        ),
         ..RenderOptions::default()
     };
     let special = fields.add_special_tokens.unwrap_or(false);
-    let mut tokens = prompt(&served, &messages, &options, special, common.readable(&served))?;
+    let text = rendered(&served, &messages, &options)?;
+    let reader = tools.reader(&served, &text)?;
+    if let Some(asked) = tools.grammar(&served, reader.as_ref())? {
+        if let Some((other, _)) = &common.grammar {
+            let message = format!("{other}: a call is required, and an answer is not both");
+            return Err(ApiError::malformed(message).param(*other));
+        }
+        common.hold_to(&served, &asked)?;
+    }
+    common.text.shown = reader.as_ref().map(|r| r.shown(&served)).unwrap_or_default();
+    let mut tokens = encode(&served, "messages", &text, special, common.readable(&served))?;
     take_last(&mut tokens, common.taken(wanted, &served));
     let most = room_for("messages", tokens.len(), wanted, &served, &mut warnings)?;
     let request = |i| {
@@ -231,6 +253,7 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
         include_usage: common.include_usage,
         logprobs: logprobs.is_some(),
         prompt_logprobs: common.prompt_logprobs,
+        reader,
     };
     let job = Job {
         requests,
@@ -246,17 +269,6 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
 impl ChatFields {
     /// Refuses what is not built; says how many log-probabilities are wanted.
     fn check(&self) -> Result<Option<usize>, ApiError> {
-        let null = |v: &&Value| v.is_null();
-        let choice = self.tool_choice.as_ref().filter(|v| !null(v));
-        if let Some(choice) = choice.filter(|c| c.as_str() != Some("none")) {
-            let choice = quoted(&choice.to_string());
-            let message = format!("tool_choice: only `none` is supported yet, found {choice}");
-            return Err(ApiError::unsupported("tool_choice", message));
-        }
-        if choice.is_none() && self.tools.as_ref().is_some_and(|t| !t.is_empty()) {
-            let message = "tools are not supported yet; send `tool_choice`: \"none\" or no tools";
-            return Err(ApiError::unsupported("tools", message));
-        }
         let top = within("top_logprobs", self.top_logprobs.unwrap_or(0), 0, MOST_LOGPROBS)?;
         match self.logprobs {
             Some(true) => Ok(Some(top as usize)),
@@ -268,8 +280,12 @@ impl ChatFields {
     }
 }
 
-/// Messages as templates read them: a list of parts becomes one text.
-pub(crate) fn messages(messages: Vec<Message>) -> Result<Vec<Message>, ApiError> {
+/// Messages as templates read them: a list of parts becomes one text, unless the template `takes_parts`, and
+/// arguments of calls become objects.
+pub(crate) fn messages(
+    messages: Vec<Message>,
+    takes_parts: bool,
+) -> Result<Vec<Message>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::value("messages", "messages: expected at least one"));
     }
@@ -291,13 +307,16 @@ pub(crate) fn messages(messages: Vec<Message>) -> Result<Vec<Message>, ApiError>
             Some(Value::String(_) | Value::Null) => {}
             Some(Value::Array(parts)) => {
                 let text = parts_text(parts).map_err(|e| e.param(param("content")))?;
-                message.0.insert("content".to_owned(), text.into());
+                if !takes_parts || message.role() == Some("tool") {
+                    message.0.insert("content".to_owned(), text.into());
+                }
             }
             // A turn of tool calls has none.
             None if message.0.contains_key("tool_calls") => {}
             None => return Err(malformed("content", "a text")),
             Some(_) => return Err(malformed("content", "a string or a list of parts")),
         }
+        calls::with_arguments(&mut message.0, &param)?;
         Ok(message)
     };
     messages.into_iter().enumerate().map(plain).collect()
@@ -329,15 +348,49 @@ pub(crate) fn prompt(
     special: bool,
     limit: usize,
 ) -> Result<Vec<u32>, ApiError> {
+    let text = rendered(served, messages, options)?;
+    encode(served, "messages", &text, special, limit)
+}
+
+/// The text of a conversation.
+fn rendered(
+    served: &Served,
+    messages: &[Message],
+    options: &RenderOptions,
+) -> Result<String, ApiError> {
     let template = served.frontend.template();
     let template = template.map_err(|e| ApiError::unsupported("model", e.to_string()))?;
-    let text = template.render(messages, options).map_err(|error| match error {
-        ChatError::Refused { .. } | ChatError::Render { .. } => {
-            ApiError::value("messages", error.to_string())
+    let mut rendered = template.render(messages, options);
+    // Some templates look into content where there is none, and some add arguments to text, which objects are not.
+    for (empty, text) in [(true, false), (false, true), (true, true)] {
+        if matches!(rendered, Err(ChatError::Render { .. }))
+            && messages.iter().any(|m| m.0.contains_key("tool_calls"))
+        {
+            rendered = template.render(&calls::adapted(messages, empty, text), options);
         }
+    }
+    rendered.map_err(|error| match error {
+        ChatError::Refused { .. } => ApiError::malformed(error.to_string()).param("messages"),
+        ChatError::Render { .. } => ApiError::value("messages", error.to_string()),
         error => ApiError::internal(error.to_string()),
-    })?;
-    encode(served, "messages", &text, special, limit)
+    })
+}
+
+/// Variables of the template: those that fields of their own say, and those given by name, which go before them.
+fn variables(
+    effort: Option<String>,
+    thinks: Option<bool>,
+    given: Map<String, Value>,
+) -> Map<String, Value> {
+    let mut all = Map::new();
+    let thinks = thinks.or((effort.as_deref() == Some("none")).then_some(false));
+    if let Some(thinks) = thinks {
+        all.extend(["enable_thinking", "thinking"].map(|name| (name.to_owned(), thinks.into())));
+    }
+    let effort = effort.filter(|effort| effort != "none");
+    all.extend(effort.map(|effort| ("reasoning_effort".to_owned(), effort.into())));
+    all.extend(given);
+    all
 }
 
 async fn answer(
@@ -352,13 +405,27 @@ async fn answer(
     let prompts = plan.prompt_logprobs.map(|most| (spelling.clone(), most));
     let spelling = plan.logprobs.then_some(spelling);
     if plan.stream {
-        let (usage, begun) = (plan.include_usage, vec![false; plan.choices]);
-        return Ok(sse::stream(generation, Streamed { head, spelling, prompts, usage, begun }));
+        let choice = || Told {
+            begun: false,
+            reading: plan.reader.as_ref().map(Reader::begin),
+            logprobs: Vec::new(),
+        };
+        let choices = (0..plan.choices).map(|_| choice()).collect();
+        let (usage, tokenizer) = (plan.include_usage, served.frontend.tokenizer().clone());
+        let streamed = Streamed { head, spelling, prompts, usage, choices, tokenizer };
+        return Ok(sse::stream(generation, streamed));
     }
     let wholes = generation.collect().await?;
-    let usage = generation.used().into();
+    let used = generation.used();
     let size = wholes.iter().map(Whole::size).sum();
-    let work = move || Ok(whole_answer(head, spelling.as_ref(), prompts, wholes, usage));
+    let (reader, tokenizer) = (plan.reader, served.frontend.tokenizer().clone());
+    let work = move || {
+        let read = |whole: &Whole| reader.as_ref().map(|reader| Read::whole(reader, &whole.text));
+        let read: Vec<Option<Read>> = wholes.iter().map(read).collect();
+        let reasoning = read.iter().flatten().map(|r| token_count(&tokenizer, &r.reasoning)).sum();
+        let usage = Used { reasoning, ..used }.into();
+        Ok(whole_answer(head, spelling.as_ref(), prompts, (wholes, read), usage))
+    };
     app.lanes.run(client, size, work).await
 }
 
@@ -366,23 +433,40 @@ fn whole_answer(
     head: Head,
     spelling: Option<&Spelling>,
     prompts: Option<(Spelling, usize)>,
-    mut wholes: Vec<Whole>,
+    (mut wholes, read): (Vec<Whole>, Vec<Option<Read>>),
     usage: Usage,
 ) -> Response {
     let of_prompt = wholes.first_mut().and_then(|whole| whole.prompt.take());
     let prompt_logprobs =
         prompts.zip(of_prompt).map(|((spelling, most), of)| prompt_logprobs(&spelling, most, &of));
-    let choice = |(index, whole): (usize, Whole)| ChatChoice {
-        index,
-        message: Answer { role: "assistant", content: whole.text, refusal: None },
-        logprobs: told(spelling, &whole.logprobs),
-        finish_reason: whole.finish.name(),
+    let choice = |(index, (whole, read)): (usize, (Whole, Option<Read>))| {
+        let read = read.unwrap_or_else(|| Read { content: whole.text, ..Read::default() });
+        let finish_reason = finish_name(whole.finish, !read.calls.is_empty());
+        let silent = read.content.is_empty() && !read.calls.is_empty();
+        let message = Answer {
+            role: "assistant",
+            content: (!silent).then_some(read.content),
+            reasoning_content: read.reasoning,
+            tool_calls: read.calls,
+            refusal: None,
+        };
+        ChatChoice { index, message, logprobs: told(spelling, &whole.logprobs), finish_reason }
     };
-    let choices = wholes.into_iter().enumerate().map(choice).collect();
+    let choices = wholes.into_iter().zip(read).enumerate().map(choice).collect();
     let Head { id, created, model } = head;
     let object = "chat.completion";
     let body = ChatCompletion { id, object, created, model, choices, usage, prompt_logprobs };
     json(StatusCode::OK, &body)
+}
+
+/// Why an answer ended.
+fn finish_name(finish: Finish, calls: bool) -> &'static str {
+    if calls && finish == Finish::Stop { "tool_calls" } else { finish.name() }
+}
+
+/// How many tokens a text has by itself.
+fn token_count(tokenizer: &Tokenizer, text: &str) -> usize {
+    if text.is_empty() { 0 } else { tokenizer.encode(text, false).map_or(0, |tokens| tokens.len()) }
 }
 
 fn told(spelling: Option<&Spelling>, logprobs: &[TokenLogprob]) -> Option<ChatLogprobs> {
@@ -402,8 +486,18 @@ struct Streamed {
     /// Present where the prompt's are, with how many of the likeliest.
     prompts: Option<(Spelling, usize)>,
     usage: bool,
-    /// Choices whose role was sent.
-    begun: Vec<bool>,
+    choices: Vec<Told>,
+    tokenizer: Tokenizer,
+}
+
+/// What was told of a choice.
+struct Told {
+    /// Its role.
+    begun: bool,
+    /// Where there may be more in it than text.
+    reading: Option<Reading>,
+    /// Of tokens whose text is not told yet.
+    logprobs: Vec<ChatLogprob>,
 }
 
 #[derive(Serialize)]
@@ -420,6 +514,10 @@ struct Delta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[CallDelta; 1]>,
 }
 
 impl Streamed {
@@ -449,32 +547,54 @@ impl Streamed {
 impl Dialect for Streamed {
     fn piece(&mut self, frames: &mut Frames, piece: Piece) {
         let index = piece.choice;
-        let send = |delta, logprobs, finish_reason, frames: &mut Frames| {
-            self.send(frames, &[DeltaChoice { index, delta, logprobs, finish_reason }], None);
-        };
-        if !self.begun[index] {
-            let delta = Delta { role: Some("assistant"), content: Some("") };
+        if !std::mem::replace(&mut self.choices[index].begun, true) {
+            let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
             let told = self.prompts.as_ref().zip(piece.prompt.as_ref()).filter(|_| index == 0);
             let told = told.map(|((spelling, most), of)| prompt_logprobs(spelling, *most, of));
             let choice = DeltaChoice { index, delta, logprobs: None, finish_reason: None };
             self.send_with(frames, &[choice], None, told);
         }
-        let mut logprobs = told(self.spelling.as_ref(), &piece.logprobs);
-        if !piece.text.is_empty() {
-            let content = Delta { role: None, content: Some(&piece.text) };
-            send(content, logprobs.take(), None, frames);
+        let logprobs = told(self.spelling.as_ref(), &piece.logprobs);
+        let choice = &mut self.choices[index];
+        choice.logprobs.extend(logprobs.into_iter().flat_map(|l| l.content));
+        let parts = match &mut choice.reading {
+            Some(reading) => reading.take(&piece.text, piece.finish.is_some()),
+            None if piece.text.is_empty() => Vec::new(),
+            None => vec![Part::Content(piece.text)],
+        };
+        let calls = choice.reading.as_ref().is_some_and(Reading::calls);
+        for part in parts {
+            let choice = &mut self.choices[index];
+            let content = std::mem::take(&mut choice.logprobs);
+            let logprobs = (!content.is_empty()).then_some(ChatLogprobs { content });
+            let id = choice.reading.as_ref().map(Reading::id).unwrap_or_default();
+            let none = Delta::default();
+            let delta = match &part {
+                Part::Content(text) => Delta { content: Some(text), ..none },
+                Part::Reasoning(text) => Delta { reasoning_content: Some(text), ..none },
+                Part::Call(call, name) => {
+                    Delta { tool_calls: Some([CallDelta::begin(*call, name.clone(), id)]), ..none }
+                }
+                Part::Arguments(call, text) => {
+                    Delta { tool_calls: Some([CallDelta::more(*call, text.clone())]), ..none }
+                }
+            };
+            self.send(frames, &[DeltaChoice { index, delta, logprobs, finish_reason: None }], None);
         }
         if let Some(finish) = piece.finish {
             // Tokens without a text of their own are told with the end.
-            let rest = logprobs.filter(|l| !l.content.is_empty());
-            send(Delta::default(), rest, Some(finish.name()), frames);
+            let content = std::mem::take(&mut self.choices[index].logprobs);
+            let logprobs = (!content.is_empty()).then_some(ChatLogprobs { content });
+            let (delta, finish_reason) = (Delta::default(), Some(finish_name(finish, calls)));
+            self.send(frames, &[DeltaChoice { index, delta, logprobs, finish_reason }], None);
         }
-        self.begun[index] = true;
     }
 
     fn usage(&mut self, frames: &mut Frames, used: Used) {
         if self.usage {
-            self.send(frames, &[], Some(used.into()));
+            let thoughts = self.choices.iter().filter_map(|choice| choice.reading.as_ref());
+            let reasoning = thoughts.map(|r| token_count(&self.tokenizer, &r.reasoning)).sum();
+            self.send(frames, &[], Some(Used { reasoning, ..used }.into()));
         }
     }
 }

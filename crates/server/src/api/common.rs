@@ -188,6 +188,7 @@ impl CommonFields {
             include_stop,
             min_tokens: sampling.min_tokens as usize,
             skip_special: self.skip_special_tokens.unwrap_or(true),
+            shown: Vec::new(),
         };
         let prompt_logprobs =
             self.prompt_logprobs.map(|n| within("prompt_logprobs", n, 0, MOST_LOGPROBS));
@@ -298,6 +299,16 @@ impl Common {
     pub(crate) fn compile_grammar(&mut self, served: &Served) -> Result<(), ApiError> {
         let compiled = self.grammar.as_ref().map(|asked| structure::compile(served, asked));
         self.template.constraint = compiled.transpose()?;
+        Ok(())
+    }
+
+    /// Holds the texts to a grammar that is none of the client's.
+    pub(crate) fn hold_to(
+        &mut self,
+        served: &Served,
+        asked: &structure::Asked,
+    ) -> Result<(), ApiError> {
+        self.template.constraint = Some(structure::compile(served, asked)?);
         Ok(())
     }
 

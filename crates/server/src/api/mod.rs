@@ -1,6 +1,7 @@
 //! The routes, and their handlers.
 
 pub(crate) mod answer;
+mod calls;
 pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completions;

@@ -16,7 +16,7 @@ use crate::error::ApiError;
 
 /// Fields that would change the answer and are not built, with what they may say all the same, as
 /// JSON (null, false and what is empty say nothing), and why they are refused.
-const REFUSED: [(&str, &[&str], &str); 38] = [
+const REFUSED: [(&str, &[&str], &str); 36] = [
     ("allowed_token_ids", &[], NOT_YET),
     ("audio", &[], "there are no models of audio here"),
     ("bad_words", &[], "not supported yet; `logit_bias` with -100 keeps single tokens out"),
@@ -25,7 +25,6 @@ const REFUSED: [(&str, &[&str], &str); 38] = [
     ("documents", &[], "send them in `chat_template_kwargs`, if the model's template reads them"),
     ("dry_multiplier", &["0"], NOT_YET),
     ("dynatemp_range", &["0"], NOT_YET),
-    ("enable_thinking", &[], TEMPLATE),
     ("function_call", &["\"none\""], FUNCTIONS),
     ("functions", &[], FUNCTIONS),
     ("grammar", &[], STRUCTURE),
@@ -41,7 +40,6 @@ const REFUSED: [(&str, &[&str], &str); 38] = [
     ("no_repeat_ngram_size", &["0"], NOT_YET),
     ("num_beams", &["1"], BEAMS),
     ("prompt_embeds", &[], NOT_YET),
-    ("reasoning_effort", &[], TEMPLATE),
     ("repeat_penalty", &["1"], "send `repetition_penalty`"),
     ("return_token_ids", &[], NOT_YET),
     ("return_tokens_as_token_ids", &[], NOT_YET),
@@ -66,7 +64,7 @@ const REFUSED_ON_CHATS: [(&str, &[&str], &str); 3] = [
 
 const NOT_YET: &str = "not supported yet";
 const STRUCTURE: &str = "send `response_format` or `structured_outputs`";
-const FUNCTIONS: &str = "tools are not supported yet";
+const FUNCTIONS: &str = "send `tools` and `tool_choice`";
 const BEAMS: &str = "there is no beam search; `best_of` chooses among samples";
 const TEMPLATE: &str =
     "send it in `chat_template_kwargs`, by the name that the model's template has";

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use infernum_frontend_hf::chat::{Message, RenderOptions};
+use infernum_frontend_hf::chat::{ChatTemplate, Message, RenderOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -80,7 +80,8 @@ fn count(app: &App, asked: &Asked) -> Result<Response, ApiError> {
             encode(served, "prompt", &text, special, limit)?
         }
         (None, Some(messages)) => {
-            let messages = chat::messages(messages)?;
+            let takes_parts = served.frontend.template().is_ok_and(ChatTemplate::takes_parts);
+            let messages = chat::messages(messages, takes_parts)?;
             let options = RenderOptions {
                 add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
                 extra: request.chat_template_kwargs.unwrap_or_default(),
