@@ -5,7 +5,7 @@ use std::fmt::Write;
 use infernum_frontend_hf::dialect::{Calls, Channels, Dialect, Form, Kind, Tools};
 use serde_json::{Map, Value, json};
 
-use crate::{Grammar, GrammarError, Grammars, refusal, schema};
+use crate::{Grammar, GrammarError, Grammars, MOST_BYTES, refusal, schema};
 
 /// Which calls are wanted.
 #[derive(Clone, Copy, Debug)]
@@ -78,9 +78,14 @@ impl Writer<'_> {
         self.rule(&format!("[suffix={literal}]"), ANY)
     }
 
-    /// JSON that a schema admits.
+    /// JSON that a schema admits. Schemas stand once for each argument with all that they share, so that what is written is
+    /// bounded here, and not when all of it is there.
     fn json(&mut self, of: &Value) -> Result<String, GrammarError> {
         let body = format!("%json {}", schema(of)?);
+        if self.rules.len() + body.len() > MOST_BYTES {
+            let message = format!("expected schemas of at most {MOST_BYTES} bytes in all");
+            return Err(GrammarError::Refused(message));
+        }
         Ok(self.rule("", &body))
     }
 
@@ -180,6 +185,7 @@ impl Writer<'_> {
         let mut body = self.literal(&format!("{before}{name}{}", first(after_name)));
         let end = first(value_end);
         for (argument, of, required) in properties(parameters) {
+            let of = alone(parameters, of);
             let is_text = of.get("type").and_then(Value::as_str) == Some("string");
             let kind = if is_text { Kind::Text } else { Kind::Json };
             let marker = value.iter().find(|(_, k)| *k == kind || *k == Kind::Typed);
@@ -210,7 +216,7 @@ impl Writer<'_> {
         // What comes after an argument, and what comes where there was none.
         let (mut after, mut first) = (empty.clone(), empty);
         for (name, of, required) in properties(parameters).into_iter().rev() {
-            let value = self.json(&of)?;
+            let value = self.json(&alone(parameters, of))?;
             let (with, alone) =
                 (self.literal(&format!(", {name}=")), self.literal(&format!("{name}=")));
             let (mut next, mut begin) =
@@ -233,21 +239,21 @@ fn object(parameters: &Value) -> Value {
     }
 }
 
-/// Names of arguments, their schemas by themselves, and whether they must be there.
-fn properties(parameters: &Value) -> Vec<(String, Value, bool)> {
+/// Names of arguments, their schemas, and whether they must be there.
+fn properties(parameters: &Value) -> Vec<(&str, &Value, bool)> {
     let required = parameters.get("required").and_then(Value::as_array);
     let is_required = |name: &str| required.is_some_and(|all| all.iter().any(|n| n == name));
-    let shared: Map<String, Value> = ["$defs", "definitions"]
+    let all = parameters.get("properties").and_then(Value::as_object);
+    all.into_iter().flatten().map(|(name, of)| (name.as_str(), of, is_required(name))).collect()
+}
+
+/// An argument's schema by itself: with the definitions that it may refer to.
+fn alone(parameters: &Value, of: &Value) -> Value {
+    let Value::Object(fields) = of else { return of.clone() };
+    let mut all: Map<String, Value> = ["$defs", "definitions"]
         .into_iter()
         .filter_map(|key| Some((key.to_owned(), parameters.get(key)?.clone())))
         .collect();
-    let alone = |of: &Value| match of {
-        Value::Object(fields) => {
-            Value::Object(shared.clone().into_iter().chain(fields.clone()).collect())
-        }
-        other => other.clone(),
-    };
-    let all = parameters.get("properties").and_then(Value::as_object);
-    let one = |(name, of): (&String, &Value)| (name.clone(), alone(of), is_required(name));
-    all.into_iter().flatten().map(one).collect()
+    all.extend(fields.clone());
+    Value::Object(all)
 }

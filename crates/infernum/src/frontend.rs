@@ -21,6 +21,7 @@ pub struct Frontend {
     defaults: GenerationDefaults,
     grammars: Grammars,
     dialect: Option<Arc<Dialect>>,
+    marker_tokens: Vec<u32>,
 }
 
 impl Frontend {
@@ -34,7 +35,17 @@ impl Frontend {
         let dialects = Dialect::all(model.library())?;
         let dialect = template.as_ref().ok();
         let dialect = dialect.and_then(|t| Dialect::of_template(&dialects, t.text()));
-        Ok(Frontend { tokenizer, template, defaults, grammars, dialect })
+        let markers = dialect.iter().flat_map(|dialect| dialect.markers());
+        let parts = markers.flat_map(|marker| tokenizer.special_parts(marker));
+        let mut marker_tokens: Vec<u32> = parts.filter_map(|(_, token)| token).collect();
+        marker_tokens.sort_unstable();
+        marker_tokens.dedup();
+        Ok(Frontend { tokenizer, template, defaults, grammars, dialect, marker_tokens })
+    }
+
+    /// Special tokens that tell parts of an answer apart, in ascending order.
+    pub fn marker_tokens(&self) -> &[u32] {
+        &self.marker_tokens
     }
 
     /// A request that continues `text`. All else is as the checkpoint says, and without a bound on the length

@@ -155,8 +155,8 @@ template <int GROUPS, int TYPE, int AT, int OUTER, int OUTER_AT> struct Scales {
     }
 };
 
-// ---- values of codes, for products of many tokens: code * scale - minimum in f32, rounded once to activations' type, which is
-// what a decoded copy of the weight would hold.
+// ---- values of codes, for products of many tokens: code * scale - minimum in f32, rounded once to activations' type, as a decoded
+// copy of the weight is (but for a product and a difference that are fused here).
 __device__ __forceinline__ u32 sum2(u32 a, u32 b, bf16) {
     u32 y = 0;
 #if __CUDA_ARCH__ >= 800
@@ -169,6 +169,7 @@ __device__ __forceinline__ u32 sum2(u32 a, u32 b, f16) {
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
     return y;
 }
+// Two floats rounded by one instruction, the first in the low half.
 __device__ __forceinline__ u32 round2(float first, float second, bf16) {
     u32 y = 0;
 #if __CUDA_ARCH__ >= 800

@@ -10,8 +10,8 @@
 // ascending order within a slice of K; then slices in ascending order.
 //
 // Weights that are packed codes (`Op::CODED`, of Op::Packed) come to the ring as they are, in pieces of eight rows by P::COLUMNS
-// columns. A warp makes values of those of its 16 rows in registers, from which tensor cores take them: the values that a
-// decoded copy would hold, in the same order, so that sums are the same bits.
+// columns. A warp makes values of those of its 16 rows in registers, from which tensor cores take them: rounded as those of a
+// decoded copy are, and in the same order.
 //
 // An `Op` says what becomes of sums:
 //   X, K, N, PARTS        element type of x and w; columns and rows of w; rows of w of one output, 1 or

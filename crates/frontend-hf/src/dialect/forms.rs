@@ -382,6 +382,7 @@ impl Call {
                 let tag = Tag { key, kind: value[which].1, value: String::new() };
                 self.stay(At::TagValue(count, tag))
             }
+            Found::Maybe(_) if held.len() > LONGEST_NAME => Progress::Failed,
             Found::Maybe(_) => self.stay(At::TagKey(count)),
         }
     }

@@ -195,16 +195,6 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Special tokens that tell parts of an answer apart.
-    pub(crate) fn shown(&self, served: &Served) -> Vec<u32> {
-        let tokenizer = served.frontend.tokenizer();
-        let parts = self.dialect.markers().into_iter().flat_map(|m| tokenizer.special_parts(m));
-        let mut shown: Vec<u32> = parts.filter_map(|(_, token)| token).collect();
-        shown.sort_unstable();
-        shown.dedup();
-        shown
-    }
-
     /// Of an answer that comes in pieces.
     pub(crate) fn begin(&self) -> Reading {
         let parser = Parser::new(&self.dialect, &self.tools, &self.tail);

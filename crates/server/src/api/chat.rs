@@ -236,7 +236,7 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
         }
         common.hold_to(&served, &asked)?;
     }
-    common.text.shown = reader.as_ref().map(|r| r.shown(&served)).unwrap_or_default();
+    common.text.shown = served.frontend.marker_tokens().to_vec();
     let mut tokens = encode(&served, "messages", &text, special, common.readable(&served))?;
     take_last(&mut tokens, common.taken(wanted, &served));
     let most = room_for("messages", tokens.len(), wanted, &served, &mut warnings)?;
