@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use infernum::DeviceId;
 use infernum_codegen::cuda::{Cache, Library};
 use infernum_passes::data::Kernels;
+use infernum_runtime::check::cuda::Wanted;
 use infernum_runtime::check::{self, KernelVerdict};
 use infernum_runtime::cuda::Gpu;
 use serde_json::json;
@@ -28,6 +29,9 @@ pub struct Args {
     /// Only ops whose names contain this.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     only: String,
+    /// Only variants of CUDA kernels whose names contain this.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    variant: String,
     /// Show every case, and not only those that fail and the worst of each op.
     #[arg(long)]
     verbose: bool,
@@ -85,8 +89,8 @@ fn on_gpu(
         }
         verdicts.push(verdict);
     };
-    let options = (args.seed, args.only.as_str());
-    check::cuda::check(kernels, &library, gpu, &cache, options, &mut take);
+    let wanted = Wanted { seed: args.seed, op: &args.only, variant: &args.variant };
+    check::cuda::check(kernels, &library, gpu, &cache, wanted, &mut take);
     printed?;
     summary(&verdicts)?;
     Ok(verdicts)

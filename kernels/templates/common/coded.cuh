@@ -2,17 +2,18 @@
 // which a lane of a warp has the codes of row lane / 4 that it multiplies. `P` is the text that the compiler writes for the
 // weight: sizes, where planes of codes and scales begin in a unit, and what kind of numbers they are.
 //
-// Codes become 16-bit floats without a conversion: the bits of a whole number u of b bits are put below the leading one
-// of a mantissa, which makes 1 + u / 2^b; floats of 8 and 4 bits are put where they are numbers of the same mantissa, and
-// multiplied by a power of two. Whole numbers of 8 bits do not fit bf16's mantissa: two floats are made of the halves,
-// 1 + low / 16 and 16 + high, and both are multiplied. What the leading ones add to a sum, and what was added to a code to
-// make it a whole number from 0 on, is OFFSET times the sum of the activations, which tensor cores subtract.
+// Codes become 16-bit floats without a conversion: the bits of a whole number u are put in the lowest bits of the mantissa of
+// 2^M, M the mantissa's bits, which makes 2^M + u; floats of 8 and 4 bits are put where they are numbers of the same mantissa,
+// and multiplied by a power of two. Whole numbers of 8 bits do not fit bf16's mantissa: two floats are made of the halves,
+// 2^M + low and 16 (2^M + high), and both are multiplied. What the powers add to a sum, and what was added to a code to
+// make it a whole number from 0 on, is OFFSET times the sum of the activations.
 enum { WHOLE, E4M3, E5M2, E2M1 };                      // kinds of codes
 enum { AS_F16, AS_BF16, AS_F32, AS_U8, AS_I8 };        // types of scales
 
 template <class E> struct Bits;
-template <> struct Bits<bf16> { static constexpr int MANTISSA = 7; static constexpr u32 ONE = 0x3f803f80; };
-template <> struct Bits<f16> { static constexpr int MANTISSA = 10; static constexpr u32 ONE = 0x3c003c00; };
+// One, and two to the power of MANTISSA, twice.
+template <> struct Bits<bf16> { static constexpr int MANTISSA = 7; static constexpr u32 ONE = 0x3f803f80, BASE = 0x43004300; };
+template <> struct Bits<f16> { static constexpr int MANTISSA = 10; static constexpr u32 ONE = 0x3c003c00, BASE = 0x64006400; };
 
 // The bits of both halves that are the lowest N from bit AT on, moved from bit FROM; others are not cleared.
 template <int FROM, int TO> __device__ __forceinline__ u32 moved(u32 x) {
@@ -20,6 +21,12 @@ template <int FROM, int TO> __device__ __forceinline__ u32 moved(u32 x) {
     return x << (TO > FROM ? TO - FROM : 0);
 }
 __device__ __forceinline__ constexpr u32 both(u32 x) { return x << 16 | x; }
+// x & MASK | SET in one instruction: of two constants, compilers make two.
+template <u32 MASK, u32 SET> __device__ __forceinline__ u32 masked(u32 x) {
+    u32 y;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(MASK), "r"(SET));
+    return y;
+}
 
 // Products of two pairs, exact here.
 __device__ __forceinline__ u32 times2(u32 a, u32 b, bf16) {
@@ -39,12 +46,9 @@ template <class P, class E> struct Codes {
     static constexpr int M = Bits<E>::MANTISSA;
     static constexpr bool FLOATS = P::KIND != WHOLE;
     static constexpr bool HALVED = !FLOATS && P::BITS > M;          // low and high four bits apart
-    static constexpr int UNIT = FLOATS ? 0 : HALVED ? 4 : P::BITS;  // codes are multiplied as u / 2^UNIT
     static constexpr int WORDS = P::BITS == 8 ? 2 : P::PLANES;      // of a lane for 32 columns
-    // What codes are multiplied as, more than they are, in units of 2^-UNIT.
-    static constexpr float OFFSET = FLOATS ? 0.0f : (HALVED ? 17.0f : 1.0f) + (float)P::ZERO / (1 << UNIT);
-    // Sums are of codes times this.
-    static constexpr float FACTOR = (float)(1 << UNIT);
+    // What codes are multiplied as, more than they are.
+    static constexpr float OFFSET = FLOATS ? 0.0f : (HALVED ? 17 << M : 1 << M) + P::ZERO;
 
     // A lane's words of a chunk of 128 columns, of a unit in shared memory at `from`.
     struct Chunk { u32 w[4][WORDS]; };
@@ -97,14 +101,13 @@ template <class P, class E> struct Codes {
             const u32 r = (moved<PAIR * 4, M - 1>(c.w[B][0]) & both(7u << (M - 1))) | (moved<PAIR * 4 + 3, 15>(c.w[B][0]) & 0x80008000);
             return times2(r, both(M == 7 ? 0x7e80 : 0x7400), E{});
         } else if constexpr (HALVED) {
-            return (moved<PAIR * 4, M - 4>(c.w[B][PART]) & both(15u << (M - 4))) | (Bits<E>::ONE + (PART ? both(4u << M) : 0));
+            return masked<both(15), Bits<E>::BASE + (PART ? both(4u << M) : 0)>(moved<PAIR * 4, 0>(c.w[B][PART]));
         } else {
-            constexpr int LOW = M - P::BITS;
-            u32 r = (moved<place<P::BITS0, B, PAIR>(), LOW>(c.w[B][0]) & both(((1u << P::BITS0) - 1) << LOW)) | Bits<E>::ONE;
+            u32 r = masked<both((1u << P::BITS0) - 1), Bits<E>::BASE>(moved<place<P::BITS0, B, PAIR>(), 0>(c.w[B][0]));
             if constexpr (P::PLANES > 1)
-                r |= moved<place<P::BITS1, B, PAIR>(), LOW + P::BITS0>(c.w[B][1]) & both(((1u << P::BITS1) - 1) << (LOW + P::BITS0));
+                r |= moved<place<P::BITS1, B, PAIR>(), P::BITS0>(c.w[B][1]) & both(((1u << P::BITS1) - 1) << P::BITS0);
             if constexpr (P::PLANES > 2)
-                r |= moved<place<P::BITS2, B, PAIR>(), LOW + P::BITS0 + P::BITS1>(c.w[B][2]) & both(((1u << P::BITS2) - 1) << (LOW + P::BITS0 + P::BITS1));
+                r |= moved<place<P::BITS2, B, PAIR>(), P::BITS0 + P::BITS1>(c.w[B][2]) & both(((1u << P::BITS2) - 1) << (P::BITS0 + P::BITS1));
             return r;
         }
     }
@@ -199,19 +202,19 @@ template <class P, class E> struct Values : Codes<P, E> {
         if constexpr (MINIMUM) row.minimum.load(unit, r);
     }
     static constexpr u32 MINUS = 0x80008000;
-    // Pair PAIR of block B, less its zero, in units of 1 / FACTOR: exact, as a whole number's bits fit the mantissa.
+    // Pair PAIR of block B, less its zero: exact, as a whole number's bits fit the mantissa.
     template <int B, int PAIR> __device__ __forceinline__ static u32 codes(const typename C::Chunk& c) {
         if constexpr (C::FLOATS) {
             return C::template pair<B, PAIR, 0>(c);
         } else if constexpr (C::HALVED) {
             constexpr int HIGH = P::ZERO / 16, LOW = P::ZERO % 16;
-            constexpr u32 ABOVE = both(0x4180 + ((HIGH + (LOW == 0)) << 3));   // 16 + HIGH, and 1 that the low half has too many
+            constexpr u32 ABOVE = Bits<E>::BASE + both((4u << M) + HIGH + (LOW == 0 ? 8 : 0));   // and 128 that the low half has too many
             const u32 high = sum2(C::template pair<B, PAIR, 1>(c), ABOVE | MINUS, E{});
             u32 low = C::template pair<B, PAIR, 0>(c);
-            if constexpr (LOW != 0) low = sum2(low, (Bits<E>::ONE | both(LOW << (M - 4))) | MINUS, E{});
+            if constexpr (LOW != 0) low = sum2(low, (Bits<E>::BASE + both(LOW)) | MINUS, E{});
             return sum2(high, low, E{});
         } else {
-            return sum2(C::template pair<B, PAIR, 0>(c), (Bits<E>::ONE | both(P::ZERO << (M - P::BITS))) | MINUS, E{});
+            return sum2(C::template pair<B, PAIR, 0>(c), (Bits<E>::BASE + both(P::ZERO)) | MINUS, E{});
         }
     }
     // Four pairs of a lane are a tensor core's step of 16 columns, half H of block B of chunk CHUNK, of rows r and r + 8.
@@ -224,7 +227,7 @@ template <class P, class E> struct Values : Codes<P, E> {
     }
     template <int G, int B, int PAIR> __device__ __forceinline__ static void pair(u32& to, const typename C::Chunk& c, const Row& row) {
         const u32 code = codes<B, PAIR>(c);
-        const float scale = row.scale.template get<G>() * C::FACTOR;
+        const float scale = row.scale.template get<G>();
         if constexpr (MINIMUM) {
             const float minimum = row.minimum.template get<G>();
             to = round2(fmaf(low<E>(code), scale, -minimum), fmaf(high<E>(code), scale, -minimum), E{});

@@ -2,7 +2,8 @@
 //
 // Tensor cores sum codes times activations within a group in f32, and scales and minimums are applied to these sums: nothing
 // is rounded but the activations. The sum of a group's activations, which minimums and the codes' OFFSET are multiplied by,
-// comes of the tensor cores as well, by a matrix whose elements are all -OFFSET, in the lanes that have the other sums.
+// is worked out once, where activations come to shared memory. Where they do not, it comes of the tensor cores as well, by a
+// matrix whose elements are all -OFFSET, in the lanes that have the other sums.
 
 // The loader of an `Op`: BYTES is a stage of all tiles, 16 rows by P::COLUMNS columns each, which are two units. Eight pairs in
 // a row are sixteen rows side by side, or eight and eight: the op's header sees to it.
@@ -10,6 +11,12 @@ template <class Op, int TILES, class P> struct CodedRows {
     typedef P Packed;
     static constexpr int UNIT = P::BYTES, BYTES = TILES * 2 * UNIT;
     static constexpr bool BY_LANES = true;
+    // Columns whose activations are summed, 0 if no sums are wanted, and what such a sum is multiplied by.
+    static constexpr int SPAN = P::KIND != WHOLE && P::MINIMUM < 0 ? 0 : P::GROUP < 128 ? P::GROUP : 128;
+    __device__ __forceinline__ static constexpr float sum_factor() {
+        if constexpr (P::KIND != WHOLE) return -1.0f;
+        else return -Codes<P, typename Op::X>::OFFSET;
+    }
     static constexpr int BANDS = (Op::N + 7) / 8, ACROSS = (Op::K + P::COLUMNS - 1) / P::COLUMNS;
     __device__ __forceinline__ static bool beside(int a, int b) { return b < 0 || b == a + 1; }
     // The eights of rows that a tile of 8 pairs has.
@@ -48,9 +55,11 @@ template <bool FIRST, class E> __device__ __forceinline__ void mma_onto(float (&
     else mma(d, a[0], a[1], a[2], a[3], b0, b1, E{});
 }
 
-// WARPS split K, a unit of columns a step, with STAGES stages in flight in each; ROWS tokens' activations are in shared memory,
-// or with ROWS = 0 come from the L2 cache, a chunk of 128 columns ahead (no op that norms them has that).
-// Shared memory in bytes: WARPS * (STAGES * MT * 2 * P::BYTES + MT * NT * 128 * COLS) + ROWS * K * 2.
+// WARPS split K into neighbouring units of columns, a step each. STAGES such steps are in flight in each warp, some together, by
+// the copy engine where there is one.
+// ROWS tokens' activations are in shared memory, and sums of them; or with ROWS = 0 they come from the L2 cache, a chunk of
+// 128 columns ahead (no op that norms them has that).
+// Shared memory in bytes: WARPS * (STAGES * MT * 2 * P::BYTES + MT * NT * 128 * COLS) + ROWS * K * 2 + ROWS * K / SPAN * 4.
 template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Coded
     : FewTokens<Op, WARPS, WARPS * STAGES * Op::template Weights<Op, MT>::BYTES, MT, NT, ROWS> {
     typedef FewTokens<Op, WARPS, WARPS * STAGES * Op::template Weights<Op, MT>::BYTES, MT, NT, ROWS> Base;
@@ -59,55 +68,96 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
     typedef typename Weights::Packed P;
     typedef Codes<P, E> C;
     using Base::K, Base::PASSES, Base::TOKENS, Base::RED, Base::op, Base::warp, Base::lane, Base::group, Base::quad, Base::xrow, Base::xs,
-        Base::red;
+        Base::sums, Base::red;
     static constexpr int UNIT = Weights::UNIT, STEPS = Weights::ACROSS, BLOCKS = P::COLUMNS / 32;
-    static constexpr int MINE = (STEPS + WARPS - 1) / WARPS;        // steps of a warp
+#if __CUDA_ARCH__ >= 900
+    static constexpr bool ENGINE = true;
+#else
+    static constexpr bool ENGINE = false;
+#endif
     static constexpr int GROUPS = P::COLUMNS / P::GROUP;
-    static constexpr bool MINIMUM = P::MINIMUM >= 0, SUMS = MINIMUM || !C::FLOATS;
-    static constexpr float OFFSET = C::FLOATS ? 1.0f : C::OFFSET;   // what sums of activations are multiplied by, but for the sign
+    static constexpr int SPAN = Weights::SPAN;
+    static constexpr bool MINIMUM = P::MINIMUM >= 0, SUMS = SPAN != 0;
+    // Sums of activations are there, or come of the tensor cores; without minimums codes may be summed onto them.
+    static constexpr bool READY = SUMS && ROWS != 0, ONTO = READY && !MINIMUM && ROWS > 1;
     typedef Scales<GROUPS, P::SCALE, P::SCALE_AT, P::SCALE_OUTER, P::SCALE_OUTER_AT> Scale;
     typedef Scales<GROUPS, MINIMUM ? P::MINIMUM : AS_F32, P::MINIMUM_AT, P::MINIMUM_OUTER, P::MINIMUM_OUTER_AT> Minimum;
     static_assert(K % 64 == 0, "K is not a multiple of 64");
     static_assert(ROWS != 0 || Op::NORM == 0, "what is normed is in shared memory");
 
-    u32 ring;
-    int flow_left, flow_pass, flow_step = 0, flow_slot = 0;
-    u32 from[2 * MT];                                               // in 16 bytes, of w
+    // Steps that are copied together, as each copy costs instructions, and room for so many.
+    static constexpr int BATCH = STEPS >= 2 * WARPS && STAGES >= 4 ? 2 : 1, SLOTS = STAGES / BATCH, SLOT = BATCH * Weights::BYTES;
+    static_assert(SLOTS >= 1, "too little shared memory");
+
+    // Steps of this warp in a pass.
+    const int begin = STEPS * warp / WARPS, mine = STEPS * (warp + 1) / WARPS - begin;
+    u32 ring, full;                                                 // full: a slot's barrier
+    int flow_left, flow_pass, flow_step = 0;
+    const u8* from[ENGINE ? 1 : 2 * MT];                            // a lane has eight rows copied, or a part of all
 
     __device__ __forceinline__ Coded(const Op& op, u8* shared) : Base(op, shared) {
         ring = (u32)__cvta_generic_to_shared(shared) + warp * STAGES * Weights::BYTES;
+        if constexpr (ENGINE) {
+            __shared__ __align__(8) u64 barriers[WARPS * SLOTS];
+            full = shared_at(barriers + warp * SLOTS);
+            for (int i = lane; i < SLOTS; i += 32) barrier_init(full + i * 8, 1);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            __syncwarp();
+        }
     }
 
-    // Asks for the next stage.
-    __device__ __forceinline__ void flow() {
+    // Asks for the next steps, to `slot`. Of a slot those of eight rows lie side by side, then those of the next eight.
+    __device__ __forceinline__ void flow(int slot) {
         if (flow_left > 0) {
             if (flow_step == 0) {
 #pragma unroll
                 for (int m = 0; m < MT; m++) {
                     int a, b;
                     Weights::bands(op, (flow_pass * MT + m) * 8, a, b);
-                    from[2 * m] = (a * STEPS + warp) * (UNIT / 16) + lane;
-                    from[2 * m + 1] = (b * STEPS + warp) * (UNIT / 16) + lane;
+                    const u8 *const first = op.w + ((i64)a * STEPS + begin) * UNIT, *const second = op.w + ((i64)b * STEPS + begin) * UNIT;
+                    if constexpr (ENGINE) {
+                        if (lane / 2 == m) from[0] = lane % 2 ? second : first;
+                    } else {
+                        from[2 * m] = first + lane * 16, from[2 * m + 1] = second + lane * 16;
+                    }
                 }
             }
-            const u32 to = ring + flow_slot * Weights::BYTES + lane * 16;
-            const bool there = flow_step * WARPS + warp < STEPS;
+            const int bytes = min(BATCH, mine - flow_step) * UNIT;
+            if constexpr (ENGINE) {
+                const u32 to = ring + slot * SLOT + lane * (BATCH * UNIT), arrived = full + slot * 8;
+                u64 once;                                           // weights leave the rest of the cache alone
+                asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+                if (lane == 0) barrier_expect(arrived, 2 * MT * bytes);
+                if (lane < 2 * MT) copy_bytes(to, from[0], bytes, arrived, once);
+                from[0] += BATCH * UNIT;
+            } else {
+                const u32 to = ring + slot * SLOT + lane * 16;
 #pragma unroll
-            for (int u = 0; u < 2 * MT; u++) {
+                for (int u = 0; u < 2 * MT; u++) {
 #pragma unroll
-                for (int i = 0; i < UNIT / 16; i += 32)
-                    if (there && (i + 32 <= UNIT / 16 || lane < UNIT / 16 - i)) copy16_async(to + u * UNIT + i * 16, op.w + ((i64)from[u] + i) * 16);
-                from[u] += WARPS * (UNIT / 16);
+                    for (int i = 0; i < BATCH * UNIT; i += 512)
+                        if (lane * 16 < bytes - i) copy16_async(to + u * (BATCH * UNIT) + i, from[u] + i);
+                    from[u] += BATCH * UNIT;
+                }
             }
-            if (++flow_step == MINE) {
+            flow_step += BATCH;
+            if (flow_step >= mine) {
                 flow_step = 0;
                 flow_pass += gridDim.x;
                 if (flow_pass >= PASSES) flow_pass = blockIdx.x;
             }
-            if (++flow_slot == STAGES) flow_slot = 0;
-            flow_left--;
+            flow_left -= BATCH;
         }
-        copy_commit();
+        if constexpr (!ENGINE) copy_commit();
+    }
+    // The oldest steps have come.
+    __device__ __forceinline__ void wait(int slot, u32 parity) const {
+        if constexpr (ENGINE) {
+            barrier_wait(full + slot * 8, parity);
+        } else {
+            copy_wait<SLOTS - 1>();
+            __syncwarp();
+        }
     }
 
     // A lane's activations of block `block` of 32 columns, two of each eight. There are none beyond K, where scales are zero.
@@ -130,13 +180,36 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
         Scale scale[TILES][2];
         Minimum minimum[TILES][2];
         Vec16 x[4][NT];
-        float sums[NT][4];                                          // -OFFSET times sums of a group's activations
+        float sums[NT][4];                                          // of a group's activations, times sum_factor()
         float codes[TILES][NT][4];                                  // of codes times activations
     };
 
+    // Sums of the span's activations that begin with block B of the unit of `step`, the first of their group or not.
+    template <int B, int H, bool FIRST> __device__ __forceinline__ void join_sums(Step& s, int step) {
+        int span = (step * P::COLUMNS + B * 32 + H * 16) / SPAN;
+        if (K % P::COLUMNS != 0) span = min(span, (K + SPAN - 1) / SPAN - 1);
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            const u32 at = sums + (span * ROWS + (n * 8 + quad * 2) % ROWS) * 4;
+            u32 bits[2];
+            if constexpr (ROWS == 1) bits[0] = bits[1] = load4_shared(at);
+            else load8_shared(at, bits[0], bits[1]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float sum = __uint_as_float(bits[i % 2]);
+                if constexpr (ONTO) {
+#pragma unroll
+                    for (int m = 0; m < TILES; m++) s.codes[m][n][i] = FIRST ? sum : s.codes[m][n][i] + sum;
+                } else {
+                    s.sums[n][i] = FIRST ? sum : s.sums[n][i] + sum;
+                }
+            }
+        }
+    }
     // Sixteen columns: pairs 2 H and 2 H + 1 of block B, the first of their group or not.
-    template <int B, int H, bool FIRST> __device__ __forceinline__ void sixteen(Step& s, u32 ones) {
-        if constexpr (SUMS) {
+    template <int B, int H, bool FIRST> __device__ __forceinline__ void sixteen(Step& s, int step, u32 ones) {
+        if constexpr (READY && (B * 32 + H * 16) % SPAN == 0) join_sums<B, H, FIRST>(s, step);
+        if constexpr (SUMS && !READY) {
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 const Vec16& x = s.x[B % 4][n];
@@ -145,7 +218,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
         }
 #pragma unroll
         for (int m = 0; m < TILES; m++) {
-            multiply<B, H, 0, FIRST>(s, m);
+            multiply<B, H, 0, FIRST && !ONTO>(s, m);
             if constexpr (C::HALVED) multiply<B, H, 1, false>(s, m);
         }
     }
@@ -165,7 +238,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
             for (int r = 0; r < 2; r++) {
                 const float scale = s.scale[m][r].template get<G>();
                 float of_sums = C::FLOATS ? 0.0f : scale;
-                if constexpr (MINIMUM) of_sums = fmaf(s.minimum[m][r].template get<G>(), 1 / (C::FACTOR * OFFSET), of_sums);
+                if constexpr (MINIMUM) of_sums = fmaf(s.minimum[m][r].template get<G>(), -1 / Weights::sum_factor(), of_sums);
 #pragma unroll
                 for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -173,7 +246,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
                         if constexpr (MINIMUM) {
                             acc[M + m][n][i] = fmaf(of_sums, s.sums[n][i], fmaf(scale, s.codes[m][n][i], acc[M + m][n][i]));
                         } else {
-                            acc[M + m][n][i] = fmaf(scale, SUMS ? s.codes[m][n][i] + s.sums[n][i] : s.codes[m][n][i], acc[M + m][n][i]);
+                            acc[M + m][n][i] = fmaf(scale, SUMS && !ONTO ? s.codes[m][n][i] + s.sums[n][i] : s.codes[m][n][i], acc[M + m][n][i]);
                         }
                     }
             }
@@ -184,7 +257,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 #pragma unroll
                 for (int m = 0; m < TILES; m++)
 #pragma unroll
-                    for (int r = 0; r < 2; r++) C::load(s.words[m][r], unit + (2 * (M + m) + r) * UNIT, B / 4, lane);
+                    for (int r = 0; r < 2; r++) C::load(s.words[m][r], unit + (2 * (M + m) + r) * (BATCH * UNIT), B / 4, lane);
 #pragma unroll
                 for (int b = 0; b < 4; b++)
 #pragma unroll
@@ -198,13 +271,13 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
                     }
             }
             if constexpr (P::GROUP == 16) {
-                sixteen<B, 0, true>(s, ones);
+                sixteen<B, 0, true>(s, step, ones);
                 close<2 * B, M>(acc, s);
-                sixteen<B, 1, true>(s, ones);
+                sixteen<B, 1, true>(s, step, ones);
                 close<2 * B + 1, M>(acc, s);
             } else {
-                sixteen<B, 0, B * 32 % P::GROUP == 0>(s, ones);
-                sixteen<B, 1, false>(s, ones);
+                sixteen<B, 0, B * 32 % P::GROUP == 0>(s, step, ones);
+                sixteen<B, 1, false>(s, step, ones);
                 if constexpr ((B + 1) * 32 % P::GROUP == 0) close<B * 32 / P::GROUP, M>(acc, s);
             }
             blocks<B + 1, M>(acc, s, unit, step, t0, ones, ahead, next);
@@ -219,8 +292,8 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
             for (int m = 0; m < TILES; m++)
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    s.scale[m][r].load(unit + (2 * (M + m) + r) * UNIT, group);
-                    if constexpr (MINIMUM) s.minimum[m][r].load(unit + (2 * (M + m) + r) * UNIT, group);
+                    s.scale[m][r].load(unit + (2 * (M + m) + r) * (BATCH * UNIT), group);
+                    if constexpr (MINIMUM) s.minimum[m][r].load(unit + (2 * (M + m) + r) * (BATCH * UNIT), group);
                 }
             blocks<0, M>(acc, s, unit, step, t0, ones, ahead, next);
             tiles<M + TILES>(acc, unit, step, t0, ones, ahead, next);
@@ -229,13 +302,16 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 
     __device__ __forceinline__ void run() {
         const int passes = blockIdx.x < PASSES ? (PASSES - 1 - blockIdx.x) / gridDim.x + 1 : 0;
-        flow_left = (op.tokens + TOKENS - 1) / TOKENS * passes * MINE;
+        flow_left = (op.tokens + TOKENS - 1) / TOKENS * passes * ((mine + BATCH - 1) / BATCH * BATCH);
         flow_pass = blockIdx.x;
-        for (int i = 0; i < STAGES; i++) flow();
+#pragma unroll 1
+        for (int i = 0; i < SLOTS; i++) flow(i);
+        this->warm_norm();
         pdl_launch();
         pdl_wait();
-        const u32 ones = pack2<E>(-OFFSET, -OFFSET);
+        const u32 ones = pack2<E>(Weights::sum_factor(), Weights::sum_factor());
         int slot = 0, parity = 0;
+        u32 round = 0;                                              // of the ring, its parity
 #pragma unroll 1
         for (int t0 = 0; t0 < op.tokens; t0 += TOKENS) {
             Vec16 ahead[4][NT];
@@ -245,27 +321,23 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 #pragma unroll
                 for (int b = 0; b < 4; b++)
 #pragma unroll
-                    for (int n = 0; n < NT; n++) ahead[b][n] = load_x(n, warp * BLOCKS + b, t0);
+                    for (int n = 0; n < NT; n++) ahead[b][n] = load_x(n, begin * BLOCKS + b, t0);
             }
 #pragma unroll 1
             for (int pass = blockIdx.x; pass < PASSES; pass += gridDim.x) {
                 float acc[MT][NT][4] = {};
 #pragma unroll 1
-                for (int i = 0; i < MINE; i++) {
-                    const int step = i * WARPS + warp, next = i + 1 < MINE && step + WARPS < STEPS ? step + WARPS : warp;
-                    copy_wait<STAGES - 1>();
+                for (int i = 0; i < mine; i += BATCH) {
+                    wait(slot, round);
+#pragma unroll 1
+                    for (int u = 0; u < min(BATCH, mine - i); u++) {
+                        const int step = begin + i + u, next = i + u + 1 < mine ? step + 1 : begin;
+                        tiles<0>(acc, ring + slot * SLOT + u * UNIT, step, t0, ones, ahead, next);
+                    }
                     __syncwarp();
-                    if (step < STEPS) tiles<0>(acc, ring + slot * Weights::BYTES, step, t0, ones, ahead, next);
-                    __syncwarp();
-                    if (++slot == STAGES) slot = 0;
-                    flow();
+                    flow(slot);
+                    if (++slot == SLOTS) slot = 0, round ^= 1;
                 }
-#pragma unroll
-                for (int m = 0; m < MT; m++)
-#pragma unroll
-                    for (int n = 0; n < NT; n++)
-#pragma unroll
-                        for (int i = 0; i < 4; i++) acc[m][n][i] *= C::FACTOR;
                 this->finish(acc, pass, t0, red + parity * RED);
                 parity ^= 1;
             }

@@ -14,6 +14,7 @@
 // makes another loop of it. As it is, the machine code is that of a loader written out in place.
 template <class Op, int TILES> struct DenseRows {
     static constexpr bool BY_LANES = false;            // activations come to shared memory as they are: k is in any order
+    static constexpr int SPAN = 0;                     // and no sums of theirs are wanted
     static constexpr int BYTES = 2048;
     typedef int Rows[TILES * 4];
     __device__ __forceinline__ static int row_of(const Op& op, int r, int pair) {

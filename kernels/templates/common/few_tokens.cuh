@@ -7,6 +7,9 @@
 {% include "common/cluster.cuh" %}
 {% include "common/skinny.cuh" %}
 {% include "common/wide.cuh" %}
+{% if w.packing or p.boxes is defined or p.activations is defined or p.outputs is defined %}
+{% include "common/barriers.cuh" %}
+{% endif %}
 {% if w.packing %}
 {% include "common/stored.cuh" %}
 {% include "common/coded.cuh" %}
@@ -14,7 +17,6 @@
 {{ w.packing.text }}
 {% endif %}
 {% if p.boxes is defined %}
-{% include "common/barriers.cuh" %}
 {% include "common/chain.cuh" %}
 {% elif p.mma_rows is defined %}
 {% include "common/vec.cuh" %}
@@ -22,13 +24,11 @@
 {% elif p.activations is defined %}
 {% include "common/vec.cuh" %}
 {% include "common/wgmma.cuh" %}
-{% include "common/barriers.cuh" %}
 {% include "common/tile_product.cuh" %}
 {% include "common/product.cuh" %}
 {% elif p.outputs is defined %}
 {% include "common/vec.cuh" %}
 {% include "common/wgmma.cuh" %}
-{% include "common/barriers.cuh" %}
 {% include "common/tile_product.cuh" %}
 {% include "common/cooperative.cuh" %}
 {% endif %}

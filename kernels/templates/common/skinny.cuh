@@ -16,16 +16,43 @@
 //   added(q, i)           with HEAD: what is added to a sum before the head's norm (elsewhere emit does)
 //   head_scale(q, ms)     with HEAD: factor for q's head, whose mean square is ms
 
-// Eight values as floats.
-template <class E> __device__ __forceinline__ void widen8(const E* p, float (&v)[8]) {
-    const Vec16 a = load16(p);
+// Eight values as they are stored, so that several loads are under way, and as floats.
+template <class E> struct Eight {
+    Vec16 a;
+    __device__ __forceinline__ explicit Eight(const E* p) : a(load16(p)) {}
+    Eight() = default;
+    __device__ __forceinline__ void widen(float (&v)[8]) const {
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[2 * i] = low<E>(a.w[i]), v[2 * i + 1] = high<E>(a.w[i]);
-}
-__device__ __forceinline__ void widen8(const float* p, float (&v)[8]) {
+        for (int i = 0; i < 4; i++) v[2 * i] = low<E>(a.w[i]), v[2 * i + 1] = high<E>(a.w[i]);
+    }
+};
+template <> struct Eight<float> {
+    Vec16 a, b;
+    __device__ __forceinline__ explicit Eight(const float* p) : a(load16(p)), b(load16(p + 4)) {}
+    Eight() = default;
+    __device__ __forceinline__ void widen(float (&v)[8]) const {
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = p[i];
-}
+        for (int i = 0; i < 4; i++) v[i] = __uint_as_float(a.w[i]), v[4 + i] = __uint_as_float(b.w[i]);
+    }
+};
+// Eight weights of an op's norm, or nothing where it has none.
+template <class Op, int NORM> struct NormWeights {
+    __device__ __forceinline__ void load(const Op&, int) {}
+    __device__ __forceinline__ void widen(float (&v)[8]) const {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = 1;
+    }
+};
+template <class E> __device__ __forceinline__ Eight<E> eight_of(const E* p) { return Eight<E>(p); }
+template <class Op> struct NormWeights<Op, 2> {
+    decltype(eight_of(((const Op*)nullptr)->norm)) of;
+    __device__ __forceinline__ void load(const Op& op, int k) { of = eight_of(op.norm + k); }
+    __device__ __forceinline__ void widen(float (&v)[8]) const {
+        of.widen(v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] += Op::offset;
+    }
+};
 
 // Of eight values of 16 bits: the sum of squares; their products with v, rounded.
 template <class E> __device__ __forceinline__ float sum_squares(const Vec16& x) {
@@ -103,7 +130,7 @@ template <class Op> __device__ __forceinline__ void plain_linear(const Op& op) {
 // What products of few tokens have in common, however weights are read: activations that are normed into shared memory, and
 // sums over a block's warps. WARPS split K; a pass is MT tiles of 8 pairs by NT tiles of 8 tokens. ROWS tokens' activations
 // are in shared memory; with ROWS = 0 none are. RING bytes of shared memory lie before, for weights; with them, it takes
-// RING + WARPS * MT * NT * 128 * COLS + ROWS * K * 2. The RANKS blocks of a cluster share rows and split K too: where a pass is
+// RING + WARPS * MT * NT * 128 * COLS + ROWS * K * 2, and ROWS * K / Weights::SPAN * 4 where it sums activations. The RANKS blocks of a cluster share rows and split K too: where a pass is
 // a head there are fewer passes than multiprocessors.
 template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1> struct FewTokens {
     typedef typename Op::X E;
@@ -124,7 +151,7 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
     __device__ __forceinline__ static u32 block() { return blockIdx.x / RANKS; }
     __device__ __forceinline__ static u32 blocks() { return gridDim.x / RANKS; }
     const int xrow = group % COLS;
-    u32 xs;
+    u32 xs, sums;                                                   // sums of SPAN columns, a token's beside the next one's
     float* red;
     u8* x_shared;
     float squares[NT];                                              // of the lane's part of x, with ROWS = 0
@@ -133,12 +160,26 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
         red = (float*)(shared + RING);
         x_shared = shared + RING + 2 * RED * 4;
         xs = (u32)__cvta_generic_to_shared(shared) + RING + 2 * RED * 4 + xrow * K * 2;
+        sums = (u32)__cvta_generic_to_shared(x_shared) + ROWS * K * 2;
+    }
+
+    // Warps of a token as activations are staged, and 16 bytes of each lane.
+    static constexpr int SHARE = ROWS != 0 && WARPS > ROWS ? WARPS / ROWS : 1, EACH = (K / 8 + 32 * SHARE - 1) / (32 * SHARE);
+    // Has the norm's weights come near, while the kernel before this one still runs. They are constants.
+    __device__ __forceinline__ void warm_norm() const {
+        if constexpr (Op::NORM == 2 && ROWS != 0) {
+#pragma unroll 4
+            for (int i = 0; i < EACH; i++) {
+                const int u = warp % SHARE * 32 + lane + i * SHARE * 32;
+                if (u < K / 8) asm volatile("{ .reg .b32 unused; ld.global.ca.b32 unused, [%0]; }" ::"l"(op.norm + u * 8) : "memory");
+            }
+        }
     }
 
     // Brings the activations of tokens t0 .. t0 + ROWS to shared memory, normed and rounded.
     __device__ __forceinline__ void stage_x(int t0) {
-        constexpr int SHARE = WARPS > ROWS ? WARPS / ROWS : 1;      // warps of a token
-        constexpr int EACH = (K / 8 + 32 * SHARE - 1) / (32 * SHARE), HELD = EACH <= 2 ? EACH : 1;
+        // Loads in flight: one takes as long as all of them.
+        constexpr int MOST = WARPS <= 8 ? 16 : 8, HELD = EACH <= MOST ? EACH : 8, NORMS = HELD < 8 ? HELD : 8;
         __shared__ float partial[WARPS];
 #pragma unroll 1
         for (int r0 = 0; r0 < ROWS; r0 += WARPS / SHARE) {
@@ -146,19 +187,19 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
             const bool there = r < ROWS && t0 + r < op.tokens;
             const E* from = op.x + (there ? op.source(t0 + r) * K : 0);
             Vec16 held[HELD];
-            float scale = 1;
-            if constexpr (HELD == EACH) {
+            const auto load = [&](int i0) {
 #pragma unroll
-                for (int i = 0; i < EACH; i++)
-                    held[i] = there && mine + i * SHARE * 32 < K / 8 ? load16(from + (mine + i * SHARE * 32) * 8) : Vec16{};
-            }
+                for (int i = 0; i < HELD; i++) held[i] = load16(from + min(mine + (i0 + i) * SHARE * 32, K / 8 - 1) * 8);
+            };
+            const auto inside = [&](int i) { return there && mine + i * SHARE * 32 < K / 8; };
+            float scale = 1;
             if constexpr (Op::NORM != 0) {
                 float sum = 0;
-#pragma unroll 8
-                for (int i = 0; i < EACH; i++) {
-                    const int u = mine + i * SHARE * 32;
-                    if (HELD == EACH) sum += sum_squares<E>(held[i % HELD]);
-                    else if (there && u < K / 8) sum += sum_squares<E>(load16(from + u * 8));
+#pragma unroll 1
+                for (int i0 = 0; i0 < EACH; i0 += HELD) {
+                    load(i0);
+#pragma unroll
+                    for (int i = 0; i < HELD; i++) sum += inside(i0 + i) ? sum_squares<E>(held[i]) : 0.0f;
                 }
                 sum = warp_sum(sum);
                 if constexpr (SHARE > 1) {
@@ -170,18 +211,38 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
                 }
                 scale = rsqrtf(sum / K + op.eps);
             }
-#pragma unroll 4
-            for (int i = 0; i < EACH; i++) {
-                const int u = mine + i * SHARE * 32;
-                if (!there || u >= K / 8) continue;
-                Vec16 x = HELD == EACH ? held[i % HELD] : load16(from + u * 8);
-                if constexpr (Op::NORM != 0) norm_x(x, scale, u * 8);
-                u8* const to = x_shared + r * K * 2;
-                if constexpr (Weights::BY_LANES) deal(to + (u / 8 * 8 + (u / 4 ^ r) % 2 * 4) * 16, u, x);
-                else store16(to + (u ^ (r & 1) << 2) * 16, x);
+#pragma unroll 1
+            for (int i0 = 0; i0 < EACH; i0 += HELD) {
+                if (Op::NORM == 0 || EACH > HELD) load(i0);
+                Norm norms[NORMS];
+#pragma unroll
+                for (int i = 0; i < HELD; i++) {
+                    const int u = mine + (i0 + i) * SHARE * 32;
+                    if (i % NORMS == 0)
+#pragma unroll
+                        for (int j = 0; j < NORMS; j++) norms[j].load(op, min(u + j * SHARE * 32, K / 8 - 1) * 8);
+                    Vec16 x = held[i];
+                    if constexpr (Op::NORM != 0) norm_x(x, scale, norms[i % NORMS]);
+                    if (!inside(i0 + i)) x = Vec16{};
+                    if constexpr (Weights::SPAN != 0) sum_x(x, r, u);
+                    if (!inside(i0 + i)) continue;
+                    u8* const to = x_shared + r * K * 2;
+                    if constexpr (Weights::BY_LANES) deal(to + (u / 8 * 8 + (u / 4 ^ r) % 2 * 4) * 16, u, x);
+                    else store16(to + (u ^ (r & 1) << 2) * 16, x);
+                }
             }
         }
         __syncthreads();
+    }
+    // The sum of a span's activations, of which x is a lane's part, or zeros where there are none.
+    __device__ __forceinline__ void sum_x(const Vec16& x, int r, int u) {
+        constexpr int LANES = Weights::SPAN / 8;
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum += low<E>(x.w[i]) + high<E>(x.w[i]);
+#pragma unroll
+        for (int d = 1; d < LANES; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+        if (u % LANES == 0 && u < K / 8 && r < ROWS) ((float*)(x_shared + ROWS * K * 2))[u / LANES * ROWS + r] = sum * Weights::sum_factor();
     }
     // Eight columns, u of all, of which four lanes multiply two each: to where these find what they have of 32 in 16 bytes. Lanes
     // that store side by side begin with different pairs, and so meet all banks.
@@ -192,17 +253,13 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
 #pragma unroll
         for (int i = 0; i < 4; i++) *(u32*)(to + (i + turn) % 4 * 16 + u % 4 * 4) = x.w[i];
     }
-    __device__ __forceinline__ void norm_x(Vec16& x, float scale, int k) {
-        float v[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-        if constexpr (Op::NORM == 2) norm_weights(v, k);
+    typedef NormWeights<Op, Op::NORM> Norm;
+    __device__ __forceinline__ static void norm_x(Vec16& x, float scale, const Norm& norm) {
+        float v[8];
+        norm.widen(v);
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] *= scale;
         scale8<E>(x, v);
-    }
-    __device__ __forceinline__ void norm_weights(float (&v)[8], int k) {
-        widen8(op.norm + k, v);
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] += Op::offset;
     }
 
     // The scale of a token's row, with ROWS = 0, once the sums of squares are in shared memory.
@@ -349,7 +406,9 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS, int RANKS> 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float v[8];
-            if constexpr (Op::NORM == 2) this->norm_weights(v, step * 64 + h * 32 + quad * 8);
+            typename Base::Norm norm;
+            norm.load(op, step * 64 + h * 32 + quad * 8);
+            norm.widen(v);
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 if (sum) squares[n] += sum_squares<E>(x[n][h]);

@@ -39,6 +39,17 @@ const ROWS: [usize; 3] = [1024, 4096, 9216];
 const ATTENTION: [[usize; 4]; 5] =
     [[8, 2, 64, 64], [16, 1, 128, 128], [6, 2, 80, 48], [4, 2, 256, 256], [20, 2, 128, 64]];
 
+/// What [`check`] is to try.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wanted<'a> {
+    /// Fixes the random choices.
+    pub seed: u64,
+    /// Ops whose names contain this.
+    pub op: &'a str,
+    /// Of their templates' variants those whose names contain this.
+    pub variant: &'a str,
+}
+
 /// What is tried: a call, in some steps.
 #[derive(Clone)]
 struct Setup {
@@ -183,7 +194,7 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                 let call = Tried::Coded(case, sizes, encoding.name().to_owned());
                 // Of each encoding what differs by it; all variants of one.
                 let few: &[&str] =
-                    &["codes1", "codes16_direct", "codes64_split2", "codes256", "plain"];
+                    &["codes1_two", "codes16_direct", "codes64_split2", "codes256", "plain"];
                 let variants = if Some(*encoding) == richest { shape.variants } else { few };
                 all.push(Setup { op, call, dtype, batch, variants });
             }
@@ -329,17 +340,37 @@ impl Texts {
 }
 
 impl Setup {
-    fn job(&self, ops: &OpSet, library: &Library, device: &Device) -> Result<Job, String> {
-        let module = self.call.module(self.dtype, ops)?;
+    /// Its plan without kernels, and the names of the variants that a device admits for it.
+    fn variants(
+        &self,
+        module: &Module,
+        ops: &OpSet,
+        library: &Library,
+        device: &Device,
+    ) -> Result<(Plan, Vec<String>), String> {
         let buckets: Vec<_> = self.batch.buckets.iter().map(|b| (*b, module.clone())).collect();
         let plan = plan_buckets(&buckets, TargetKind::Cuda, self.batch.limits);
         let plan = plan.map_err(|e| e.to_string())?;
+        let mut variants =
+            admitted(&plan, self.op.name, ops, library, device).map_err(|e| e.to_string())?;
+        variants.retain(|v| self.variants.is_empty() || self.variants.contains(&v.as_str()));
+        Ok((plan, variants))
+    }
+
+    /// Plans of the variants whose names contain `wanted`.
+    fn job(
+        &self,
+        ops: &OpSet,
+        library: &Library,
+        device: &Device,
+        wanted: &str,
+    ) -> Result<Job, String> {
+        let module = self.call.module(self.dtype, ops)?;
+        let (plan, variants) = self.variants(&module, ops, library, device)?;
         let made = || -> Result<_, CudaError> {
             let template = library.template(self.op.cuda.unwrap_or_default())?;
-            let variants = admitted(&plan, self.op.name, ops, library, device)?;
-            let wanted =
-                |v: &String| self.variants.is_empty() || self.variants.contains(&v.as_str());
-            let trials = variants.into_iter().filter(wanted).map(|variant| {
+            let variants = variants.into_iter().filter(|v| v.contains(wanted));
+            let trials = variants.map(|variant| {
                 let mut plan = plan.clone();
                 let only = TunedVariants::everywhere(&template.name, &variant);
                 attach(&mut plan, ops, library, device, &only)?;
@@ -375,12 +406,13 @@ impl Setup {
 fn jobs(
     setups: &[Setup],
     (ops, library, device): (&OpSet, &Library, &Device),
+    variant: &str,
     problem: &mut dyn FnMut(&Setup, String),
 ) -> (Vec<Job>, Texts) {
     let (mut jobs, mut kernels) = (Vec::new(), Texts::default());
     // Some at a time, so that few texts are kept more than once.
     for part in setups.chunks(64) {
-        let made: Vec<_> = part.par_iter().map(|s| s.job(ops, library, device)).collect();
+        let made: Vec<_> = part.par_iter().map(|s| s.job(ops, library, device, variant)).collect();
         for (setup, job) in part.iter().zip(made) {
             match job {
                 // What no variant is for is not computed.
@@ -406,29 +438,29 @@ fn kernels(
 ) -> Vec<Kernel> {
     let setups = setups(data, library, only, problem);
     let mut failed = |setup: &Setup, message: String| problem(setup.op.name, message);
-    jobs(&setups, (&data.ops, library, device), &mut failed).1.all
+    jobs(&setups, (&data.ops, library, device), "", &mut failed).1.all
 }
 
 /// Runs every variant of every kernel of `data` that `gpu` admits at some size that is tried, in every
 /// element type, over ragged batches on scattered blocks. A kernel that writes beside its results, to
 /// an operand, a weight or another sequence's cache, or leaves an element unwritten, fails. `report`
-/// gets each verdict as soon as it is there. Only ops whose names contain `only` are tried.
+/// gets each verdict as soon as it is there.
 pub fn check(
     data: &Kernels,
     library: &Library,
     gpu: &Arc<Gpu>,
     cache: &Cache,
-    (seed, only): (u64, &str),
+    wanted: Wanted<'_>,
     report: &mut dyn FnMut(KernelVerdict),
 ) {
     let device = Device::of(gpu.sm, gpu.sms);
     let ops = &data.ops;
-    let setups = setups(data, library, only, &mut |op, problem| {
+    let setups = setups(data, library, wanted.op, &mut |op, problem| {
         report(KernelVerdict::problem(op, problem));
     });
-    let (jobs, kernels) = jobs(&setups, (ops, library, &device), &mut |setup, problem| {
-        report(setup.verdict("?", Err(problem)));
-    });
+    let mut failed = |setup: &Setup, problem| report(setup.verdict("?", Err(problem)));
+    let (jobs, kernels) =
+        jobs(&setups, (ops, library, &device), wanted.variant, &mut failed);
     // Each on its own: that one does not compile says nothing of the others.
     let one = |kernel: &Kernel| {
         let cubin = cache.cubins(std::slice::from_ref(kernel), &device.arch, &mut Compiler::find);
@@ -444,7 +476,7 @@ pub fn check(
         for _ in 0..threads {
             let sender = sender.clone();
             let (jobs, next) = (&jobs, &next);
-            scope.spawn(move || references(jobs, seed, next, &sender));
+            scope.spawn(move || references(jobs, wanted.seed, next, &sender));
         }
         drop(sender);
         for (job, trial) in receiver {
@@ -533,32 +565,32 @@ mod tests {
         assert_eq!(unchecked(&kernels, &library), [""; 0]);
         let others = ["sm_75", "sm_80"].map(|arch| Device::named(arch).expect("a device"));
         let (mut all, mut tried) = (BTreeSet::new(), BTreeSet::new());
-        let mut plans = 0;
         let mut problem = |op: &str, why: String| panic!("{op}: {why}");
+        let mut texts_of = BTreeSet::new();
         for setup in setups(&kernels, &library, "", &mut problem) {
-            let job = setup.job(ops, &library, &device);
-            let job = job.unwrap_or_else(|e| panic!("{}: {e}", setup.call));
-            plans += job.trials.len();
+            let fail = |e| panic!("{}: {e}", setup.call);
+            let name = setup.op.cuda.expect("a template");
+            let template = library.template(name).expect("a template");
+            let module = setup.call.module(setup.dtype, ops).unwrap_or_else(fail);
+            let on = |device| setup.variants(&module, ops, &library, device).unwrap_or_else(fail).1;
+            tried.extend(on(&device).into_iter().map(|v| format!("{name}.{v}")));
+            if template.check_sizes == CheckSizes::Products {
+                let others = others.iter().flat_map(on);
+                tried.extend(others.map(|v| format!("{name}.{v}")));
+            }
+            all.extend(template.variants.into_iter().map(|v| format!("{name}.{}", v.name)));
             // Directives stand at the beginning of lines, or they are none.
+            if !texts_of.insert(name) {
+                continue;
+            }
+            let job = setup.job(ops, &library, &device, "").unwrap_or_else(|e| panic!("{}: {e}", setup.call));
             for kernel in job.trials.iter().flat_map(|t| &t.plan.kernels) {
                 let text = if kernel.is_ptx { "" } else { kernel.text.as_str() };
                 let wrong =
                     text.lines().find(|line| line.contains("#line ") && !is_directive(line));
                 assert!(wrong.is_none(), "{}: {wrong:?}", kernel.name);
             }
-            let name = setup.op.cuda.expect("a template");
-            let template = library.template(name).expect("a template");
-            all.extend(template.variants.into_iter().map(|v| format!("{name}.{}", v.name)));
-            tried.extend(job.trials.into_iter().map(|t| format!("{name}.{}", t.variant)));
-            if library.template(name).expect("a template").check_sizes == CheckSizes::Products {
-                for device in &others {
-                    let job = setup.job(ops, &library, device);
-                    let job = job.unwrap_or_else(|e| panic!("{}: {e}", setup.call));
-                    tried.extend(job.trials.into_iter().map(|t| format!("{name}.{}", t.variant)));
-                }
-            }
         }
-        println!("{plans} plans");
         // Which of nearly equal sums of codes is the largest cannot be said; the sums themselves are those of `linear`.
         let untried = all.difference(&tried).filter(|v| !v.contains("_argmax.codes"));
         let untried: Vec<_> = untried.collect();
