@@ -138,11 +138,10 @@ impl App {
                 ApiError::malformed(format!("the body could not be read: {error}"))
             })?;
             if bytes.len() + data.len() > self.max_body {
-                return Err(ApiError::too_large(self.max_body));
+                return Err(ApiError::too_large("the body", self.max_body));
             }
             if !held.grow_to(bytes.len() + data.len()) {
-                let message = "the server holds as many large bodies as it can";
-                return Err(ApiError::unavailable("too_many_bodies", message, 1));
+                return Err(ApiError::too_many_bodies());
             }
             bytes.extend_from_slice(&data);
         }

@@ -210,8 +210,8 @@ impl ApiError {
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, INVALID, message).code("method_not_allowed")
     }
 
-    pub(crate) fn too_large(limit: usize) -> ApiError {
-        let message = format!("the body is larger than the {limit} bytes that this server takes");
+    pub(crate) fn too_large(what: &str, limit: usize) -> ApiError {
+        let message = format!("{what} is larger than the {limit} bytes that this server takes");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID, message).code("body_too_large")
     }
 
@@ -239,6 +239,12 @@ impl ApiError {
                 .code(code);
         error.retry_after = Some(retry_after);
         error
+    }
+
+    /// No memory for another large body.
+    pub(crate) fn too_many_bodies() -> ApiError {
+        let message = "the server holds as many large bodies as it can";
+        ApiError::unavailable("too_many_bodies", message, 1)
     }
 
     /// Our fault.

@@ -53,7 +53,7 @@ pub(crate) fn message(blocks: &[Block]) -> Message {
         match block {
             Block::Reasoning(text) => reasoning.push_str(text),
             Block::Text(text) => content.push_str(text),
-            Block::Call(call) => calls.push(calls::past(&call.id, &call.name, call.input())),
+            Block::Call(call) => calls.push(calls::past(&call.id, &call.name, &call.input())),
         }
     }
     assistant(content.into(), reasoning, calls)

@@ -329,7 +329,7 @@ impl CallDelta {
 }
 
 /// A call of an earlier turn, as templates read it.
-pub(crate) fn past(id: &str, name: &str, arguments: Map<String, Value>) -> Value {
+pub(crate) fn past(id: &str, name: &str, arguments: &Map<String, Value>) -> Value {
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }
 

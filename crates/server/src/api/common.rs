@@ -481,7 +481,7 @@ pub(crate) struct Asked {
     pub(crate) client: Client,
     pub(crate) request_id: String,
     /// The memory that `bytes` take.
-    _held: Held,
+    held: Held,
 }
 
 impl Asked {
@@ -498,7 +498,17 @@ impl Asked {
             connection.read();
         }
         let request_id = crate::app::request_id(&parts.extensions);
-        Ok(Asked { bytes, tenant, client, request_id, _held: held })
+        Ok(Asked { bytes, tenant, client, request_id, held })
+    }
+
+    /// Takes memory for an earlier conversation, with which the body may be no larger than one.
+    pub(crate) fn hold(&mut self, app: &App, earlier: usize) -> Result<(), ApiError> {
+        let all = self.bytes.len().saturating_add(earlier);
+        if all > app.max_body {
+            let what = "the body, with the conversation that it goes on from,";
+            return Err(ApiError::too_large(what, app.max_body));
+        }
+        if self.held.grow_to(all) { Ok(()) } else { Err(ApiError::too_many_bodies()) }
     }
 
     /// Makes of it what is asked for, off the runtime.

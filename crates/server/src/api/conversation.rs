@@ -80,7 +80,9 @@ impl Conversation {
             }
             common.hold_to(served, &asked)?;
         }
-        common.text.shown = served.frontend.marker_tokens().to_vec();
+        if self.raw.is_none() {
+            common.text.shown = served.frontend.marker_tokens().to_vec();
+        }
         let mut tokens = self.encode(served, &text, common.readable(served))?;
         take_last(&mut tokens, common.taken(self.most, served));
         let most = room_for("messages", tokens.len(), self.most, served, warnings)?;

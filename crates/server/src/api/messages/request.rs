@@ -384,7 +384,7 @@ fn answered(blocks: &[Value], param: &str) -> Result<Message, ApiError> {
                 let input = block.get("input").and_then(Value::as_object);
                 let input = input
                     .ok_or_else(|| malformed(&format!("{param}.input"), "expected an object"))?;
-                past.push(calls::past(id, name, input.clone()));
+                past.push(calls::past(id, name, input));
             }
             other => return Err(unsupported(other, &param)),
         }

@@ -91,7 +91,7 @@ struct Plan {
 enum Wanted {
     /// A model that is to be loaded, as all are.
     Load(Arc<Served>, Kind),
-    Text(Prepared<Plan>),
+    Text(Box<Prepared<Plan>>),
 }
 
 fn prepare<T: DeserializeOwned>(
@@ -113,7 +113,7 @@ fn prepare<T: DeserializeOwned>(
     let conversation = Conversation { most, ..conversation };
     let (job, reader) = conversation.job(&served, common, &asked.request_id, &mut warnings)?;
     let plan = Plan { kind, stream, reader };
-    Ok(Wanted::Text(Prepared { served, job, plan, warnings }))
+    Ok(Wanted::Text(Box::new(Prepared { served, job, plan, warnings })))
 }
 
 async fn answer(
@@ -124,7 +124,7 @@ async fn answer(
     let asked = Asked::read(app, request).await?;
     let client = asked.client;
     let Prepared { served, job, plan, warnings } = match asked.prepare(app, work).await? {
-        Wanted::Text(prepared) => prepared,
+        Wanted::Text(prepared) => *prepared,
         Wanted::Load(served, kind) => {
             return Ok(json(StatusCode::OK, &OllamaAnswer::loaded(&served.name, kind)));
         }

@@ -141,7 +141,7 @@ pub(super) fn read(item: &Value, param: &str, all: &mut Vec<Message>) -> Result<
             let arguments = serde_json::from_str::<Map<String, Value>>(text).map_err(|_| {
                 malformed(&format!("{param}.arguments"), "expected a JSON object, as text")
             })?;
-            add_call(all, calls::past(id, name, arguments));
+            add_call(all, calls::past(id, name, &arguments));
         }
         "function_call_output" => {
             let id = field(item, "call_id", param)?;

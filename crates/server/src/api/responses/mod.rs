@@ -92,13 +92,14 @@ struct Plan {
 }
 
 impl Parsed {
-    fn read(app: &App, asked: Asked) -> Result<Parsed, ApiError> {
+    fn read(app: &App, mut asked: Asked) -> Result<Parsed, ApiError> {
         let (request, options, unknown) = parse_own::<ResponsesRequest>(&asked.bytes)?;
         let earlier = request.previous_response_id.as_deref().map(|id| {
             let unknown = || ApiError::unknown_response(id, Some("previous_response_id"));
             app.responses.get(asked.tenant, id).ok_or_else(unknown)
         });
         let earlier = earlier.transpose()?;
+        asked.hold(app, earlier.as_ref().map_or(0, |stored| stored.history.len()))?;
         Ok(Parsed { asked, request, options, unknown, earlier })
     }
 
