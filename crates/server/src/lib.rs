@@ -102,8 +102,8 @@ struct ListenArgs {
     /// File that the port is written to once it listens.
     #[arg(long, value_name = "FILE")]
     port_file: Option<PathBuf>,
-    /// Key that requests must bring, as `Authorization: Bearer KEY`. Repeat for several; each has
-    /// a prefix cache of its own.
+    /// Key that requests must bring, as `Authorization: Bearer KEY` or `x-api-key: KEY`. Repeat for
+    /// several; each has a prefix cache of its own.
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
     /// File with one key a line; lines that begin with # are comments.
