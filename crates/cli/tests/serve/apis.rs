@@ -46,9 +46,9 @@ fn ask(path: &str, tokens: u64) -> Value {
 #[test]
 fn all_say_the_same() {
     let server = Server::start(&[]);
-    let said = server.post(CHAT, &ask(CHAT, 12)).ok();
+    let said = server.post(CHAT, &ask(CHAT, 5)).ok();
     let (text, usage) = (&said["choices"][0]["message"]["content"], &said["usage"]);
-    let answer = server.post(MESSAGES, &ask(MESSAGES, 12)).ok();
+    let answer = server.post(MESSAGES, &ask(MESSAGES, 5)).ok();
     assert_eq!(answer["content"], json!([{"type": "text", "text": text}]));
     assert_eq!(
         (&answer["stop_reason"], &answer["stop_sequence"]),
@@ -56,18 +56,18 @@ fn all_say_the_same() {
     );
     assert_eq!(answer["usage"]["output_tokens"], usage["completion_tokens"]);
     let stream = json!({"stream": true});
-    let told = events(server.stream(MESSAGES, &with(ask(MESSAGES, 12), stream.clone())));
+    let told = events(server.stream(MESSAGES, &with(ask(MESSAGES, 5), stream.clone())));
     assert_eq!(&json!(joined(&told, "/delta/text")), text);
-    let response = server.post(RESPONSES, &ask(RESPONSES, 12)).ok();
+    let response = server.post(RESPONSES, &ask(RESPONSES, 5)).ok();
     assert_eq!(&response["output"][0]["content"][0]["text"], text);
     assert_eq!(response["status"], "incomplete");
     assert_eq!(response["usage"]["total_tokens"], usage["total_tokens"]);
-    let told = events(server.stream(RESPONSES, &with(ask(RESPONSES, 12), stream)));
+    let told = events(server.stream(RESPONSES, &with(ask(RESPONSES, 5), stream)));
     assert_eq!(&json!(joined(&told, "/delta")), text);
     let numbers: Vec<_> = told.iter().map(|event| event["sequence_number"].as_u64()).collect();
     assert_eq!(numbers, (0..told.len() as u64).map(Some).collect::<Vec<_>>());
     assert_eq!(told.last().expect("events")["type"], "response.incomplete");
-    let lines = server.post(OLLAMA, &ask(OLLAMA, 12));
+    let lines = server.post(OLLAMA, &ask(OLLAMA, 5));
     assert_eq!((lines.status, lines.header("content-type")), (200, "application/x-ndjson"));
     let lines: Vec<Value> =
         lines.text.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
@@ -75,7 +75,7 @@ fn all_say_the_same() {
     let last = lines.last().expect("lines");
     assert_eq!((&last["done"], &last["done_reason"]), (&json!(true), &json!("length")));
     assert_eq!(last["prompt_eval_count"], usage["prompt_tokens"]);
-    let whole = server.post(OLLAMA, &with(ask(OLLAMA, 12), json!({"stream": false}))).ok();
+    let whole = server.post(OLLAMA, &with(ask(OLLAMA, 5), json!({"stream": false}))).ok();
     assert_eq!(&whole["message"]["content"], text);
 }
 

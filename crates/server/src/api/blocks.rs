@@ -7,6 +7,7 @@ use infernum_frontend_hf::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 
 use super::calls::{self, Reader, Reading};
+use super::turns;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generation::{Finish, Generation, TokenLogprob, Used, Whole};
@@ -56,20 +57,7 @@ pub(crate) fn message(blocks: &[Block]) -> Message {
             Block::Call(call) => calls.push(calls::past(&call.id, &call.name, &call.input())),
         }
     }
-    assistant(content.into(), reasoning, calls)
-}
-
-/// An earlier answer, as templates read it.
-pub(crate) fn assistant(content: Value, reasoning: String, calls: Vec<Value>) -> Message {
-    let mut message =
-        Map::from_iter([("role".to_owned(), "assistant".into()), ("content".to_owned(), content)]);
-    if !reasoning.is_empty() {
-        message.insert("reasoning_content".to_owned(), reasoning.into());
-    }
-    if !calls.is_empty() {
-        message.insert("tool_calls".to_owned(), calls.into());
-    }
-    Message(message)
+    turns::assistant(content.into(), reasoning, calls)
 }
 
 /// What becomes of a block.

@@ -17,6 +17,7 @@ pub(crate) mod responses;
 mod structure;
 pub(crate) mod system;
 pub(crate) mod tokens;
+mod turns;
 pub(crate) mod warnings;
 
 use crate::routes::routes;

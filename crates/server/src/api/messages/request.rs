@@ -2,16 +2,16 @@
 
 use infernum_frontend_hf::chat::Message;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::api::blocks::assistant;
 use crate::api::calls::{self, Reader, ToolChoice};
 use crate::api::common::{CommonFields, Stop, token_limit};
 use crate::api::conversation::{Conversation, messages, variables};
 use crate::api::options::SamplingFields;
 use crate::api::read::whole;
 use crate::api::structure::ResponseFormat;
+use crate::api::turns::{self, assistant, field, malformed, object, part, said};
 use crate::api::warnings::Warnings;
 use crate::error::{ApiError, quoted};
 use crate::model::Served;
@@ -261,7 +261,7 @@ impl CountRequest {
         let effort = self.output_config.and_then(|config| config.effort);
         let mut all = Vec::new();
         if let Some(system) = self.system.filter(|system| !system.is_null()) {
-            all.push(said("system", texts(&system, "system")?));
+            all.push(said("system", texts(&system, "system")?.into()));
         }
         for (i, message) in self.messages.iter().enumerate() {
             read_message(&message.0, &format!("messages.{i}"), &mut all, warnings)?;
@@ -310,10 +310,6 @@ fn tool((i, tool): (usize, &Value)) -> Result<Value, ApiError> {
     Ok(calls::described(read.name, read.description, read.input_schema))
 }
 
-fn malformed(param: &str, what: &str) -> ApiError {
-    ApiError::malformed(format!("{param}: {what}")).param(param)
-}
-
 /// Adds what a message comes to: tools' results are messages of their own.
 fn read_message(
     message: &Map<String, Value>,
@@ -346,7 +342,7 @@ fn read_message(
             "text" => parts.push(part(field(block, "text", &param)?)),
             "tool_result" if role == "user" => {
                 if !parts.is_empty() {
-                    all.push(said(role, std::mem::take(&mut parts)));
+                    all.push(said(role, std::mem::take(&mut parts).into()));
                 }
                 if block.get("is_error") == Some(&Value::Bool(true)) {
                     warnings.add("without effect here: is_error".to_owned());
@@ -355,16 +351,13 @@ fn read_message(
                     None | Some(Value::Null) => Vec::new(),
                     Some(content) => texts(content, &format!("{param}.content"))?,
                 };
-                let mut result = said("tool", content);
-                let id = field(block, "tool_use_id", &param)?;
-                result.0.insert("tool_call_id".to_owned(), id.into());
-                all.push(result);
+                all.push(turns::result(field(block, "tool_use_id", &param)?, content.into()));
             }
             other => return Err(unsupported(other, &param)),
         }
     }
     if !parts.is_empty() || blocks.is_empty() {
-        all.push(said(role, parts));
+        all.push(said(role, parts.into()));
     }
     Ok(())
 }
@@ -381,25 +374,13 @@ fn answered(blocks: &[Value], param: &str) -> Result<Message, ApiError> {
             "redacted_thinking" => {}
             "tool_use" => {
                 let (id, name) = (field(block, "id", &param)?, field(block, "name", &param)?);
-                let input = block.get("input").and_then(Value::as_object);
-                let input = input
-                    .ok_or_else(|| malformed(&format!("{param}.input"), "expected an object"))?;
+                let input = object(block, "input", &param)?;
                 past.push(calls::past(id, name, input));
             }
             other => return Err(unsupported(other, &param)),
         }
     }
     Ok(assistant(parts.into(), reasoning, past))
-}
-
-/// A message of parts.
-fn said(role: &str, parts: Vec<Value>) -> Message {
-    let fields = [("role".to_owned(), role.into()), ("content".to_owned(), parts.into())];
-    Message(fields.into_iter().collect())
-}
-
-fn part(text: &str) -> Value {
-    json!({"type": "text", "text": text})
 }
 
 /// The texts of what is a text, or blocks of text, as parts.
@@ -422,12 +403,6 @@ fn texts(content: &Value, param: &str) -> Result<Vec<Value>, ApiError> {
 
 fn kind<'a>(block: &'a Value, param: &str) -> Result<&'a str, ApiError> {
     field(block, "type", param)
-}
-
-/// A text that a block must have.
-fn field<'a>(block: &'a Value, name: &str, param: &str) -> Result<&'a str, ApiError> {
-    let text = block.get(name).and_then(Value::as_str);
-    text.ok_or_else(|| malformed(&format!("{param}.{name}"), "expected a string"))
 }
 
 fn unsupported(kind: &str, param: &str) -> ApiError {

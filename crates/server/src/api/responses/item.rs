@@ -5,8 +5,9 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::api::blocks::{Block, assistant};
+use crate::api::blocks::Block;
 use crate::api::calls;
+use crate::api::turns::{self, assistant, field, malformed, said};
 use crate::error::{ApiError, quoted};
 
 /// An item of the input.
@@ -98,16 +99,6 @@ pub(crate) enum ThoughtPart {
     ReasoningText { text: String },
 }
 
-fn malformed(param: &str, what: &str) -> ApiError {
-    ApiError::malformed(format!("{param}: {what}")).param(param)
-}
-
-/// A text that an item must have.
-fn field<'a>(item: &'a Value, name: &str, param: &str) -> Result<&'a str, ApiError> {
-    let text = item.get(name).and_then(Value::as_str);
-    text.ok_or_else(|| malformed(&format!("{param}.{name}"), "expected a string"))
-}
-
 /// Adds what an item of the input comes to. What one turn thought, said and called is one message.
 pub(super) fn read(item: &Value, param: &str, all: &mut Vec<Message>) -> Result<(), ApiError> {
     let kind = match item.get("type") {
@@ -145,9 +136,7 @@ pub(super) fn read(item: &Value, param: &str, all: &mut Vec<Message>) -> Result<
         }
         "function_call_output" => {
             let id = field(item, "call_id", param)?;
-            let mut result = said("tool", content(item, "output", param)?);
-            result.0.insert("tool_call_id".to_owned(), id.into());
-            all.push(result);
+            all.push(turns::result(id, content(item, "output", param)?));
         }
         other => {
             let message =
@@ -156,10 +145,6 @@ pub(super) fn read(item: &Value, param: &str, all: &mut Vec<Message>) -> Result<
         }
     }
     Ok(())
-}
-
-fn said(role: &str, content: Value) -> Message {
-    Message(Map::from_iter([("role".to_owned(), role.into()), ("content".to_owned(), content)]))
 }
 
 /// The last message, if it is the model's.
@@ -191,7 +176,7 @@ fn content(item: &Value, name: &str, param: &str) -> Result<Value, ApiError> {
         Some(Value::Array(parts)) => parts,
         _ => return Err(malformed(&param, "expected a string or a list of parts")),
     };
-    let part = |(i, part): (usize, &Value)| {
+    let text = |(i, part): (usize, &Value)| {
         let param = format!("{param}.{i}");
         let text = match field(part, "type", &param)? {
             "input_text" | "output_text" | "text" => field(part, "text", &param)?,
@@ -204,9 +189,9 @@ fn content(item: &Value, name: &str, param: &str) -> Result<Value, ApiError> {
                 return Err(ApiError::unsupported(&param, message));
             }
         };
-        Ok(json!({"type": "text", "text": text}))
+        Ok(turns::part(text))
     };
-    parts.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>().map(Value::from)
+    parts.iter().enumerate().map(text).collect::<Result<Vec<_>, _>>().map(Value::from)
 }
 
 /// The texts of an item of reasoning; what is encrypted nobody here can read.

@@ -12,6 +12,7 @@ use crate::api::conversation::{Conversation, messages, variables};
 use crate::api::options::SamplingFields;
 use crate::api::read::whole;
 use crate::api::structure::ResponseFormat;
+use crate::api::turns;
 use crate::error::{ApiError, quoted};
 use crate::model::Served;
 
@@ -269,16 +270,15 @@ impl ResponsesRequest {
         let Some(instructions) = &self.instructions else { return history.to_vec() };
         let systems = history.iter().take_while(|message| message.role() == Some("system")).count();
         let (systems, rest) = history.split_at(systems);
-        let mut parts = vec![serde_json::json!({"type": "text", "text": instructions})];
+        let mut parts = vec![turns::part(instructions)];
         for system in systems {
             match system.0.get("content") {
                 Some(Value::Array(more)) => parts.extend(more.iter().cloned()),
-                Some(text) => parts.push(serde_json::json!({"type": "text", "text": text})),
-                None => {}
+                Some(Value::String(text)) => parts.push(turns::part(text)),
+                _ => {}
             }
         }
-        let fields = [("role".to_owned(), "system".into()), ("content".to_owned(), parts.into())];
-        let mut all = vec![Message(fields.into_iter().collect())];
+        let mut all = vec![turns::said("system", parts.into())];
         all.extend_from_slice(rest);
         all
     }
