@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -131,6 +132,40 @@ def keyed():
     """A server that wants a key."""
     with Server("--api-key", "secret-1", "--api-key", "secret-2") as server:
         yield server
+
+
+ROOT = Path(__file__).parents[2]
+# Its calls are JSON between markers; its answers begin with thoughts where its prompt says so.
+TEMPLATES = {"caller": "Qwen-Qwen3-0.6B", "thinker": "deepseek-ai-DeepSeek-R1-Distill-Llama-8B"}
+
+
+@pytest.fixture(scope="session")
+def callers(tmp_path_factory):
+    """The demo's weights under templates that know calls and reasoning."""
+    flags = []
+    for name, template in TEMPLATES.items():
+        folder = tmp_path_factory.mktemp(name)
+        for file in (ROOT / "models/demo").iterdir():
+            if file.is_file():
+                shutil.copy(file, folder)
+        shutil.copy(ROOT / f"tests/fixtures/chat-templates/templates/{template}.jinja", folder / "chat_template.jinja")
+        flags += ["--model", f"{name}={folder}"]
+    with Server(*flags) as server:
+        yield server
+
+
+PERSON = {"type": "object", "additionalProperties": False, "required": ["name", "age"],
+          "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120}}}
+WEATHER = {"type": "object", "additionalProperties": False, "required": ["city"],
+           "properties": {"city": {"type": "string", "enum": ["Paris", "Oslo"]}}}
+
+
+def until_called(ask, tries=8):
+    """The first answer of some seeds that ends with a call: weights that know nothing of them may go on instead."""
+    for seed in range(tries):
+        if answer := ask(seed):
+            return seed, answer
+    raise AssertionError(f"none of {tries} answers is a call")
 
 
 @pytest.fixture(scope="session")

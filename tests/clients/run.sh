@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Drives the server with the clients that people use: openai's Python package, curl, a browser, crowds,
-# and a fuzzer of its OpenAPI document.
+# Drives the server with the clients that people use: the Python packages of OpenAI, Anthropic and Ollama, curl, a
+# browser, crowds, a fuzzer of its OpenAPI document, LangChain and LiteLLM.
 #
 #   tests/clients/run.sh [--heavy] [pytest's options]
 #
@@ -10,17 +10,28 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-venv=$root/target/clients
 
 if [[ -z ${INFERNUM_BIN:-} ]]; then
   (cd "$root" && cargo build --quiet --locked --profile test --bin infernum)
   INFERNUM_BIN=$root/target/debug/infernum
 fi
 export INFERNUM_BIN
-if ! cmp --silent "$here/requirements.txt" "$venv/requirements.txt"; then
-  python3 -m venv --clear "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check --requirement "$here/requirements.txt"
-  cp "$here/requirements.txt" "$venv/"
-fi
+
+# Runs pytest in target/NAME, where what FILE lists is installed.
+tests() {
+  local venv=$root/target/$1 packages=$here/$2
+  shift 2
+  if ! cmp --silent "$packages" "$venv/requirements.txt"; then
+    python3 -m venv --clear "$venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --requirement "$packages"
+    cp "$packages" "$venv/requirements.txt"
+  fi
+  "$venv/bin/python" -B -m pytest -p no:cacheprovider "$@"
+}
+
 cd "$here"
-exec "$venv/bin/python" -B -m pytest -p no:cacheprovider "$@"
+tests clients requirements.txt --ignore test_frameworks.py "$@"
+# Frameworks pin other versions of the clients. Whoever asks for one test means one of the others.
+if [[ $# -eq 0 || $* == --heavy ]]; then
+  tests frameworks frameworks.txt test_frameworks.py
+fi

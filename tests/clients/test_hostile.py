@@ -17,7 +17,10 @@ import pytest
 from conftest import ENDLESS, Server
 
 HOSTILE = "127.0.0.2"
-ROUTES = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+SAID = {"messages": [{"role": "user", "content": "x"}]}
+ASKS = {"/v1/completions": {"prompt": "x"}, "/v1/chat/completions": SAID, "/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [5]},
+        "/v1/messages": SAID, "/v1/responses": {"input": "x", "max_output_tokens": 1}, "/api/chat": {**SAID, "options": {"num_predict": 1}}}
+ROUTES = list(ASKS)
 
 
 def raise_file_limit():
@@ -257,9 +260,7 @@ def body(kind, variation, model):
     rng = random.Random(f"{kind} {variation}")
     size = int(4_000_000 * rng.choice([0.01, 0.1, 0.5, 0.95]))
     route = ROUTES[variation % len(ROUTES)]
-    ask = {"model": model, "max_tokens": 1}
-    ask |= {"/v1/completions": {"prompt": "x"}, "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
-            "/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [5]}}[route]
+    ask = {"model": model, "max_tokens": 1, **ASKS[route]}
     made = KINDS[kind](ask, size, rng)
     return route, (made.text if isinstance(made, Raw) else json.dumps(made)).encode()[: 4 << 20]
 

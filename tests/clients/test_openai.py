@@ -3,12 +3,10 @@
 import asyncio
 import json
 import math
-import shutil
-from pathlib import Path
 
 import openai
 import pytest
-from conftest import ENDLESS, Server
+from conftest import ENDLESS, PERSON, WEATHER
 from openai import AsyncOpenAI, OpenAI
 
 PROMPT = "Once upon a time"
@@ -317,10 +315,6 @@ def test_a_stream_can_be_left(server, client, model):
     server.until_idle(5)
 
 
-PERSON = {"type": "object", "additionalProperties": False, "required": ["name", "age"],
-          "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120}}}
-
-
 def test_texts_are_held_to_schemas(chat, complete):
     schema = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON}}
     answer = chat(response_format=schema, max_tokens=200, temperature=2, seed=1)
@@ -337,24 +331,12 @@ def test_texts_are_held_to_schemas(chat, complete):
 
 
 @pytest.fixture(scope="module")
-def caller(tmp_path_factory):
-    """The demo's weights under a template that knows calls and reasoning."""
-    root, folder = Path(__file__).parents[2], tmp_path_factory.mktemp("caller")
-    for file in (root / "models/demo").iterdir():
-        if file.is_file():
-            shutil.copy(file, folder)
-    template = root / "tests/fixtures/chat-templates/templates/Qwen-Qwen3-0.6B.jinja"
-    shutil.copy(template, folder / "chat_template.jinja")
-    server = Server("--model", f"caller={folder}", "--device", "cpu")
-    yield OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    server.process.kill()
-    server.process.wait()
+def caller(callers):
+    return OpenAI(base_url=f"{callers.url}/v1", api_key="none")
 
 
 def test_tools_are_called(caller):
-    parameters = {"type": "object", "additionalProperties": False, "required": ["city"],
-                  "properties": {"city": {"type": "string", "enum": ["Paris", "Oslo"]}}}
-    tools = [{"type": "function", "function": {"name": "get_weather", "description": "x", "parameters": parameters}}]
+    tools = [{"type": "function", "function": {"name": "get_weather", "description": "x", "parameters": WEATHER}}]
     ask = {"model": "caller", "messages": ASK, "tools": tools, "max_tokens": 300, "temperature": 2, "seed": 2,
            "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}, "parallel_tool_calls": False,
            "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}

@@ -27,7 +27,8 @@ def fuzz(folder, examples, seconds):
         file.write_text(json.dumps(with_model(server.json("/openapi.json"), server.model)))
         command = [str(Path(sys.executable).parent / "schemathesis"), "run", str(file), "--url", server.url]
         command += ["--mode", "all", "--checks", "not_a_server_error", "--phases", "examples,coverage,fuzzing"]
-        command += ["--max-examples", str(examples), "--workers", "2", "--seed", "1", "--request-timeout", "30"]
+        # One worker: what parses Python's own texts in Python 3.11 counts wrong in two threads at once, and fails.
+        command += ["--max-examples", str(examples), "--workers", "1", "--seed", "1", "--request-timeout", "30"]
         command += ["--no-color", "--suppress-health-check", "all"]
         log = folder / "log"
         with log.open("w") as out:
@@ -39,9 +40,9 @@ def fuzz(folder, examples, seconds):
         server.until_idle()
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(430)
 def test_no_request_makes_it_fail(tmp_path):
-    fuzz(tmp_path, 100, 120)
+    fuzz(tmp_path, 50, 400)
 
 
 @pytest.mark.heavy

@@ -18,11 +18,12 @@ use tower_http::request_id::{
 
 use super::budget::{Budget, Held};
 use super::connections::next_data;
-use super::error::{ApiError, Refusal};
+use super::error::{self, ApiError};
 use super::lanes::{Client, Lanes};
 use super::metrics::Metrics;
 use super::model::{Entry, Served};
 use super::{Args, api, auth, guard, routes};
+use api::responses::store::Store;
 
 /// How long a client may take for the body of a request: at first, for each byte that comes, and in
 /// all.
@@ -47,6 +48,8 @@ pub(crate) struct App {
     pub(crate) description: OnceLock<Bytes>,
     bodies: Arc<Budget>,
     pub(crate) request_timeout: Option<Duration>,
+    /// Responses that clients may ask for again.
+    pub(crate) responses: Store,
     cors: Option<CorsLayer>,
     draining: AtomicBool,
 }
@@ -69,6 +72,7 @@ impl App {
             description: OnceLock::new(),
             bodies: Budget::new(args.limits.max_body_bytes.saturating_mul(BODIES)),
             request_timeout: (seconds > 0).then(|| Duration::from_secs(seconds)),
+            responses: Store::new(args.limits.max_responses, args.limits.max_response_bytes),
             cors: cors(&args.listen.cors_origin)?,
             draining: AtomicBool::new(false),
         })
@@ -134,11 +138,10 @@ impl App {
                 ApiError::malformed(format!("the body could not be read: {error}"))
             })?;
             if bytes.len() + data.len() > self.max_body {
-                return Err(ApiError::too_large(self.max_body));
+                return Err(ApiError::too_large("the body", self.max_body));
             }
             if !held.grow_to(bytes.len() + data.len()) {
-                let message = "the server holds as many large bodies as it can";
-                return Err(ApiError::unavailable("too_many_bodies", message, 1));
+                return Err(ApiError::too_many_bodies());
             }
             bytes.extend_from_slice(&data);
         }
@@ -186,6 +189,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
     };
     routes
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn(error::in_its_words))
         .layer(from_fn_with_state(app.clone(), trace))
         .layer(PropagateRequestIdLayer::new(REQUEST_ID))
         .layer(SetRequestIdLayer::new(REQUEST_ID, NewId))
@@ -240,8 +244,8 @@ async fn trace(
     let response = next.run(request).await;
     let (status, ms) = (response.status().as_u16(), start.elapsed().as_micros() as f64 / 1e3);
     app.metrics.answered(&method, route.as_ref().map(MatchedPath::as_str), status);
-    if let Some(Refusal(kind)) = response.extensions().get() {
-        app.metrics.refused(kind);
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        app.metrics.refused(error.kind());
     }
     if status >= 500 {
         tracing::warn!(request_id = id, %method, path, status, ms, "answered");
@@ -264,10 +268,10 @@ fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
         };
         AllowOrigin::list(origins.iter().map(parse).collect::<Result<Vec<_>, _>>()?)
     };
-    let exposed = [REQUEST_ID, header::RETRY_AFTER, api::common::WARNING];
+    let exposed = [REQUEST_ID, header::RETRY_AFTER, api::warnings::WARNING];
     let layer = CorsLayer::new()
         .allow_origin(origin)
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers(exposed);
     Ok(Some(layer))
@@ -294,7 +298,7 @@ mod tests {
         let metrics = Metrics::new("infernum").expect("buckets");
         let app = App::new(&args, vec![Entry::new("m")], metrics).expect("an app");
         let app = Arc::new(app);
-        let text = r#"{"model": "m", "prompt": "x", "messages": [], "tokens": []}"#;
+        let text = r#"{"model": "m", "prompt": "x", "messages": [], "tokens": [], "input": "x"}"#;
         let unavailable = async |path, body, code: &str| {
             let response = ask(&app, path, body).await;
             assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE, "{path}");
@@ -303,7 +307,9 @@ mod tests {
             let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
             assert_eq!(body["error"]["code"], code, "{path}");
         };
-        for path in ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"] {
+        for path in
+            ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/responses"]
+        {
             unavailable(path, text, "model_loading").await;
         }
         for path in ["/health", "/v1/models", "/v1/models/m"] {

@@ -16,6 +16,9 @@ use super::error::ApiError;
 use super::lanes::Client;
 use super::routes;
 
+/// The header in which Anthropic's clients bring a key.
+pub(crate) const API_KEY: &str = "x-api-key";
+
 /// The keys that requests may bring; without any, all may pass.
 ///
 /// Only digests are kept: digests are of one length and compared in constant time, so that neither
@@ -24,7 +27,7 @@ use super::routes;
 pub(crate) struct Keys(Vec<[u8; 32]>);
 
 /// Who asks: what keeps one tenant's cached prefixes from another's.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Tenant(Option<[u8; 32]>);
 
 impl Tenant {
@@ -77,9 +80,10 @@ impl Keys {
         if self.0.is_empty() {
             return Ok(Tenant(None));
         }
-        let Some(given) = headers.get(header::AUTHORIZATION).and_then(key_of) else {
+        let bare = || headers.get(API_KEY).map(|key| key.as_bytes().to_vec());
+        let Some(given) = headers.get(header::AUTHORIZATION).and_then(key_of).or_else(bare) else {
             return Err(ApiError::unauthorized(
-                "this server asks for an API key: send `Authorization: Bearer KEY`",
+                "this server asks for an API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`",
             ));
         };
         let digest: [u8; 32] = Sha256::digest(given).into();
@@ -125,6 +129,8 @@ pub(crate) async fn check(
 
 #[cfg(test)]
 mod tests {
+    use axum::http::{HeaderName, HeaderValue};
+
     use super::*;
 
     fn asked(keys: &Keys, value: &str) -> bool {
@@ -141,6 +147,11 @@ mod tests {
         for wrong in ["Bearer three", "Bearer", "one", "Basic one", "Bearer one,two", "Bearer on"] {
             assert!(!asked(&keys, wrong), "{wrong}");
         }
+        let bare = |key: &'static str| {
+            let key = (HeaderName::from_static(API_KEY), HeaderValue::from_static(key));
+            keys.tenant(&HeaderMap::from_iter([key])).is_ok()
+        };
+        assert!(bare("two") && !bare("three") && !bare("Bearer two"));
         assert!(keys.tenant(&HeaderMap::new()).is_err());
         assert!(Keys::default().tenant(&HeaderMap::new()).is_ok());
         assert!(Keys::read(&[String::new()], None).is_err());

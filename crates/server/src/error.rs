@@ -1,10 +1,13 @@
-//! Errors, as OpenAI's clients expect them.
+//! Errors, as the clients of each API expect them.
 
 use axum::body::{Body, Bytes};
+use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use infernum_runtime::{EngineError, SamplingError};
 use serde::Serialize;
+use tower_http::request_id::RequestId;
 use utoipa::ToSchema;
 
 /// Why a request was refused, or failed.
@@ -35,9 +38,49 @@ pub(crate) struct ErrorResponse<'a> {
     error: &'a ErrorBody,
 }
 
-/// The kind of refusal that an answer is, for whoever counts them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Refusal(pub(crate) &'static str);
+/// How an API tells errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorShape {
+    OpenAi,
+    Anthropic,
+    Ollama,
+}
+
+impl ErrorShape {
+    /// Of the API that a path is of.
+    pub(crate) fn of(path: &str) -> ErrorShape {
+        let below = |root: &str| {
+            path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        match () {
+            () if below("/v1/messages") => ErrorShape::Anthropic,
+            () if below("/api") => ErrorShape::Ollama,
+            () => ErrorShape::OpenAi,
+        }
+    }
+}
+
+/// An error as Anthropic tells it.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct AnthropicError<'a> {
+    /// `error`
+    r#type: &'static str,
+    error: AnthropicReason<'a>,
+}
+
+/// What went wrong.
+#[derive(Serialize, ToSchema)]
+struct AnthropicReason<'a> {
+    /// Such as `invalid_request_error`.
+    r#type: &'static str,
+    message: &'a str,
+}
+
+/// An error as Ollama tells it.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct OllamaError<'a> {
+    error: &'a str,
+}
 
 /// Bytes of what a client sent that are told back to it.
 const LONGEST_QUOTE: usize = 200;
@@ -142,6 +185,21 @@ impl ApiError {
             .code("model_not_found")
     }
 
+    /// A stored response that is not, or no longer, there.
+    pub(crate) fn unknown_response(id: &str, param: Option<&str>) -> ApiError {
+        let message = format!(
+            "there is no response `{}`: responses are kept in memory, for the API key that made them, until newer \
+             ones need their room or the server ends",
+            quoted(id)
+        );
+        let error = ApiError::new(StatusCode::NOT_FOUND, INVALID, message);
+        let error = error.code("response_not_found");
+        match param {
+            Some(param) => error.param(param),
+            None => error,
+        }
+    }
+
     pub(crate) fn not_found(path: &str) -> ApiError {
         let message = format!("there is nothing at {}", quoted(path));
         ApiError::new(StatusCode::NOT_FOUND, INVALID, message).code("not_found")
@@ -152,8 +210,8 @@ impl ApiError {
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, INVALID, message).code("method_not_allowed")
     }
 
-    pub(crate) fn too_large(limit: usize) -> ApiError {
-        let message = format!("the body is larger than the {limit} bytes that this server takes");
+    pub(crate) fn too_large(what: &str, limit: usize) -> ApiError {
+        let message = format!("{what} is larger than the {limit} bytes that this server takes");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID, message).code("body_too_large")
     }
 
@@ -183,6 +241,12 @@ impl ApiError {
         error
     }
 
+    /// No memory for another large body.
+    pub(crate) fn too_many_bodies() -> ApiError {
+        let message = "the server holds as many large bodies as it can";
+        ApiError::unavailable("too_many_bodies", message, 1)
+    }
+
     /// Our fault.
     pub(crate) fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
@@ -205,6 +269,11 @@ impl ApiError {
         self
     }
 
+    /// What went wrong, in words.
+    pub(crate) fn message(&self) -> &str {
+        &self.body.message
+    }
+
     /// What kind of refusal it is, for metrics: a code, of which there are few.
     pub(crate) fn kind(&self) -> &'static str {
         self.body.code.unwrap_or("malformed")
@@ -213,6 +282,50 @@ impl ApiError {
     /// As JSON.
     pub(crate) fn response(&self) -> ErrorResponse<'_> {
         ErrorResponse { error: &self.body }
+    }
+
+    /// As JSON, in Anthropic's words.
+    pub(crate) fn anthropic(&self) -> AnthropicError<'_> {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::REQUEST_TIMEOUT => "timeout_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_server_error() => "api_error",
+            _ => INVALID,
+        };
+        let error = AnthropicReason { r#type: kind, message: &self.body.message };
+        AnthropicError { r#type: "error", error }
+    }
+
+    /// As JSON, in Ollama's words.
+    pub(crate) fn ollama(&self) -> OllamaError<'_> {
+        OllamaError { error: &self.body.message }
+    }
+
+    /// An answer in the words of an API.
+    pub(crate) fn told(self, shape: ErrorShape) -> Response {
+        let mut response = match shape {
+            ErrorShape::OpenAi => json(self.status, &self.response()),
+            ErrorShape::Anthropic => json(self.status, &self.anthropic()),
+            ErrorShape::Ollama => json(self.status, &self.ollama()),
+        };
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let schemes = ["Bearer", "Basic realm=\"infernum: any name, the key as password\""];
+            for scheme in schemes {
+                headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(scheme));
+            }
+        }
+        // For whoever counts refusals, or tells them in other words.
+        response.extensions_mut().insert(self);
+        response
     }
 }
 
@@ -237,20 +350,28 @@ impl From<&EngineError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = json(self.status, &self.response());
-        response.extensions_mut().insert(Refusal(self.kind()));
-        let headers = response.headers_mut();
-        if let Some(seconds) = self.retry_after {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if self.status == StatusCode::UNAUTHORIZED {
-            let schemes = ["Bearer", "Basic realm=\"infernum: any name, the key as password\""];
-            for scheme in schemes {
-                headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(scheme));
-            }
-        }
-        response
+        self.told(ErrorShape::OpenAi)
     }
+}
+
+/// Has errors told in the words of the API that was asked.
+pub(crate) async fn in_its_words(request: Request, next: Next) -> Response {
+    let shape = ErrorShape::of(request.uri().path());
+    let id = request.extensions().get::<RequestId>().map(|id| id.header_value().clone());
+    let mut response = next.run(request).await;
+    if shape == ErrorShape::OpenAi {
+        return response;
+    }
+    if let Some(id) = id.filter(|_| shape == ErrorShape::Anthropic) {
+        // Where its clients look for it.
+        response.headers_mut().insert("request-id", id);
+    }
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        // Headers stay: they are not the error's alone.
+        *response.body_mut() = error.clone().told(shape).into_body();
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    response
 }
 
 /// An answer of JSON.

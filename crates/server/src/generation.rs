@@ -74,6 +74,8 @@ pub(crate) struct Piece {
     pub(crate) text: String,
     pub(crate) logprobs: Vec<TokenLogprob>,
     pub(crate) finish: Option<Finish>,
+    /// The stop string that ended it, if one did.
+    pub(crate) stop: Option<String>,
 }
 
 impl Piece {
@@ -91,6 +93,8 @@ pub(crate) struct Whole {
     pub(crate) text: String,
     pub(crate) logprobs: Vec<TokenLogprob>,
     pub(crate) finish: Finish,
+    /// The stop string that ended it, if one did.
+    pub(crate) stop: Option<String>,
     /// Mean log-probability of its tokens.
     pub(crate) mean: f64,
 }
@@ -103,7 +107,7 @@ impl Whole {
     }
 }
 
-/// Tokens that were used.
+/// Tokens that were used, and time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Used {
     pub(crate) prompt: usize,
@@ -111,6 +115,10 @@ pub(crate) struct Used {
     pub(crate) completion: usize,
     /// Of these, tokens of reasoning.
     pub(crate) reasoning: usize,
+    /// From hand-over to the engine until the first token.
+    pub(crate) to_first: Duration,
+    /// From hand-over to the engine until now.
+    pub(crate) in_all: Duration,
 }
 
 struct Prompt {
@@ -271,6 +279,7 @@ impl Generation {
             whole.text.push_str(&piece.text);
             whole.logprobs.append(&mut piece.logprobs);
             whole.prompt = whole.prompt.take().or(piece.prompt);
+            whole.stop = piece.stop;
         }
         let choices = wholes.into_iter().zip(&self.choices);
         let whole = choices.map(|(piece, choice)| Whole {
@@ -278,6 +287,7 @@ impl Generation {
             text: piece.text,
             logprobs: piece.logprobs,
             finish: choice.finish.unwrap_or(Finish::Length),
+            stop: piece.stop,
             mean: choice.sum / choice.tokens.max(1) as f64,
         });
         Ok(whole.collect())
@@ -291,6 +301,8 @@ impl Generation {
             cached: self.choices.iter().step_by(self.per_prompt).map(|c| c.cached).sum(),
             completion: self.choices.iter().map(|c| c.tokens).sum(),
             reasoning: 0,
+            to_first: self.first.unwrap_or_else(Instant::now) - self.arrival,
+            in_all: self.arrival.elapsed(),
         }
     }
 
@@ -351,9 +363,22 @@ impl Generation {
 }
 
 impl Piece {
+    /// A text of the first choice.
+    #[cfg(test)]
+    pub(crate) fn said(text: &str, finish: Option<Finish>) -> Piece {
+        Piece { text: text.to_owned(), finish, ..Piece::empty(0) }
+    }
+
     /// Nothing yet of a choice.
     fn empty(choice: usize) -> Piece {
-        Piece { choice, prompt: None, text: String::new(), logprobs: Vec::new(), finish: None }
+        Piece {
+            choice,
+            prompt: None,
+            text: String::new(),
+            logprobs: Vec::new(),
+            finish: None,
+            stop: None,
+        }
     }
 }
 
@@ -447,6 +472,7 @@ impl Choice {
         self.shown += text.chars().count();
         piece.text.push_str(text);
         piece.finish = self.finish;
+        piece.stop = self.text.stop().filter(|_| stopped).map(str::to_owned);
         let shown = self.shown;
         piece.logprobs.extend(self.pending.drain(..).filter(|l| !stopped || l.offset < shown));
     }

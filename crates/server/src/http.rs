@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -22,7 +22,7 @@ use tower::ServiceExt;
 use super::Args;
 use super::app::{self, App};
 use super::connections::{Answer, Connection, Connections, RESERVE, Watched};
-use super::error::ApiError;
+use super::error::{ApiError, ErrorShape};
 use super::lanes::Client;
 use super::model::{Entry, NamedModel, load_all};
 use super::routes;
@@ -259,8 +259,8 @@ async fn answer(
     connection.asked(!request.body().is_end_stream());
     let response = if connection.reserved && !routes::is_open(request.uri().path()) {
         let message = "the server has as many connections as it takes";
-        let mut response =
-            ApiError::unavailable("too_many_connections", message, 1).into_response();
+        let shape = ErrorShape::of(request.uri().path());
+        let mut response = ApiError::unavailable("too_many_connections", message, 1).told(shape);
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         response
     } else {

@@ -1,4 +1,4 @@
-//! `infernum serve`: an OpenAI-compatible server over [`infernum`].
+//! `infernum serve`: a server with the APIs of OpenAI, Anthropic and Ollama over [`infernum`].
 //!
 //! A request's way: `app` (limits, keys) → `api` (JSON, checks, tokens, on threads of `lanes`) → `worker` (the
 //! engine's thread) → `generation` (tokens to text) → JSON, or `sse` where it streams.
@@ -102,8 +102,8 @@ struct ListenArgs {
     /// File that the port is written to once it listens.
     #[arg(long, value_name = "FILE")]
     port_file: Option<PathBuf>,
-    /// Key that requests must bring, as `Authorization: Bearer KEY`. Repeat for several; each has
-    /// a prefix cache of its own.
+    /// Key that requests must bring, as `Authorization: Bearer KEY` or `x-api-key: KEY`. Repeat for
+    /// several; each has a prefix cache of its own.
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
     /// File with one key a line; lines that begin with # are comments.
@@ -139,6 +139,12 @@ struct LimitArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20,
           value_parser = clap::value_parser!(u64).range(4096..))]
     max_unread_bytes: u64,
+    /// Responses of `/v1/responses` that are kept for each API key; the oldest make room.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    max_responses: usize,
+    /// Bytes of them, with the conversations that they end.
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
+    max_response_bytes: usize,
     /// Seconds that a request may take; 0 for no limit.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     request_timeout: u64,

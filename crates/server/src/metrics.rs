@@ -99,8 +99,8 @@ impl Metrics {
     /// Counts an answer. `route` is the pattern that a path fitted; methods are those that HTTP
     /// defines: what a client makes up gets no label of its own.
     pub(crate) fn answered(&self, method: &Method, route: Option<&str>, status: u16) {
-        const KNOWN: [Method; 5] =
-            [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::PUT];
+        const KNOWN: [Method; 6] =
+            [Method::GET, Method::POST, Method::DELETE, Method::HEAD, Method::OPTIONS, Method::PUT];
         let method = if KNOWN.contains(method) { method.as_str() } else { "other" };
         let labels = vec![
             Label::new("handler", route.unwrap_or("none").to_owned()),

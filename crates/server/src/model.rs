@@ -6,6 +6,8 @@ use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
 use infernum::{Capacity, Frontend, Loader, Machine, ModelOptions, Progress, block_bytes, tune};
+use infernum_frontend_hf::Model;
+use infernum_frontend_hf::checkpoint::Checkpoint;
 use infernum_ir::Sym;
 use infernum_runtime::{Engine, GroupKind, KvMode, PlanExecutor, StepInputs, most_blocks};
 
@@ -58,6 +60,29 @@ pub(crate) struct Served {
     pub(crate) vocab: usize,
     pub(crate) worker: Arc<Worker>,
     pub(crate) metrics: Arc<ModelMetrics>,
+    pub(crate) about: About,
+}
+
+/// What a model is, for those who list models.
+#[derive(Clone, Debug)]
+pub(crate) struct About {
+    /// `model_type` of its config.
+    pub(crate) family: String,
+    /// `safetensors` or `gguf`.
+    pub(crate) format: &'static str,
+    /// Of its weights.
+    pub(crate) bytes: u64,
+}
+
+impl About {
+    pub(crate) fn of(model: &Model) -> About {
+        let family = model.config.model_type().ok().flatten().unwrap_or_default();
+        About {
+            family: family.to_owned(),
+            format: if model.files.gguf().is_some() { "gguf" } else { "safetensors" },
+            bytes: model.checkpoint.as_ref().map_or(0, Checkpoint::data_len),
+        }
+    }
 }
 
 impl Served {
@@ -147,6 +172,7 @@ struct Parts {
     max_length: usize,
     vocab: usize,
     blocks: usize,
+    about: About,
     on: String,
     worker: Worker,
     outbox: Outbox,
@@ -167,6 +193,7 @@ impl Parts {
             vocab: self.vocab,
             worker: Arc::new(self.worker),
             metrics: metrics.clone(),
+            about: self.about,
         }
     }
 }
@@ -178,7 +205,7 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let options =
         ModelOptions { model, random_weights, encoding: None, compile: args.compile.clone() };
     let model = options.open()?;
-    let frontend = Frontend::open(&model)?;
+    let (frontend, about) = (Frontend::open(&model)?, About::of(&model));
     if let Err(error) = frontend.template() {
         tracing::warn!(model = named.name, %error, "no chats: the chat template cannot be used");
     }
@@ -224,7 +251,7 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
                        a shorter --max-length or a larger cache";
         return Err(message.into());
     }
-    let parts = Parts { frontend, max_length, vocab, blocks, on, worker, outbox };
+    let parts = Parts { frontend, max_length, vocab, blocks, about, on, worker, outbox };
     Ok((parts, engine, inbox))
 }
 

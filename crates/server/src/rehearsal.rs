@@ -11,7 +11,7 @@ use tower::ServiceExt;
 
 use super::app::{self, App};
 use super::metrics::Metrics;
-use super::model::{Entry, Served};
+use super::model::{About, Entry, Served};
 use super::worker::connect;
 use super::{Args, routes};
 
@@ -27,7 +27,8 @@ impl Rehearsal {
     /// Takes sequences of up to `max_length` tokens, and a server's own limits otherwise.
     pub fn new(max_length: usize) -> Result<Rehearsal, Box<dyn std::error::Error>> {
         let args = Args::given(&[])?;
-        let frontend = Frontend::open(&ModelOptions::default().open_bare()?)?;
+        let model = ModelOptions::default().open_bare()?;
+        let frontend = Frontend::open(&model)?;
         let (worker, ..) = connect(256, args.limits.queue, 1 << 20);
         let (entry, metrics) = (Entry::new("ember"), Metrics::new("infernum")?);
         entry.set(Served {
@@ -37,6 +38,7 @@ impl Rehearsal {
             max_length,
             worker: Arc::new(worker),
             metrics: Arc::new(metrics.model(&entry.name, 16, 1)),
+            about: About::of(&model),
         });
         let router = app::router(&Arc::new(App::new(&args, vec![entry], metrics)?));
         let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -72,22 +74,58 @@ mod tests {
         let ask = |path: &str, body: &str| {
             let (status, answer) = rehearsal.post(path, body.as_bytes()).expect("an answer");
             let answer: Value = serde_json::from_slice(&answer).expect("JSON");
-            (status, answer["error"]["code"].as_str().unwrap_or_default().to_owned())
+            (status, answer)
         };
-        let text =
-            r#"{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [3]}"#;
-        let all = ["/detokenize", "/tokenize", "/v1/chat/completions", "/v1/completions"];
+        let text = r#"{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [3],
+            "input": "x", "max_tokens": 4}"#;
+        let counting = ["/api/show", "/detokenize", "/tokenize", "/v1/messages/count_tokens"];
+        let writing = [
+            "/api/chat",
+            "/api/generate",
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/messages",
+            "/v1/responses",
+        ];
         let mut paths = rehearsal.paths().to_vec();
         paths.sort_unstable();
+        let mut all = [&counting[..], &writing].concat();
+        all.sort_unstable();
         assert_eq!(paths, all);
         for path in all {
             assert_eq!(ask(path, "{").0, 400, "{path}");
         }
-        for path in &all[2..] {
-            assert_eq!(ask(path, text), (503, "engine_gone".to_owned()), "{path}");
+        for path in writing {
+            // Stored prompts, which there are none of.
+            let text = match path {
+                "/v1/responses" => text.replace("prompt", "unknown"),
+                _ => text.to_owned(),
+            };
+            let (status, answer) = ask(path, &text);
+            assert_eq!(status, 503, "{path}");
+            assert!(answer.to_string().contains("the model's engine has stopped"), "{answer}");
             let long = text.replace("\"x\"", &format!("\"{}\"", "x y ".repeat(100)));
-            assert_eq!(ask(path, &long), (400, "context_length_exceeded".to_owned()), "{path}");
+            let (status, answer) = ask(path, &long);
+            assert_eq!(status, 400, "{path}");
+            assert!(answer.to_string().contains("maximum context length"), "{answer}");
+            // Each in the words of its API.
+            let keys = |value: &Value| {
+                value.as_object().map(|o| o.keys().cloned().collect::<Vec<_>>()).unwrap_or_default()
+            };
+            let shape = (keys(&answer).join(" "), keys(&answer["error"]).join(" "));
+            let expected = match path {
+                "/api/chat" | "/api/generate" => ("error", ""),
+                "/v1/messages" => ("type error", "type message"),
+                _ => ("error", "message type param code"),
+            };
+            assert_eq!((shape.0.as_str(), shape.1.as_str()), expected, "{path}: {answer}");
         }
-        assert_eq!(ask("/detokenize", text), (200, String::new()));
+        for path in ["/api/show", "/detokenize", "/v1/messages/count_tokens"] {
+            assert_eq!(
+                ask(path, text.replace("\"prompt\": \"x\", ", "").as_str()).0,
+                200,
+                "{path}"
+            );
+        }
     }
 }

@@ -5,11 +5,14 @@ use std::sync::{Arc, LazyLock};
 use axum::Router;
 use axum::routing::{MethodFilter, MethodRouter};
 use utoipa::openapi::path::Operation;
-use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::security::{
+    ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
+};
 use utoipa::{Modify, OpenApi};
 
 use super::api;
 use super::app::App;
+use super::auth::API_KEY;
 
 /// One route.
 pub(crate) struct Route {
@@ -107,11 +110,11 @@ pub(crate) fn document() -> utoipa::openapi::OpenApi {
 #[openapi(
     info(
         title = "Infernum",
-        description = "OpenAI-compatible API of `infernum serve`. Unknown fields of requests are \
+        description = "The APIs of `infernum serve`: OpenAI's, Anthropic's and Ollama's. Unknown fields of requests are \
                        ignored and named in the header x-infernum-warning.",
     ),
     modifiers(&Key),
-    security((), ("key" = [])),
+    security((), ("key" = []), ("x-api-key" = [])),
 )]
 struct Api;
 
@@ -125,6 +128,11 @@ impl Modify for Key {
             .build();
         let components = api.components.get_or_insert_with(Default::default);
         components.add_security_scheme("key", SecurityScheme::Http(bearer));
+        let header = ApiKey::Header(ApiKeyValue::with_description(
+            API_KEY,
+            "The same, in a header of its own",
+        ));
+        components.add_security_scheme(API_KEY, SecurityScheme::ApiKey(header));
     }
 }
 
@@ -133,7 +141,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use axum::body::Body;
-    use axum::http::{Request, StatusCode, header};
+    use axum::http::{HeaderName, Request, StatusCode, header};
     use tower::ServiceExt;
 
     use super::*;
@@ -168,12 +176,18 @@ mod tests {
         let metrics = Metrics::new("infernum").expect("buckets");
         let app = Arc::new(App::new(&args, vec![Entry::new("m")], metrics).expect("an app"));
         let router = crate::app::router(&app);
-        let ask = async |method: &str, path: &str, key: &str| {
-            let request = Request::builder().method(method).uri(path.replace("{*model}", "m"));
-            let request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
-            let request = request.header(header::CONTENT_TYPE, "application/json");
+        let send = async |method: &str, path: &str, headers: &[(HeaderName, &str)]| {
+            let path = path.replace("{*model}", "m").replace("{id}", "x");
+            let request = Request::builder().method(method).uri(path);
+            let request =
+                headers.iter().fold(request, |request, (name, value)| request.header(name, *value));
             let request = request.body(Body::from("{}")).expect("a request");
             router.clone().oneshot(request).await.expect("an answer").status()
+        };
+        let json = (header::CONTENT_TYPE, "application/json");
+        let ask = async |method: &str, path: &str, key: &str| {
+            let key = format!("Bearer {key}");
+            send(method, path, &[json.clone(), (header::AUTHORIZATION, &key)]).await
         };
         let routes = api::all();
         let mut names = BTreeSet::new();
@@ -182,13 +196,25 @@ mod tests {
             let [(path, method, operation)] = all[..] else {
                 panic!("one operation, {}", all.len())
             };
-            let (method, other) =
-                if method == MethodFilter::GET { ("GET", "POST") } else { ("POST", "GET") };
+            let (method, other) = match method {
+                MethodFilter::GET => ("GET", "PUT"),
+                MethodFilter::DELETE => ("DELETE", "PUT"),
+                _ => ("POST", "PUT"),
+            };
             assert_eq!(ask(other, path, "k").await, StatusCode::METHOD_NOT_ALLOWED, "{path}");
             let keyless = ask(method, path, "wrong").await;
             assert_eq!(keyless != StatusCode::UNAUTHORIZED, is_open(path), "{path}: {keyless}");
+            let bare = (HeaderName::from_static(API_KEY), "k");
+            let page = (header::ORIGIN, "https://evil.example");
+            let paged = send(method, path, &[json.clone(), bare.clone(), page]).await;
+            assert_eq!(paged != StatusCode::FORBIDDEN, is_open(path), "{path}: {paged}");
+            let plain =
+                send(method, path, &[(header::CONTENT_TYPE, "text/plain"), bare.clone()]).await;
+            let refused = plain == StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            assert_eq!(refused, method == "POST", "{path}: {plain}");
             let status = ask(method, path, "k").await;
-            let served = [200, 400, 503].contains(&status.as_u16()); // the model is loading
+            assert_eq!(send(method, path, &[json.clone(), bare]).await, status, "{path}");
+            let served = [200, 400, 404, 503].contains(&status.as_u16()); // the model is loading
             assert!(served, "{path}: {status}");
             let counted = format!(
                 "http_requests_total{{handler=\"{path}\",method=\"{method}\",status=\"{}\"}}",
@@ -203,7 +229,7 @@ mod tests {
         assert!(is_open("/health") && !is_open("/metrics") && !is_open("/nowhere"));
         assert_eq!(ask("GET", "/nowhere", "k").await, StatusCode::NOT_FOUND);
         let operations = |item: &utoipa::openapi::PathItem| {
-            [&item.get, &item.post].into_iter().flatten().count()
+            [&item.get, &item.post, &item.delete].into_iter().flatten().count()
         };
         assert_eq!(document().paths.paths.values().map(operations).sum::<usize>(), routes.len());
     }

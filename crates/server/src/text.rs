@@ -65,6 +65,11 @@ impl TextOut {
         self.chars
     }
 
+    /// The stop string that ended it, if one did.
+    pub(crate) fn stop(&self) -> Option<&str> {
+        self.stops.found.as_deref()
+    }
+
     /// Takes a token; gives the text that is now certain, and whether it ends here.
     pub(crate) fn push(&mut self, token: u32) -> Result<(String, bool), TokenizerError> {
         self.tokens += 1;
@@ -148,12 +153,14 @@ pub(crate) struct StopStrings {
     /// Whether the cut is behind the string that was found.
     include: bool,
     held: VecDeque<u8>,
+    /// The one that was found.
+    found: Option<String>,
 }
 
 impl StopStrings {
     pub(crate) fn new(stops: &Stops, include: bool) -> StopStrings {
         let matcher = stops.0.clone().map(|m| (m.start, m)).map(|(start, m)| (m, start));
-        StopStrings { matcher, include, held: VecDeque::new() }
+        StopStrings { matcher, include, held: VecDeque::new(), found: None }
     }
 
     /// Takes a piece, in which a stop string may end or not; gives what can be shown, and whether a stop string
@@ -164,8 +171,11 @@ impl StopStrings {
             self.held.push_back(byte);
             *state = matcher.nfa.next_state(Anchored::No, *state, byte);
             if let Some(length) = matcher.matched(*state).filter(|_| may_end) {
-                let cut = if self.include { 0 } else { length };
-                self.held.truncate(self.held.len() - cut);
+                let start = self.held.len() - length;
+                self.found = Some(shown(self.held.range(start..).copied()));
+                if !self.include {
+                    self.held.truncate(start);
+                }
                 return (self.finish(), true);
             }
         }

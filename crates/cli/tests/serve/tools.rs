@@ -18,14 +18,14 @@ const TEMPLATES: [(&str, &str); 8] = [
     ("gpt-oss", "openai-gpt-oss-120b"),
 ];
 
-/// The demo model with other templates, all served together.
-fn server() -> (Server, tempfile::TempDir) {
+/// The demo model with the templates of these names, all served together.
+pub(crate) fn server(names: &[&str]) -> (Server, tempfile::TempDir) {
     let (root, folder) = (
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."),
         tempfile::tempdir().expect("a folder"),
     );
     let mut args: Vec<String> = Vec::new();
-    for (name, template) in TEMPLATES {
+    for (name, template) in TEMPLATES.iter().filter(|(name, _)| names.contains(name)) {
         let model: PathBuf = folder.path().join(name);
         std::fs::create_dir(&model).expect("a folder");
         for entry in std::fs::read_dir(root.join("models/demo")).expect("the demo model") {
@@ -49,7 +49,7 @@ fn server() -> (Server, tempfile::TempDir) {
 
 #[test]
 fn reasoning_is_told_apart_and_counted() {
-    let (server, _folder) = server();
+    let (server, _folder) = server(&TEMPLATES.map(|(name, _)| name));
     let ask = |more: Value| {
         server.post(CHAT, &with(chat("Hi"), with(json!({"model": "r1", "max_tokens": 12}), more)))
     };

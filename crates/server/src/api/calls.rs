@@ -5,7 +5,7 @@ use std::sync::Arc;
 use infernum::{Dialect, Parser, Part, Tools, Wanted};
 use infernum_frontend_hf::chat::Message;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::error::{ApiError, quoted};
@@ -56,7 +56,18 @@ pub(crate) enum ToolChoice {
     Named(NamedTool),
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ToSchema)]
+impl ToolChoice {
+    pub(crate) const NONE: ToolChoice = ToolChoice::Mode(ChoiceMode::None);
+    pub(crate) const AUTO: ToolChoice = ToolChoice::Mode(ChoiceMode::Auto);
+    pub(crate) const REQUIRED: ToolChoice = ToolChoice::Mode(ChoiceMode::Required);
+
+    /// The tool of this name.
+    pub(crate) fn named(name: String) -> ToolChoice {
+        ToolChoice::Named(NamedTool { r#type: ToolType::Function, function: ToolName { name } })
+    }
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ChoiceMode {
     None,
@@ -78,6 +89,7 @@ pub(crate) struct ToolName {
 }
 
 /// What a request says of tools, checked.
+#[derive(Default)]
 pub(crate) struct Asked {
     /// As templates get them.
     pub(crate) given: Option<Vec<Value>>,
@@ -143,8 +155,8 @@ impl Asked {
         })
     }
 
-    /// How answers to a prompt are read; `None` where there is nothing in them but text.
-    pub(crate) fn reader(&self, served: &Served, prompt: &str) -> Result<Option<Reader>, ApiError> {
+    /// How answers to a prompt are read.
+    pub(crate) fn reader(&self, served: &Served, prompt: &str) -> Result<Reader, ApiError> {
         let dialect = served.frontend.dialect();
         let writes = dialect.is_some_and(|d| d.calls.is_some() || d.channels.is_some());
         if !self.tools.0.is_empty() && !writes {
@@ -154,22 +166,23 @@ impl Asked {
         let start = prompt.len().saturating_sub(TAIL);
         let start = (start..=prompt.len()).find(|at| prompt.is_char_boundary(*at));
         let tail = prompt[start.unwrap_or(0)..].to_owned();
-        Ok(dialect.cloned().map(|dialect| Reader {
-            dialect,
+        Ok(Reader {
+            dialect: dialect.cloned(),
             tools: self.tools.clone(),
             tail,
             several: self.several,
-        }))
+        })
     }
 
     /// The grammar of what must be called, if anything must.
     pub(crate) fn grammar(
         &self,
         served: &Served,
-        reader: Option<&Reader>,
+        reader: &Reader,
     ) -> Result<Option<super::structure::Asked>, ApiError> {
-        let Some((tools, reader)) = self.forced.as_ref().zip(reader) else { return Ok(None) };
-        let dialect = &reader.dialect;
+        let Some((tools, dialect)) = self.forced.as_ref().zip(reader.dialect.as_ref()) else {
+            return Ok(None);
+        };
         let ended = dialect
             .reasoning
             .as_ref()
@@ -177,7 +190,7 @@ impl Asked {
         let begun = dialect.begins_in_reasoning(&reader.tail);
         let reasoning = if begun { Some(true) } else { ended.then_some(false) };
         let wanted = Wanted { tools, several: self.several, reasoning };
-        let grammar = served.frontend.grammars().calls(&reader.dialect, wanted);
+        let grammar = served.frontend.grammars().calls(dialect, wanted);
         let grammar =
             grammar.map_err(|e| ApiError::malformed(format!("tools: {e}")).param("tools"))?;
         Ok(Some(("tools", grammar)))
@@ -187,7 +200,8 @@ impl Asked {
 /// How an answer is read.
 #[derive(Clone)]
 pub(crate) struct Reader {
-    dialect: Arc<Dialect>,
+    /// `None` where there is nothing in it but text.
+    dialect: Option<Arc<Dialect>>,
     tools: Arc<Tools>,
     /// The end of the prompt.
     tail: String,
@@ -195,13 +209,19 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
+    /// Of what is nothing but text.
+    pub(crate) fn plain() -> Reader {
+        let tools = Arc::new(Tools::default());
+        Reader { dialect: None, tools, tail: String::new(), several: false }
+    }
+
     /// Of an answer that comes in pieces.
     pub(crate) fn begin(&self) -> Reading {
-        let parser = Parser::new(&self.dialect, &self.tools, &self.tail);
+        let parser = |dialect| Parser::new(dialect, &self.tools, &self.tail);
         Reading {
-            parser,
+            parser: self.dialect.as_ref().map(parser),
             several: self.several,
-            id_length: self.dialect.id_length,
+            id_length: self.dialect.as_ref().and_then(|dialect| dialect.id_length),
             reasoning: String::new(),
         }
     }
@@ -209,7 +229,7 @@ impl Reader {
 
 /// An answer as it is read.
 pub(crate) struct Reading {
-    parser: Parser,
+    parser: Option<Parser>,
     several: bool,
     id_length: Option<usize>,
     /// All of it.
@@ -219,9 +239,12 @@ pub(crate) struct Reading {
 impl Reading {
     /// What is certain after more text, and at its end.
     pub(crate) fn take(&mut self, text: &str, last: bool) -> Vec<Part> {
-        let mut parts = self.parser.push(text);
+        let Some(parser) = &mut self.parser else {
+            return if text.is_empty() { Vec::new() } else { vec![Part::Content(text.to_owned())] };
+        };
+        let mut parts = parser.push(text);
         if last {
-            parts.extend(self.parser.finish());
+            parts.extend(parser.finish());
         }
         let one = !self.several;
         parts.retain(|part| {
@@ -237,15 +260,20 @@ impl Reading {
 
     /// Whether anything was called.
     pub(crate) fn calls(&self) -> bool {
-        self.parser.calls() > 0
+        self.parser.as_ref().is_some_and(|parser| parser.calls() > 0)
     }
 
     /// An id for a call.
     pub(crate) fn id(&self) -> String {
-        match self.id_length {
-            Some(length) => (0..length).map(|_| fastrand::alphanumeric()).collect(),
-            None => format!("call_{}", crate::app::random_id()),
-        }
+        call_id(self.id_length)
+    }
+}
+
+/// An id for a call, of so many characters where templates want that.
+pub(crate) fn call_id(length: Option<usize>) -> String {
+    match length {
+        Some(length) => (0..length).map(|_| fastrand::alphanumeric()).collect(),
+        None => format!("call_{}", crate::app::random_id()),
     }
 }
 
@@ -257,46 +285,18 @@ pub(crate) struct ToolCall {
     function: Called,
 }
 
+impl ToolCall {
+    pub(crate) fn new(id: String, name: String, arguments: String) -> ToolCall {
+        ToolCall { id, r#type: ToolType::Function, function: Called { name, arguments } }
+    }
+}
+
 /// What is called, and with what.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Called {
     name: String,
     /// JSON, as text.
     arguments: String,
-}
-
-/// A whole answer.
-#[derive(Debug, Default)]
-pub(crate) struct Read {
-    pub(crate) reasoning: String,
-    pub(crate) content: String,
-    pub(crate) calls: Vec<ToolCall>,
-}
-
-impl Read {
-    pub(crate) fn whole(reader: &Reader, text: &str) -> Read {
-        let (mut reading, mut read) = (reader.begin(), Read::default());
-        for part in reading.take(text, true) {
-            match part {
-                Part::Reasoning(text) => read.reasoning.push_str(&text),
-                Part::Content(text) => read.content.push_str(&text),
-                Part::Call(_, name) => {
-                    let function = Called { name, arguments: String::new() };
-                    read.calls.push(ToolCall {
-                        id: reading.id(),
-                        r#type: ToolType::Function,
-                        function,
-                    });
-                }
-                Part::Arguments(_, text) => {
-                    if let Some(call) = read.calls.last_mut() {
-                        call.function.arguments.push_str(&text);
-                    }
-                }
-            }
-        }
-        read
-    }
 }
 
 /// A part of a call in a stream.
@@ -326,6 +326,23 @@ impl CallDelta {
     pub(crate) fn more(index: usize, arguments: String) -> CallDelta {
         CallDelta { index, id: None, r#type: None, function: CalledDelta { name: None, arguments } }
     }
+}
+
+/// A call of an earlier turn, as templates read it.
+pub(crate) fn past(id: &str, name: &str, arguments: &Map<String, Value>) -> Value {
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+/// A tool as templates get it.
+pub(crate) fn described(
+    name: String,
+    description: Option<String>,
+    parameters: Option<Map<String, Value>>,
+) -> Value {
+    let mut function = Map::from_iter([("name".to_owned(), name.into())]);
+    function.extend(description.map(|text| ("description".to_owned(), text.into())));
+    function.extend(parameters.map(|schema| ("parameters".to_owned(), schema.into())));
+    json!({"type": "function", "function": function})
 }
 
 /// Calls of earlier turns as templates read them: arguments are objects.
@@ -374,4 +391,21 @@ pub(crate) fn adapted(messages: &[Message], empty: bool, text: bool) -> Vec<Mess
         }
     }
     messages
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use infernum_frontend_hf::spec::Library;
+
+    use super::*;
+
+    /// Of answers in Hermes' way, whose prompt ends with `tail`.
+    pub(crate) fn reader(tail: &str) -> Reader {
+        let dialects = Dialect::all(&Library::default()).expect("they ship");
+        let dialect =
+            dialects.into_iter().find(|dialect| dialect.name == "hermes").expect("it ships");
+        let tools = Tools(vec![("f".to_owned(), json!({"type": "object"}))]);
+        let (dialect, tools, tail) = (Some(Arc::new(dialect)), Arc::new(tools), tail.to_owned());
+        Reader { dialect, tools, tail, several: true }
+    }
 }

@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use infernum::Part;
-use infernum_frontend_hf::chat::{ChatError, ChatTemplate, Message, RenderOptions};
+use infernum_frontend_hf::chat::Message;
 use infernum_frontend_hf::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -15,23 +15,22 @@ use utoipa::ToSchema;
 use super::answer::{
     Chunk, ChunkUsage, Likelihood, PromptLogprobs, Usage, likeliest, likelihood, prompt_logprobs,
 };
-use super::calls::{self, CallDelta, Read, Reader, Reading, Tool, ToolCall, ToolChoice};
+use super::blocks::{Answered, Block, collect, token_count};
+use super::calls::{self, CallDelta, Reader, Reading, Tool, ToolCall, ToolChoice};
 use super::common::{
-    Asked, Begun, CommonFields, Head, MOST_LOGPROBS, Prepared, Warnings, begin, encode, room_for,
-    take_last, token_limit, within,
+    Asked, Begun, CommonFields, Head, MOST_LOGPROBS, Prepared, begin, token_limit, within,
 };
+use super::conversation::{Conversation, messages, variables};
 use super::options::SamplingFields;
 use super::read::{parse_parts, whole};
+use super::warnings::Warnings;
 use crate::app::App;
-use crate::error::{ApiError, json, quoted};
-use crate::generation::{Finish, Generation, Job, Piece, TokenLogprob, Used, Whole};
+use crate::error::{ApiError, json};
+use crate::generation::{Finish, Generation, Piece, TokenLogprob, Used};
 use crate::lanes::Client;
 use crate::model::Served;
-use crate::sse::{self, Dialect, Frames};
+use crate::sse::{self, Frames, StreamFormat};
 use crate::text::Spelling;
-
-/// Messages of a conversation at most: what templates do with them may grow faster than they do.
-const MOST_MESSAGES: usize = 10_000;
 
 /// Fields of chats only.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -194,75 +193,43 @@ struct Plan {
     include_usage: bool,
     logprobs: bool,
     prompt_logprobs: Option<usize>,
-    reader: Option<Reader>,
+    reader: Reader,
 }
 
 fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
-    let parts = parse_parts::<ChatFields>(&asked.bytes)?;
+    let parts = parse_parts::<ChatFields, CommonFields>(&asked.bytes)?;
     let (fields, common_fields) = (parts.own, parts.common);
     let mut warnings = Warnings::new(&parts.unknown, parts.options.without_effect());
     let served = app.model_for_work(common_fields.model.as_deref())?.clone();
-    parts.options.check(true)?;
-    let mut common = common_fields.check(&parts.options, &served, asked.tenant)?;
+    parts.options.check()?;
+    let common = common_fields.check(&parts.options, &served, asked.tenant)?;
     let logprobs = fields.check()?;
-    let wanted = match fields.max_completion_tokens {
+    let most = match fields.max_completion_tokens {
         Some(n) => token_limit("max_completion_tokens", Some(n), 1)?,
         None => token_limit("max_tokens", common_fields.max_tokens, 1)?,
     };
-    common.check_least(wanted)?;
+    common.check_least(most)?;
     let tools =
         calls::Asked::check(fields.tools, fields.tool_choice.as_ref(), fields.parallel_tool_calls)?;
-    let takes_parts = served.frontend.template().is_ok_and(ChatTemplate::takes_parts);
-    let messages = messages(fields.messages, takes_parts)?;
-    served.check_room(common.n)?;
-    common.compile_grammar(&served)?;
-    let options = RenderOptions {
-        add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
-        tools: tools.given.clone(),
-        extra: variables(
+    let conversation = Conversation {
+        messages: messages(fields.messages, &served)?,
+        raw: None,
+        tools,
+        variables: variables(
             fields.reasoning_effort,
             fields.enable_thinking,
             fields.chat_template_kwargs.unwrap_or_default(),
         ),
-        ..RenderOptions::default()
+        open: fields.add_generation_prompt,
+        special: fields.add_special_tokens.unwrap_or(false),
+        most,
+        logprobs,
     };
-    let special = fields.add_special_tokens.unwrap_or(false);
-    let text = rendered(&served, &messages, &options)?;
-    let reader = tools.reader(&served, &text)?;
-    if let Some(asked) = tools.grammar(&served, reader.as_ref())? {
-        if let Some((other, _)) = &common.grammar {
-            let message = format!("{other}: a call is required, and an answer is not both");
-            return Err(ApiError::malformed(message).param(*other));
-        }
-        common.hold_to(&served, &asked)?;
-    }
-    common.text.shown = served.frontend.marker_tokens().to_vec();
-    let mut tokens = encode(&served, "messages", &text, special, common.readable(&served))?;
-    take_last(&mut tokens, common.taken(wanted, &served));
-    let most = room_for("messages", tokens.len(), wanted, &served, &mut warnings)?;
-    let request = |i| {
-        let request = common.request(tokens.clone(), most, i, logprobs);
-        // All choices have one prompt.
-        let prompt_logprobs = request.prompt_logprobs.filter(|_| i == 0);
-        infernum_runtime::Request { prompt_logprobs, ..request }
-    };
-    let requests = (0..common.n).map(request).collect();
-    let plan = Plan {
-        choices: common.n,
-        stream: common.stream,
-        include_usage: common.include_usage,
-        logprobs: logprobs.is_some(),
-        prompt_logprobs: common.prompt_logprobs,
-        reader,
-    };
-    let job = Job {
-        requests,
-        per_prompt: common.n,
-        text: common.text,
-        echo: None,
-        tell_prompts: common.prompt_logprobs.is_some(),
-        request_id: asked.request_id.clone(),
-    };
+    let (choices, stream, include_usage) = (common.n, common.stream, common.include_usage);
+    let prompt_logprobs = common.prompt_logprobs;
+    let (job, reader) = conversation.job(&served, common, &asked.request_id, &mut warnings)?;
+    let logprobs = logprobs.is_some();
+    let plan = Plan { choices, stream, include_usage, logprobs, prompt_logprobs, reader };
     Ok(Prepared { served, job, plan, warnings })
 }
 
@@ -280,193 +247,79 @@ impl ChatFields {
     }
 }
 
-/// Messages as templates read them: a list of parts becomes one text, unless the template `takes_parts`, and
-/// arguments of calls become objects.
-pub(crate) fn messages(
-    messages: Vec<Message>,
-    takes_parts: bool,
-) -> Result<Vec<Message>, ApiError> {
-    if messages.is_empty() {
-        return Err(ApiError::value("messages", "messages: expected at least one"));
-    }
-    if messages.len() > MOST_MESSAGES {
-        let found = messages.len();
-        let message = format!("messages: expected at most {MOST_MESSAGES}, found {found}");
-        return Err(ApiError::value("messages", message));
-    }
-    let plain = |(i, mut message): (usize, Message)| {
-        let param = |field: &str| format!("messages.{i}.{field}");
-        let malformed = |field: &str, expected: &str| {
-            let param = param(field);
-            ApiError::malformed(format!("{param}: expected {expected}")).param(param)
-        };
-        if message.role().is_none_or(str::is_empty) {
-            return Err(malformed("role", "a role, such as `user`"));
-        }
-        match message.0.get("content") {
-            Some(Value::String(_) | Value::Null) => {}
-            Some(Value::Array(parts)) => {
-                let text = parts_text(parts).map_err(|e| e.param(param("content")))?;
-                if !takes_parts || message.role() == Some("tool") {
-                    message.0.insert("content".to_owned(), text.into());
-                }
-            }
-            // A turn of tool calls has none.
-            None if message.0.contains_key("tool_calls") => {}
-            None => return Err(malformed("content", "a text")),
-            Some(_) => return Err(malformed("content", "a string or a list of parts")),
-        }
-        calls::with_arguments(&mut message.0, &param)?;
-        Ok(message)
-    };
-    messages.into_iter().enumerate().map(plain).collect()
-}
-
-/// The texts of a list of parts, a line each.
-fn parts_text(parts: &[Value]) -> Result<String, ApiError> {
-    fn part(part: &Value) -> Result<&str, ApiError> {
-        let kind = part.get("type").and_then(Value::as_str);
-        let Some(kind) = kind else {
-            return Err(ApiError::malformed("content: expected parts with a `type`"));
-        };
-        if kind != "text" {
-            let kind = quoted(kind);
-            let message = format!("content: parts of type `{kind}` are not supported, only `text`");
-            return Err(ApiError::unsupported("messages", message));
-        }
-        let text = part.get("text").and_then(Value::as_str);
-        text.ok_or_else(|| ApiError::malformed("content: a part of type `text` has no `text`"))
-    }
-    Ok(parts.iter().map(part).collect::<Result<Vec<_>, _>>()?.join("\n"))
-}
-
-/// The tokens of a conversation, of which there may be `limit`.
-pub(crate) fn prompt(
-    served: &Served,
-    messages: &[Message],
-    options: &RenderOptions,
-    special: bool,
-    limit: usize,
-) -> Result<Vec<u32>, ApiError> {
-    let text = rendered(served, messages, options)?;
-    encode(served, "messages", &text, special, limit)
-}
-
-/// The text of a conversation.
-fn rendered(
-    served: &Served,
-    messages: &[Message],
-    options: &RenderOptions,
-) -> Result<String, ApiError> {
-    let template = served.frontend.template();
-    let template = template.map_err(|e| ApiError::unsupported("model", e.to_string()))?;
-    let mut rendered = template.render(messages, options);
-    // Some templates look into content where there is none, and some add arguments to text, which objects are not.
-    for (empty, text) in [(true, false), (false, true), (true, true)] {
-        if matches!(rendered, Err(ChatError::Render { .. }))
-            && messages.iter().any(|m| m.0.contains_key("tool_calls"))
-        {
-            rendered = template.render(&calls::adapted(messages, empty, text), options);
-        }
-    }
-    rendered.map_err(|error| match error {
-        ChatError::Refused { .. } => ApiError::malformed(error.to_string()).param("messages"),
-        ChatError::Render { .. } => ApiError::value("messages", error.to_string()),
-        error => ApiError::internal(error.to_string()),
-    })
-}
-
-/// Variables of the template: those that fields of their own say, and those given by name, which go before them.
-fn variables(
-    effort: Option<String>,
-    thinks: Option<bool>,
-    given: Map<String, Value>,
-) -> Map<String, Value> {
-    let mut all = Map::new();
-    let thinks = thinks.or((effort.as_deref() == Some("none")).then_some(false));
-    if let Some(thinks) = thinks {
-        all.extend(["enable_thinking", "thinking"].map(|name| (name.to_owned(), thinks.into())));
-    }
-    let effort = effort.filter(|effort| effort != "none");
-    all.extend(effort.map(|effort| ("reasoning_effort".to_owned(), effort.into())));
-    all.extend(given);
-    all
-}
-
 async fn answer(
     app: &App,
     client: Client,
     served: &Served,
     plan: Plan,
-    mut generation: Generation,
+    generation: Generation,
 ) -> Result<Response, ApiError> {
-    let head = Head::new("chatcmpl", served);
+    let head = Head::new("chatcmpl-", served);
     let spelling = Spelling::new(served.frontend.tokenizer());
     let prompts = plan.prompt_logprobs.map(|most| (spelling.clone(), most));
     let spelling = plan.logprobs.then_some(spelling);
     if plan.stream {
-        let choice = || Told {
-            begun: false,
-            reading: plan.reader.as_ref().map(Reader::begin),
-            logprobs: Vec::new(),
-        };
+        let choice = || Told { begun: false, reading: plan.reader.begin(), logprobs: Vec::new() };
         let choices = (0..plan.choices).map(|_| choice()).collect();
         let (usage, tokenizer) = (plan.include_usage, served.frontend.tokenizer().clone());
         let streamed = Streamed { head, spelling, prompts, usage, choices, tokenizer };
         return Ok(sse::stream(generation, streamed));
     }
-    let wholes = generation.collect().await?;
-    let used = generation.used();
-    let size = wholes.iter().map(Whole::size).sum();
-    let (reader, tokenizer) = (plan.reader, served.frontend.tokenizer().clone());
-    let work = move || {
-        let read = |whole: &Whole| reader.as_ref().map(|reader| Read::whole(reader, &whole.text));
-        let read: Vec<Option<Read>> = wholes.iter().map(read).collect();
-        let reasoning = read.iter().flatten().map(|r| token_count(&tokenizer, &r.reasoning)).sum();
-        let usage = Used { reasoning, ..used }.into();
-        Ok(whole_answer(head, spelling.as_ref(), prompts, (wholes, read), usage))
+    let tell = move |answers: Vec<Answered>, used: Used| {
+        whole_answer(head, spelling.as_ref(), prompts, answers, used.into())
     };
-    app.lanes.run(client, size, work).await
+    collect(app, client, served, plan.reader, generation, tell).await
 }
 
 fn whole_answer(
     head: Head,
     spelling: Option<&Spelling>,
     prompts: Option<(Spelling, usize)>,
-    (mut wholes, read): (Vec<Whole>, Vec<Option<Read>>),
+    mut answers: Vec<Answered>,
     usage: Usage,
 ) -> Response {
-    let of_prompt = wholes.first_mut().and_then(|whole| whole.prompt.take());
+    let of_prompt = answers.first_mut().and_then(|answer| answer.prompt.take());
     let prompt_logprobs =
         prompts.zip(of_prompt).map(|((spelling, most), of)| prompt_logprobs(&spelling, most, &of));
-    let choice = |(index, (whole, read)): (usize, (Whole, Option<Read>))| {
-        let read = read.unwrap_or_else(|| Read { content: whole.text, ..Read::default() });
-        let finish_reason = finish_name(whole.finish, !read.calls.is_empty());
-        let silent = read.content.is_empty() && !read.calls.is_empty();
-        let message = Answer {
-            role: "assistant",
-            content: (!silent).then_some(read.content),
-            reasoning_content: read.reasoning,
-            tool_calls: read.calls,
-            refusal: None,
-        };
-        ChatChoice { index, message, logprobs: told(spelling, &whole.logprobs), finish_reason }
+    let choice = |(index, answered): (usize, Answered)| {
+        let logprobs = told(spelling, &answered.logprobs);
+        let (finish, message) = (answered.finish, Answer::of(answered.blocks));
+        let finish_reason = finish_name(finish, !message.tool_calls.is_empty());
+        ChatChoice { index, message, logprobs, finish_reason }
     };
-    let choices = wholes.into_iter().zip(read).enumerate().map(choice).collect();
+    let choices = answers.into_iter().enumerate().map(choice).collect();
     let Head { id, created, model } = head;
     let object = "chat.completion";
     let body = ChatCompletion { id, object, created, model, choices, usage, prompt_logprobs };
     json(StatusCode::OK, &body)
 }
 
+impl Answer {
+    fn of(blocks: Vec<Block>) -> Answer {
+        let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::new());
+        for block in blocks {
+            match block {
+                Block::Reasoning(text) => reasoning.push_str(&text),
+                Block::Text(text) => content.push_str(&text),
+                Block::Call(call) => {
+                    calls.push(ToolCall::new(call.id, call.name, call.arguments));
+                }
+            }
+        }
+        let silent = content.is_empty() && !calls.is_empty();
+        Answer {
+            role: "assistant",
+            content: (!silent).then_some(content),
+            reasoning_content: reasoning,
+            tool_calls: calls,
+            refusal: None,
+        }
+    }
+}
+
 /// Why an answer ended.
 fn finish_name(finish: Finish, calls: bool) -> &'static str {
     if calls && finish == Finish::Stop { "tool_calls" } else { finish.name() }
-}
-
-/// How many tokens a text has by itself.
-fn token_count(tokenizer: &Tokenizer, text: &str) -> usize {
-    if text.is_empty() { 0 } else { tokenizer.encode(text, false).map_or(0, |tokens| tokens.len()) }
 }
 
 fn told(spelling: Option<&Spelling>, logprobs: &[TokenLogprob]) -> Option<ChatLogprobs> {
@@ -494,8 +347,7 @@ struct Streamed {
 struct Told {
     /// Its role.
     begun: bool,
-    /// Where there may be more in it than text.
-    reading: Option<Reading>,
+    reading: Reading,
     /// Of tokens whose text is not told yet.
     logprobs: Vec<ChatLogprob>,
 }
@@ -544,7 +396,7 @@ impl Streamed {
     }
 }
 
-impl Dialect for Streamed {
+impl StreamFormat for Streamed {
     fn piece(&mut self, frames: &mut Frames, piece: Piece) {
         let index = piece.choice;
         if !std::mem::replace(&mut self.choices[index].begun, true) {
@@ -557,17 +409,13 @@ impl Dialect for Streamed {
         let logprobs = told(self.spelling.as_ref(), &piece.logprobs);
         let choice = &mut self.choices[index];
         choice.logprobs.extend(logprobs.into_iter().flat_map(|l| l.content));
-        let parts = match &mut choice.reading {
-            Some(reading) => reading.take(&piece.text, piece.finish.is_some()),
-            None if piece.text.is_empty() => Vec::new(),
-            None => vec![Part::Content(piece.text)],
-        };
-        let calls = choice.reading.as_ref().is_some_and(Reading::calls);
+        let parts = choice.reading.take(&piece.text, piece.finish.is_some());
+        let calls = choice.reading.calls();
         for part in parts {
             let choice = &mut self.choices[index];
             let content = std::mem::take(&mut choice.logprobs);
             let logprobs = (!content.is_empty()).then_some(ChatLogprobs { content });
-            let id = choice.reading.as_ref().map(Reading::id).unwrap_or_default();
+            let id = choice.reading.id();
             let none = Delta::default();
             let delta = match &part {
                 Part::Content(text) => Delta { content: Some(text), ..none },
@@ -590,11 +438,12 @@ impl Dialect for Streamed {
         }
     }
 
-    fn usage(&mut self, frames: &mut Frames, used: Used) {
+    fn end(&mut self, frames: &mut Frames, used: Used) {
         if self.usage {
-            let thoughts = self.choices.iter().filter_map(|choice| choice.reading.as_ref());
-            let reasoning = thoughts.map(|r| token_count(&self.tokenizer, &r.reasoning)).sum();
+            let thoughts = self.choices.iter().map(|choice| &choice.reading.reasoning);
+            let reasoning = thoughts.map(|text| token_count(&self.tokenizer, text)).sum();
             self.send(frames, &[], Some(Used { reasoning, ..used }.into()));
         }
+        frames.done();
     }
 }

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::http::{HeaderName, HeaderValue};
-use axum::response::Response;
 use infernum_frontend_hf::tokenizer::TokenizerError;
 use infernum_runtime::Request;
 use serde::de::{SeqAccess, Visitor};
@@ -13,8 +11,9 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::options::Options;
-use super::read::{TokenId, Unknown, whole};
+use super::read::{TokenId, whole};
 use super::structure::{self, ResponseFormat, Schema, StructuredOutputs};
+use super::warnings::Warnings;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::budget::Held;
@@ -24,11 +23,6 @@ use crate::generation::{Generation, Job, MOST_CHOICES};
 use crate::lanes::Client;
 use crate::model::Served;
 use crate::text::{Stops, TextRules};
-
-/// Says what a request asked for and did not get.
-pub(crate) const WARNING: HeaderName = HeaderName::from_static("x-infernum-warning");
-/// Characters of that header: room for the names of unknown fields, and more.
-const LONGEST_WARNING: usize = 2048;
 
 /// Stop strings of one request at most.
 const MOST_STOPS: usize = 64;
@@ -42,7 +36,7 @@ const MOST_BIASES: usize = 1024;
 pub(crate) const MOST_LOGPROBS: i64 = 20;
 
 /// Fields that chats and completions share.
-#[derive(Debug, Deserialize, ToSchema)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct CommonFields {
     /// One of the models that `/v1/models` lists. May be left out where there is but one.
     pub(crate) model: Option<String>,
@@ -165,6 +159,15 @@ pub(crate) struct Common {
 }
 
 impl CommonFields {
+    /// Those of other APIs.
+    pub(crate) fn of(
+        stop: Option<Stop>,
+        stream: Option<bool>,
+        response_format: Option<ResponseFormat>,
+    ) -> CommonFields {
+        CommonFields { stop, stream, response_format, ..CommonFields::default() }
+    }
+
     /// Checks all that does not depend on the prompt.
     pub(crate) fn check(
         &self,
@@ -395,44 +398,6 @@ pub(crate) fn room_for(
     Ok(most.min(left))
 }
 
-/// What a request asked for and did not get.
-#[derive(Debug, Default)]
-pub(crate) struct Warnings(Vec<String>);
-
-impl Warnings {
-    /// Names unknown fields, and those without effect.
-    pub(crate) fn new(unknown: &Unknown, without_effect: &[&str]) -> Warnings {
-        let mut warnings = Warnings::default();
-        if let Some(names) = unknown.names() {
-            warnings.add(format!("unknown fields were ignored: {names}"));
-        }
-        if !without_effect.is_empty() {
-            warnings.add(format!("without effect here: {}", without_effect.join(", ")));
-        }
-        warnings
-    }
-
-    pub(crate) fn add(&mut self, warning: String) {
-        if !self.0.contains(&warning) {
-            self.0.push(warning);
-        }
-    }
-
-    /// Says them in a header.
-    pub(crate) fn tell(&self, mut response: Response) -> Response {
-        if self.0.is_empty() {
-            return response;
-        }
-        let text = self.0.join("; ");
-        let text: String = text.chars().filter(|c| (' '..='~').contains(c)).collect();
-        let text: String = text.chars().take(LONGEST_WARNING).collect();
-        if let Ok(value) = HeaderValue::from_str(&text) {
-            response.headers_mut().insert(WARNING, value);
-        }
-        response
-    }
-}
-
 /// Checks `max_tokens` or its like.
 pub(crate) fn token_limit(
     name: &str,
@@ -501,7 +466,7 @@ impl Head {
     pub(crate) fn new(prefix: &str, served: &Served) -> Head {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Head {
-            id: format!("{prefix}-{}", crate::app::random_id()),
+            id: format!("{prefix}{}", crate::app::random_id()),
             created: now.unwrap_or_default().as_secs(),
             model: served.name.clone(),
         }
@@ -516,7 +481,7 @@ pub(crate) struct Asked {
     pub(crate) client: Client,
     pub(crate) request_id: String,
     /// The memory that `bytes` take.
-    _held: Held,
+    held: Held,
 }
 
 impl Asked {
@@ -533,7 +498,17 @@ impl Asked {
             connection.read();
         }
         let request_id = crate::app::request_id(&parts.extensions);
-        Ok(Asked { bytes, tenant, client, request_id, _held: held })
+        Ok(Asked { bytes, tenant, client, request_id, held })
+    }
+
+    /// Takes memory for an earlier conversation, with which the body may be no larger than one.
+    pub(crate) fn hold(&mut self, app: &App, earlier: usize) -> Result<(), ApiError> {
+        let all = self.bytes.len().saturating_add(earlier);
+        if all > app.max_body {
+            let what = "the body, with the conversation that it goes on from,";
+            return Err(ApiError::too_large(what, app.max_body));
+        }
+        if self.held.grow_to(all) { Ok(()) } else { Err(ApiError::too_many_bodies()) }
     }
 
     /// Makes of it what is asked for, off the runtime.

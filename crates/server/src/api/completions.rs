@@ -12,17 +12,18 @@ use utoipa::ToSchema;
 
 use super::answer::{Chunk, ChunkUsage, PromptLogprobs, Usage, finite, prompt_logprobs};
 use super::common::{
-    Asked, Begun, Common, CommonFields, Head, MOST_LOGPROBS, Prepared, Warnings, begin, encode,
-    encode_error, room_for, take_last, token_limit, within,
+    Asked, Begun, Common, CommonFields, Head, MOST_LOGPROBS, Prepared, begin, encode, encode_error,
+    room_for, take_last, token_limit, within,
 };
 use super::options::SamplingFields;
 use super::read::{TokenId, parse_parts, whole};
+use super::warnings::Warnings;
 use crate::app::App;
 use crate::error::{ApiError, json};
 use crate::generation::{Generation, Job, MOST_CHOICES, Piece, TokenLogprob, Used, Whole};
 use crate::lanes::Client;
 use crate::model::Served;
-use crate::sse::{self, Dialect, Frames};
+use crate::sse::{self, Frames, StreamFormat};
 use crate::text::Spelling;
 
 /// Tokens to generate when a request does not say, as OpenAI has it.
@@ -231,11 +232,11 @@ pub(crate) async fn create_completion(
 }
 
 fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
-    let parts = parse_parts::<CompletionFields>(&asked.bytes)?;
+    let parts = parse_parts::<CompletionFields, CommonFields>(&asked.bytes)?;
     let (fields, common_fields) = (parts.own, parts.common);
     let mut warnings = Warnings::new(&parts.unknown, parts.options.without_effect());
     let served = app.model_for_work(common_fields.model.as_deref())?.clone();
-    parts.options.check(false)?;
+    parts.options.check()?;
     let mut common = common_fields.check(&parts.options, &served, asked.tenant)?;
     let wanted = token_limit("max_tokens", common_fields.max_tokens, 0)?;
     let plan = Plan::check(&fields, &common, wanted, &served)?;
@@ -397,7 +398,7 @@ async fn answer(
     plan: Plan,
     mut generation: Generation,
 ) -> Result<Response, ApiError> {
-    let head = Head::new("cmpl", served);
+    let head = Head::new("cmpl-", served);
     let tells = Tells {
         spelling: Spelling::new(served.frontend.tokenizer()),
         tokens: plan.logprobs,
@@ -495,7 +496,7 @@ impl Streamed {
     }
 }
 
-impl Dialect for Streamed {
+impl StreamFormat for Streamed {
     fn piece(&mut self, frames: &mut Frames, piece: Piece) {
         let mut logprobs = self.tells.of_tokens(&piece.logprobs);
         let mut prompt_logprobs = self.tells.of_prompt(piece.prompt.as_deref());
@@ -514,10 +515,11 @@ impl Dialect for Streamed {
         }
     }
 
-    fn usage(&mut self, frames: &mut Frames, used: Used) {
+    fn end(&mut self, frames: &mut Frames, used: Used) {
         if self.usage {
             self.send(frames, &[], Some(used.into()));
         }
+        frames.done();
     }
 }
 
@@ -533,6 +535,7 @@ mod tests {
             text: text.to_owned(),
             logprobs: Vec::new(),
             finish: Finish::Stop,
+            stop: None,
             mean,
         };
         let all = vec![

@@ -1,17 +1,24 @@
 //! The routes, and their handlers.
 
 pub(crate) mod answer;
+mod blocks;
 mod calls;
 pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completions;
+mod conversation;
+pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod ollama;
 pub(crate) mod options;
 pub(crate) mod pages;
 pub(crate) mod read;
+pub(crate) mod responses;
 mod structure;
 pub(crate) mod system;
 pub(crate) mod tokens;
+mod turns;
+pub(crate) mod warnings;
 
 use crate::routes::routes;
 
@@ -20,6 +27,16 @@ use crate::routes::routes;
 routes![
     chat::create_chat_completion,
     completions::create_completion,
+    responses::create_response,
+    responses::retrieve_response,
+    responses::delete_response,
+    messages::create_message,
+    messages::count_message_tokens,
+    ollama::ollama_chat,
+    ollama::ollama_generate,
+    ollama::list_tags,
+    ollama::show_model,
+    ollama::ollama_version,
     models::list_models,
     models::retrieve_model,
     tokens::tokenize,

@@ -16,15 +16,19 @@ use crate::error::ApiError;
 
 /// Fields that would change the answer and are not built, with what they may say all the same, as
 /// JSON (null, false and what is empty say nothing), and why they are refused.
-const REFUSED: [(&str, &[&str], &str); 36] = [
+const REFUSED: [(&str, &[&str], &str); 42] = [
     ("allowed_token_ids", &[], NOT_YET),
     ("audio", &[], "there are no models of audio here"),
     ("bad_words", &[], "not supported yet; `logit_bias` with -100 keeps single tokens out"),
+    ("best_of", &["1"], "only completions have it; `n` asks for several answers"),
     ("chat_template", &[], "templates are the model's own, never a client's"),
+    ("container", &[], "nothing is run for clients here"),
+    ("context_management", &[], NOT_YET),
     ("continue_final_message", &[], NOT_YET),
     ("documents", &[], "send them in `chat_template_kwargs`, if the model's template reads them"),
     ("dry_multiplier", &["0"], NOT_YET),
     ("dynatemp_range", &["0"], NOT_YET),
+    ("echo", &[], "only completions have it"),
     ("function_call", &["\"none\""], FUNCTIONS),
     ("functions", &[], FUNCTIONS),
     ("grammar", &[], STRUCTURE),
@@ -32,6 +36,7 @@ const REFUSED: [(&str, &[&str], &str); 36] = [
     ("length_penalty", &["1"], BEAMS),
     ("logits_processors", &[], "code of clients is not run"),
     ("max_new_tokens", &[], "send `max_tokens`"),
+    ("mcp_servers", &[], "the server calls no others"),
     ("mirostat", &["0"], NOT_YET),
     ("mirostat_mode", &["0"], NOT_YET),
     ("mm_processor_kwargs", &[], "there are no models of images or audio here"),
@@ -44,6 +49,7 @@ const REFUSED: [(&str, &[&str], &str); 36] = [
     ("return_token_ids", &[], NOT_YET),
     ("return_tokens_as_token_ids", &[], NOT_YET),
     ("stop_sequences", &[], "send `stop`"),
+    ("suffix", &[], "only completions have it"),
     ("tfs_z", &["1"], NOT_YET),
     ("thinking", &[], TEMPLATE),
     ("top_a", &["0"], NOT_YET),
@@ -55,13 +61,6 @@ const REFUSED: [(&str, &[&str], &str); 36] = [
     ("xtc_probability", &["0"], NOT_YET),
 ];
 
-/// As [`REFUSED`], on chats only: completions have these.
-const REFUSED_ON_CHATS: [(&str, &[&str], &str); 3] = [
-    ("best_of", &["1"], "only completions have it; `n` asks for several answers"),
-    ("echo", &[], "only completions have it"),
-    ("suffix", &[], "only completions have it"),
-];
-
 const NOT_YET: &str = "not supported yet";
 const STRUCTURE: &str = "send `response_format` or `structured_outputs`";
 const FUNCTIONS: &str = "send `tools` and `tool_choice`";
@@ -70,10 +69,13 @@ const TEMPLATE: &str =
     "send it in `chat_template_kwargs`, by the name that the model's template has";
 
 /// Fields that clients send and that change no answer here; they are told so.
-const WITHOUT_EFFECT: [&str; 11] = [
+const WITHOUT_EFFECT: [&str; 17] = [
+    "cache_control",
+    "diagnostics",
     "early_stopping",
     "guided_decoding_backend",
     "guided_whitespace_pattern",
+    "inference_geo",
     "metadata",
     "prediction",
     "prompt_cache_key",
@@ -81,7 +83,10 @@ const WITHOUT_EFFECT: [&str; 11] = [
     "safety_identifier",
     "service_tier",
     "spaces_between_special_tokens",
+    "speed",
     "store",
+    "user_profile_id",
+    "workspace_id",
 ];
 
 type Refused = (&'static str, &'static [&'static str], &'static str);
@@ -96,12 +101,15 @@ pub(crate) struct Options {
 
 impl Options {
     /// Refuses what is not built.
-    pub(crate) fn check(&self, chat: bool) -> Result<(), ApiError> {
-        let own = |r: &Refused| REFUSED_ON_CHATS.iter().any(|(name, ..)| *name == r.0);
-        let Some((name, _, why)) = self.refused.iter().find(|r| chat || !own(r)) else {
-            return Ok(());
-        };
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        let Some((name, _, why)) = self.refused.first() else { return Ok(()) };
         Err(ApiError::unsupported(name, format!("{name}: {why}")))
+    }
+
+    /// Leaves fields to a route that has its own of these names.
+    pub(crate) fn leave(&mut self, names: &[&str]) {
+        self.refused.retain(|row| !names.contains(&row.0));
+        self.without_effect.retain(|name| !names.contains(name));
     }
 
     /// The defaults, with what is given in their place.
@@ -127,7 +135,7 @@ impl Options {
             }
             let value = map.next_value_seed(OptionValue(option))?;
             self.given.extend(value.map(|value| (option, value)));
-        } else if let Some(row) = REFUSED.iter().chain(&REFUSED_ON_CHATS).find(named) {
+        } else if let Some(row) = REFUSED.iter().find(named) {
             if !says_nothing(&map.next_value::<Value>()?, row.1) {
                 self.refused.push(row);
             }
@@ -274,21 +282,21 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_unless_it_says_nothing() {
-        for (name, also, why) in REFUSED.iter().chain(&REFUSED_ON_CHATS) {
-            let error = read(&format!("{{\"{name}\": 7}}")).check(true).expect_err(name);
+        for (name, also, why) in &REFUSED {
+            let error = read(&format!("{{\"{name}\": 7}}")).check().expect_err(name);
             let error = serde_json::to_value(error.response()).expect("JSON");
             assert_eq!(error["error"]["param"], *name);
             assert_eq!(error["error"]["code"], "unsupported_value");
             assert_eq!(error["error"]["message"], format!("{name}: {why}"));
             for nothing in ["null", "false", "[]", "{}", "\"\""].iter().chain(*also) {
                 let options = read(&format!("{{\"{name}\": {nothing}}}"));
-                assert!(options.check(true).is_ok(), "{name}: {nothing}");
+                assert!(options.check().is_ok(), "{name}: {nothing}");
             }
         }
-        assert!(read(r#"{"repeat_penalty": 1.0, "top_n_sigma": -1.0}"#).check(true).is_ok());
-        for (name, ..) in REFUSED_ON_CHATS {
-            assert!(read(&format!("{{\"{name}\": 7}}")).check(false).is_ok(), "{name}");
-        }
+        assert!(read(r#"{"repeat_penalty": 1.0, "top_n_sigma": -1.0}"#).check().is_ok());
+        let mut options = read(r#"{"echo": true, "store": true}"#);
+        options.leave(&["echo", "store"]);
+        assert!(options.check().is_ok() && options.without_effect().is_empty(), "a route's own");
     }
 
     #[test]
@@ -309,7 +317,7 @@ mod tests {
 
     #[test]
     fn no_name_stands_in_two_tables() {
-        let mut names: Vec<&str> = REFUSED.iter().chain(&REFUSED_ON_CHATS).map(|r| r.0).collect();
+        let mut names: Vec<&str> = REFUSED.iter().map(|r| r.0).collect();
         names.extend(WITHOUT_EFFECT);
         names.extend(SamplingParams::OPTIONS.iter().map(|o| o.name));
         let all = names.len();

@@ -3,7 +3,6 @@
 use serde::de::{DeserializeOwned, Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, forward_to_deserialize_any};
 
-use super::common::CommonFields;
 use super::options::Options;
 use crate::error::{ApiError, quoted};
 
@@ -69,29 +68,54 @@ fn read<T: DeserializeOwned>(
 }
 
 /// A request of parts that stand in one object.
-pub(crate) struct Parts<T> {
+pub(crate) struct Parts<T, C> {
     pub(crate) own: T,
-    pub(crate) common: CommonFields,
+    pub(crate) common: C,
     pub(crate) options: Options,
     pub(crate) unknown: Unknown,
 }
 
-/// Reads a request for text: a route's own fields, [`CommonFields`], and what tables know.
-pub(crate) fn parse_parts<T: DeserializeOwned>(bytes: &[u8]) -> Result<Parts<T>, ApiError> {
-    use serde_ignored::Path::{Map, Root};
-    let (own, common) = (field_names::<T>(), field_names::<CommonFields>());
+/// Reads a request for text: a route's own fields, those that it shares with others, and what tables know.
+pub(crate) fn parse_parts<T: DeserializeOwned, C: DeserializeOwned>(
+    bytes: &[u8],
+) -> Result<Parts<T, C>, ApiError> {
     let mut unknown = Unknown::default();
-    let options = read(bytes, |path| match path {
-        Map { parent: Root, key } if own.contains(&&**key) || common.contains(&&**key) => {}
+    let options = read_options(bytes, &[field_names::<T>(), field_names::<C>()], &mut unknown)?;
+    let (own, common) = (read_deeper(bytes, &mut unknown)?, read_deeper(bytes, &mut unknown)?);
+    Ok(Parts { own, common, options, unknown })
+}
+
+/// Reads a request of a type that has all fields but those of tables.
+pub(crate) fn parse_own<T: DeserializeOwned>(
+    bytes: &[u8],
+) -> Result<(T, Options, Unknown), ApiError> {
+    let mut unknown = Unknown::default();
+    let options = read_options(bytes, &[field_names::<T>()], &mut unknown)?;
+    Ok((read_deeper(bytes, &mut unknown)?, options, unknown))
+}
+
+/// Reads what tables know, and tells of fields that neither they nor `types` have.
+fn read_options(
+    bytes: &[u8],
+    types: &[&[&str]],
+    unknown: &mut Unknown,
+) -> Result<Options, ApiError> {
+    use serde_ignored::Path::{Map, Root};
+    let mut options: Options = read(bytes, |path| match path {
+        Map { parent: Root, key } if types.iter().any(|names| names.contains(&&**key)) => {}
         path => unknown.add(path),
     })?;
-    // Of the object itself all fields have been seen; the parts tell of what lies deeper.
-    let mut deeper = |path: &serde_ignored::Path<'_>| match path {
+    types.iter().for_each(|names| options.leave(names));
+    Ok(options)
+}
+
+/// Reads one type of several. Of the object itself all fields have been seen; this tells of what lies deeper.
+fn read_deeper<T: DeserializeOwned>(bytes: &[u8], unknown: &mut Unknown) -> Result<T, ApiError> {
+    use serde_ignored::Path::{Map, Root};
+    read(bytes, |path| match path {
         Map { parent: Root, .. } => {}
         path => unknown.add(path),
-    };
-    let (own, common) = (read(bytes, &mut deeper)?, read(bytes, &mut deeper)?);
-    Ok(Parts { own, common, options, unknown })
+    })
 }
 
 /// The names of a struct's fields, as they stand in JSON.
@@ -143,6 +167,8 @@ fn data_error(path: &str, error: &serde_json::Error) -> ApiError {
         (within(field), "is missing".to_owned())
     } else if let Some(field) = named("duplicate field `") {
         (within(field), "is given twice".to_owned())
+    } else if let Some((found, expected)) = unknown_variant(text) {
+        (path, format!("expected {expected}, found {}", quoted(found)))
     } else if let Some((found, expected)) = unexpected(text) {
         (path, format!("expected {}, found {}", in_json(expected), found_in_json(found)))
     } else {
@@ -152,6 +178,11 @@ fn data_error(path: &str, error: &serde_json::Error) -> ApiError {
         return ApiError::malformed(message);
     }
     ApiError::malformed(format!("{}: {message}", quoted(&param))).param(param)
+}
+
+/// A word that is none of those that were expected, and these.
+fn unknown_variant(text: &str) -> Option<(&str, &str)> {
+    text.strip_prefix("unknown variant ")?.rsplit_once(", expected ")
 }
 
 /// What serde found, and expected.
@@ -241,11 +272,14 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::super::chat::ChatFields;
+    use super::super::common::CommonFields;
     use super::super::completions::CompletionFields;
     use super::*;
 
     fn error<T: DeserializeOwned>(json: &str) -> (Value, String) {
-        let error = parse_parts::<T>(json.as_bytes()).err().unwrap_or_else(|| panic!("{json}"));
+        let error = parse_parts::<T, CommonFields>(json.as_bytes())
+            .err()
+            .unwrap_or_else(|| panic!("{json}"));
         let body = serde_json::to_value(error.response()).expect("JSON");
         let message = body["error"]["message"].as_str().expect("text").to_owned();
         for internal in ["untagged", "enum", "struct", "variant", "invalid type", "f64", "at line"]
@@ -315,6 +349,11 @@ mod tests {
                 "logit_bias.5",
                 "logit_bias.5: expected a number, found \"x\"",
             ),
+            (
+                r#"{"prompt": "x", "response_format": {"type": "xml"}}"#,
+                "response_format.type",
+                "response_format.type: expected one of `text`, `json_object`, `json_schema`, found `xml`",
+            ),
             (r#"{"prompt": "x", "n": 1, "n": 2}"#, "n", "n: is given twice"),
             (r#"{"prompt": "x", "top_p": 1, "top_p": 1}"#, "top_p", "top_p: is given twice"),
         ];
@@ -352,7 +391,7 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_named_once_and_bounded() {
-        let read = |text: &str| parse_parts::<CompletionFields>(text.as_bytes());
+        let read = |text: &str| parse_parts::<CompletionFields, CommonFields>(text.as_bytes());
         let parts = read(
             r#"{"prompt": "x", "x": 1, "temperature": 1, "stream_options": {"y": [2]}, "n": null,
                 "functions": [{"name": "f"}], "store": true, "metadata": null}"#,
@@ -360,7 +399,7 @@ mod tests {
         let parts = parts.expect("a request");
         assert_eq!(parts.unknown.names().as_deref(), Some("x, stream_options.y"));
         assert_eq!(parts.options.without_effect(), ["store"]);
-        assert!(parts.options.check(false).is_err());
+        assert!(parts.options.check().is_err());
         let many = |n: usize| {
             let fields: Vec<String> = (0..n).map(|i| format!(", \"f{i}\": 0")).collect();
             let fields = fields.concat();

@@ -71,6 +71,18 @@ pub(crate) enum Schema {
 pub(crate) type Asked = (&'static str, Grammar);
 
 impl ResponseFormat {
+    /// Any JSON object.
+    pub(crate) fn json_object() -> ResponseFormat {
+        ResponseFormat { r#type: FormatType::JsonObject, json_schema: None }
+    }
+
+    /// What a schema describes.
+    pub(crate) fn json_schema(schema: Value) -> ResponseFormat {
+        let schema =
+            JsonSchema { name: None, description: None, schema: Some(schema), strict: None };
+        ResponseFormat { r#type: FormatType::JsonSchema, json_schema: Some(schema) }
+    }
+
     fn grammar(&self) -> Result<Option<Asked>, ApiError> {
         const NAME: &str = "response_format";
         Ok(match (&self.r#type, &self.json_schema) {

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use infernum_frontend_hf::chat::{ChatTemplate, Message, RenderOptions};
+use infernum_frontend_hf::chat::Message;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::chat::{self, ChatMessage};
-use super::common::{Asked, Warnings, check_count, encode, encode_error};
+use super::chat::ChatMessage;
+use super::common::{Asked, check_count, encode, encode_error};
+use super::conversation::{self, Conversation};
 use super::read::{TokenId, parse};
+use super::warnings::Warnings;
 use crate::app::App;
 use crate::error::{ApiError, json};
 use crate::model::Served;
@@ -80,15 +82,14 @@ fn count(app: &App, asked: &Asked) -> Result<Response, ApiError> {
             encode(served, "prompt", &text, special, limit)?
         }
         (None, Some(messages)) => {
-            let takes_parts = served.frontend.template().is_ok_and(ChatTemplate::takes_parts);
-            let messages = chat::messages(messages, takes_parts)?;
-            let options = RenderOptions {
-                add_generation_prompt: request.add_generation_prompt.unwrap_or(true),
-                extra: request.chat_template_kwargs.unwrap_or_default(),
-                ..RenderOptions::default()
+            let conversation = Conversation {
+                messages: conversation::messages(messages, served)?,
+                variables: request.chat_template_kwargs.unwrap_or_default(),
+                open: request.add_generation_prompt,
+                special: request.add_special_tokens.unwrap_or(false),
+                ..Conversation::default()
             };
-            let special = request.add_special_tokens.unwrap_or(false);
-            chat::prompt(served, &messages, &options, special, limit)?
+            conversation.prompt(served, limit)?
         }
         _ => {
             let message = "expected either `prompt` or `messages`";
@@ -102,7 +103,7 @@ fn count(app: &App, asked: &Asked) -> Result<Response, ApiError> {
 
 /// Tokens that are counted, or spelt, at a time. A text may well be too long for the model: whoever
 /// asks wants to know by how much.
-fn most_tokens(served: &Served) -> usize {
+pub(crate) fn most_tokens(served: &Served) -> usize {
     served.max_length.saturating_mul(4)
 }
 
