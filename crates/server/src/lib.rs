@@ -48,9 +48,10 @@ pub type Outcome = Result<(), Box<dyn std::error::Error>>;
 /// in the file that --config names; the command line goes first, then the environment.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Model to serve: a folder in Hugging Face format, named as the folder is, or NAME=DIR.
+    /// Model to serve: a folder in Hugging Face format or a GGUF file, named as it is, or a model of the Hugging Face hub, as
+    /// ORG/NAME, ORG/NAME@REVISION or ORG/NAME:Q4_K_M. NAME= before it names it.
     /// Repeat for several; the built-in demo model, `ember`, when left out.
-    #[arg(long = "model", value_name = "[NAME=]DIR", value_parser = NamedModel::parse)]
+    #[arg(long = "model", value_name = "[NAME=]DIR|ORG/NAME", value_parser = NamedModel::parse)]
     models: Vec<NamedModel>,
     /// TOML file with options: `port = 8000`, `model = ["a=DIR", "b=DIR"]`, …
     #[arg(long, value_name = "FILE")]
