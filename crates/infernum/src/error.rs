@@ -25,8 +25,8 @@ pub enum Error {
     #[error(transparent)]
     Source(#[from] SourceError),
     #[cfg(feature = "hub")]
-    #[error(transparent)]
-    Hub(#[from] infernum_hub::HubError),
+    #[error("`{name}` is neither a folder nor a file; as a model of the hub: {error}")]
+    Hub { name: String, error: infernum_hub::HubError },
     #[cfg(feature = "hub")]
     #[error(transparent)]
     NoFile(Box<crate::hub::NoFile>),

@@ -34,8 +34,9 @@ pub(crate) fn open(
     needs: Needs,
     progress: &dyn Fn(Progress<'_>),
 ) -> Result<ModelFiles, Error> {
-    let hub = Hub::from_env()?;
-    let snapshot = hub.snapshot(repository)?;
+    let failed = |error| Error::Hub { name: repository.to_string(), error };
+    let hub = Hub::from_env().map_err(failed)?;
+    let snapshot = hub.snapshot(repository).map_err(failed)?;
     match snapshot.cut_off() {
         None | Some(HubError::Offline) => {}
         Some(why) => {
@@ -49,7 +50,7 @@ pub(crate) fn open(
         Event::End => progress(Progress::End),
         Event::Notice(text) => progress(Progress::Notice(text)),
     })?;
-    snapshot.keep()?;
+    snapshot.keep().map_err(failed)?;
     Ok(ModelFiles::open(path)?.named(repository.to_string()))
 }
 
@@ -61,9 +62,10 @@ fn fetch(
     event: &mut dyn FnMut(Event<'_>),
 ) -> Result<PathBuf, Error> {
     let (names, folder) = (snapshot.files(), snapshot.folder());
+    let failed = |error| Error::Hub { name: repository.to_string(), error };
     if repository.file().is_some() || !names.iter().any(|name| name == "config.json") {
         let parts = choose(repository, names)?;
-        snapshot.fetch(&parts, event)?;
+        snapshot.fetch(&parts, event).map_err(failed)?;
         return Ok(folder.join(&parts[0]));
     }
     let mut wanted: Vec<String> = names.iter().filter(|name| is_text(name)).cloned().collect();
@@ -71,7 +73,7 @@ fn fetch(
         match stored(snapshot, repository)? {
             Stored::One(name) => wanted.push(name),
             Stored::Shards { index } => {
-                snapshot.fetch(std::slice::from_ref(&index), event)?;
+                snapshot.fetch(std::slice::from_ref(&index), event).map_err(failed)?;
                 let path = folder.join(&index);
                 let json = std::fs::read(&path)
                     .map_err(|source| Error::Io { path: path.display().to_string(), source })?;
@@ -81,7 +83,7 @@ fn fetch(
             }
         }
     }
-    snapshot.fetch(&wanted, event)?;
+    snapshot.fetch(&wanted, event).map_err(failed)?;
     Ok(folder)
 }
 
@@ -90,7 +92,8 @@ fn stored(snapshot: &Snapshot<'_>, repository: &Repository) -> Result<Stored, Er
     match Stored::among(repository.id(), snapshot.files()) {
         // A download for a tokenizer alone leaves such a cache.
         Err(CheckpointError::NoWeights { .. }) if snapshot.cut_off().is_some() => {
-            Err(snapshot.lacks(vec!["*.safetensors".to_owned()]).into())
+            let error = snapshot.lacks(vec!["*.safetensors".to_owned()]);
+            Err(Error::Hub { name: repository.to_string(), error })
         }
         Err(error @ CheckpointError::NoWeights { .. }) => {
             Err(Error::NoWeights(Box::new(error.into())))
@@ -169,7 +172,8 @@ impl NoFile {
 /// Whether a file is a model, and not what goes with one.
 fn is_model(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    name.ends_with(".gguf") && !["mmproj", "imatrix"].iter().any(|part| name.contains(part))
+    name.strip_suffix(".gguf").is_some()
+        && !["mmproj", "imatrix"].iter().any(|part| name.contains(part))
 }
 
 /// A name without its ending, and without `-00001-of-00003`.
