@@ -5,6 +5,7 @@
 #
 #   docker run -p 8000:8000 infernum                                       the built-in demo model
 #   docker run -p 8000:8000 -v /srv/models:/models:ro infernum serve --model /models/qwen3-4b
+#   docker run -p 8000:8000 -v models:/var/lib/infernum infernum serve --model Qwen/Qwen3-0.6B   of the hub
 #   docker run --gpus all …                                                 needs nvidia-container-toolkit
 #
 # Options can also be set in the environment (INFERNUM_API_KEY_FILE=/run/secrets/keys), or in a file:
@@ -39,7 +40,7 @@ FROM debian:bookworm-slim
 LABEL org.opencontainers.image.title="Infernum" \
       org.opencontainers.image.description="An LLM inference engine built like a compiler" \
       org.opencontainers.image.licenses="MIT OR Apache-2.0"
-# The home is where compiled kernels are kept; mount it to keep them longer than the container.
+# The home is where compiled kernels and downloaded models are kept; mount it to keep them longer than the container.
 RUN useradd --uid 10001 --user-group --create-home --home-dir /var/lib/infernum --shell /usr/sbin/nologin infernum
 COPY --from=cuda /cuda/lib64/ /usr/local/cuda/lib64/
 COPY --from=build /out/infernum /usr/local/bin/infernum

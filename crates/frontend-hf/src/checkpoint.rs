@@ -186,18 +186,13 @@ impl Checkpoint {
         if let Some(name) = files.gguf() {
             return Ok(Checkpoint::of(parts::open(files, name)?));
         }
-        if let Some(bytes) = files.read(SINGLE)? {
-            return Ok(Checkpoint::of(vec![Shard::open(SINGLE, bytes)?]));
-        }
-        if let Some(index) = files.read(INDEX)? {
-            return open_shards(files, &index);
-        }
-        let name = only_file(files)?;
-        let shard = match files.read(&name)? {
-            Some(bytes) => Shard::open(&name, bytes)?,
-            None => return Err(CheckpointError::MissingShards { shards: vec![name] }),
+        let name = match Stored::among(files.name(), &files.list()?)? {
+            Stored::One(name) => name,
+            Stored::Shards { index } => return open_shards(files, &index),
         };
-        Ok(Checkpoint::of(vec![shard]))
+        let missing = || CheckpointError::MissingShards { shards: vec![name.clone()] };
+        let bytes = files.read(&name)?.ok_or_else(missing)?;
+        Ok(Checkpoint::of(vec![Shard::open(&name, bytes)?]))
     }
 
     /// Opens one file, whatever its name.
@@ -305,46 +300,75 @@ impl Shard {
     }
 }
 
-fn only_file(files: &ModelFiles) -> Result<String, CheckpointError> {
-    let all = files.list()?;
-    let is = |name: &String, ending: &str| name.to_ascii_lowercase().ends_with(ending);
-    let mut found: Vec<String> = all.iter().filter(|n| is(n, ".safetensors")).cloned().collect();
-    match (found.pop(), found.is_empty()) {
-        (Some(name), true) => Ok(name),
-        (Some(name), false) => {
-            found.push(name);
-            Err(CheckpointError::Ambiguous { place: files.name().into(), files: found })
+/// Which of a model's files its safetensors weights are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// This one.
+    One(String),
+    /// Those that this index names: [`shards`] reads it.
+    Shards {
+        /// Its name.
+        index: String,
+    },
+}
+
+impl Stored {
+    /// Chooses among the names of a model's files; `place` is what messages call it.
+    pub fn among(place: &str, names: &[String]) -> Result<Stored, CheckpointError> {
+        let has = |name: &str| names.iter().any(|n| n == name);
+        if has(SINGLE) {
+            return Ok(Stored::One(SINGLE.to_owned()));
         }
-        (None, _) => {
-            let other = all.iter().any(|n| is(n, ".bin") || is(n, ".pth") || is(n, ".pt"));
-            let hint = if other {
-                "; it has PyTorch files, which can run code when read: convert them to safetensors first"
-            } else {
-                ""
-            };
-            Err(CheckpointError::NoWeights { place: files.name().into(), hint })
+        if has(INDEX) {
+            return Ok(Stored::Shards { index: INDEX.to_owned() });
+        }
+        let is = |name: &String, ending: &str| name.to_ascii_lowercase().ends_with(ending);
+        let mut found: Vec<String> =
+            names.iter().filter(|n| is(n, ".safetensors") && !n.contains('/')).cloned().collect();
+        match (found.pop(), found.is_empty()) {
+            (Some(name), true) => Ok(Stored::One(name)),
+            (Some(name), false) => {
+                found.push(name);
+                Err(CheckpointError::Ambiguous { place: place.into(), files: found })
+            }
+            (None, _) => {
+                let other = names.iter().any(|n| is(n, ".bin") || is(n, ".pth") || is(n, ".pt"));
+                let hint = if other {
+                    "; it has PyTorch files, which can run code when read: convert them to safetensors first"
+                } else {
+                    ""
+                };
+                Err(CheckpointError::NoWeights { place: place.into(), hint })
+            }
         }
     }
 }
 
-fn open_shards(files: &ModelFiles, index: &[u8]) -> Result<Checkpoint, CheckpointError> {
-    let map = read_index(index)?;
-    let mut names: Vec<&str> = map.iter().map(|(_, shard)| shard.as_str()).collect();
+/// The names of the files that an index names, sorted.
+pub fn shards(index: &[u8]) -> Result<Vec<String>, CheckpointError> {
+    let mut names: Vec<String> = read_index(index)?.into_iter().map(|(_, shard)| shard).collect();
     names.sort_unstable();
     names.dedup();
-    let (mut shards, mut missing) = (Vec::with_capacity(names.len()), Vec::new());
-    for name in names {
-        match files.read(name)? {
-            Some(bytes) => shards.push(Shard::open(name, bytes)?),
-            None => missing.push(name.to_owned()),
+    Ok(names)
+}
+
+fn open_shards(files: &ModelFiles, index: &str) -> Result<Checkpoint, CheckpointError> {
+    let missing = || CheckpointError::MissingShards { shards: vec![index.to_owned()] };
+    let index = files.read(index)?.ok_or_else(missing)?;
+    let map = read_index(&index)?;
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for name in shards(&index)? {
+        match files.read(&name)? {
+            Some(bytes) => found.push(Shard::open(&name, bytes)?),
+            None => missing.push(name),
         }
     }
     if !missing.is_empty() {
         return Err(CheckpointError::MissingShards { shards: missing });
     }
-    check_index(&map, &shards)?;
-    check_unique(&shards)?;
-    Ok(Checkpoint::of(shards))
+    check_index(&map, &found)?;
+    check_unique(&found)?;
+    Ok(Checkpoint::of(found))
 }
 
 /// The index's `(tensor, shard)` pairs, sorted by tensor.

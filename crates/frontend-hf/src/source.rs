@@ -16,8 +16,8 @@ use crate::gguf::is_gguf;
 #[allow(missing_docs, reason = "the fields are named in the messages")]
 pub enum SourceError {
     #[error(
-        "{}: no such folder; give the folder that holds config.json and *.safetensors, or a .gguf file (nothing is \
-         downloaded: fetch a model first, for example with `hf download ORG/MODEL --local-dir DIR`)",
+        "{}: no such folder; give the folder that holds config.json and *.safetensors, a .gguf file, or a model of \
+         the Hugging Face hub as ORG/NAME",
         path.display()
     )]
     Missing { path: PathBuf },
@@ -134,6 +134,12 @@ impl ModelFiles {
             return Err(SourceError::NotAFolder { path });
         }
         Ok(ModelFiles { name: path.display().to_string(), gguf: Some(file), ..folder })
+    }
+
+    /// The same under another name for messages.
+    #[must_use]
+    pub fn named(self, name: String) -> ModelFiles {
+        ModelFiles { name, ..self }
     }
 
     /// The name of the GGUF file that holds the model, where one does.

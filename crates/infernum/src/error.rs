@@ -24,6 +24,12 @@ use crate::defaults::DefaultsError;
 pub enum Error {
     #[error(transparent)]
     Source(#[from] SourceError),
+    #[cfg(feature = "hub")]
+    #[error("`{name}` is neither a folder nor a file; as a model of the hub: {error}")]
+    Hub { name: String, error: infernum_hub::HubError },
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    NoFile(Box<crate::hub::NoFile>),
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]

@@ -6,6 +6,8 @@ mod defaults;
 mod error;
 mod frontend;
 mod generator;
+#[cfg(feature = "hub")]
+mod hub;
 mod load;
 mod machine;
 mod options;
@@ -27,7 +29,8 @@ pub use machine::{CPU, Machine};
 #[cfg(feature = "cli")]
 pub use options::named;
 pub use options::{
-    CacheOptions, CompileOptions, DeviceId, DeviceIdError, ModelOptions, RunOptions, check_data,
+    CacheOptions, CompileOptions, DeviceId, DeviceIdError, ModelOptions, Needs, RunOptions,
+    check_data, name_on_hub,
 };
 pub use prefill::prefill;
 pub use progress::{Progress, Stage};
@@ -41,6 +44,8 @@ pub use infernum_frontend_hf::dialect::{Dialect, Parser, Part, Tools};
 pub use infernum_frontend_hf::tokenizer::{TextStream, Tokenizer};
 pub use infernum_frontend_hf::{Model, ModelFiles};
 pub use infernum_grammar::{Grammar, GrammarError, Grammars, Wanted};
+#[cfg(feature = "hub")]
+pub use infernum_hub::HubError;
 pub use infernum_ir as ir;
 pub use infernum_passes as passes;
 pub use infernum_runtime as runtime;

@@ -20,13 +20,15 @@ use infernum_passes::data::{DataError, Kernels};
 use infernum_passes::fuse::{CostTable, Measurements};
 
 use crate::error::Error;
+use crate::progress::Progress;
 
 /// Which model, and how it is compiled.
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
 pub struct ModelOptions {
-    /// Folder in Hugging Face format, or GGUF file; the built-in demo model when left out.
-    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR|FILE"))]
+    /// Folder in Hugging Face format, GGUF file, or where neither is there a model of the Hugging Face hub, as ORG/NAME,
+    /// ORG/NAME@REVISION or ORG/NAME:Q4_K_M; the built-in demo model when left out.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "DIR|FILE|ORG/NAME"))]
     pub model: Option<PathBuf>,
     /// Need no checkpoint: weights are random, of the activations' element type, and text is nonsense.
     #[cfg_attr(feature = "cli", arg(long, visible_alias = "config-only"))]
@@ -37,6 +39,30 @@ pub struct ModelOptions {
     #[cfg_attr(feature = "cli", command(flatten))]
     /// How it is compiled.
     pub compile: CompileOptions,
+}
+
+/// Which of a model's files are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// All that it takes to run it.
+    All,
+    /// What it is and how its texts are read and written; no weights.
+    Text,
+}
+
+/// What a model of the hub is called, where `path` names one: `ORG/NAME`, and which file of it. None where something is
+/// there, which goes first, or where the hub is left out of the build.
+pub fn name_on_hub(path: &Path) -> Option<String> {
+    #[cfg(feature = "hub")]
+    return crate::hub::repository(path).map(|repository| {
+        let file = repository.file().map(|file| format!(":{file}"));
+        format!("{}{}", repository.id(), file.unwrap_or_default())
+    });
+    #[cfg(not(feature = "hub"))]
+    return {
+        let _ = path;
+        None
+    };
 }
 
 /// The name that stands for the target's own pipeline.
@@ -297,23 +323,36 @@ impl ModelOptions {
         ModelOptions { model: Some(path.into()), ..ModelOptions::default() }
     }
 
-    /// The model's files.
-    pub fn files(&self) -> Result<ModelFiles, Error> {
-        Ok(match &self.model {
-            Some(path) => ModelFiles::open(path)?,
-            None => infernum_frontend_hf::demo(),
-        })
+    /// The model's files; those of the hub are downloaded where they are not in its cache, which is told.
+    pub fn files(
+        &self,
+        needs: Needs,
+        progress: &dyn Fn(Progress<'_>),
+    ) -> Result<ModelFiles, Error> {
+        let Some(path) = &self.model else { return Ok(infernum_frontend_hf::demo()) };
+        #[cfg(feature = "hub")]
+        if let Some(repository) = crate::hub::repository(path) {
+            return crate::hub::open(&repository, needs, progress);
+        }
+        let _ = (needs, progress);
+        Ok(ModelFiles::open(path)?)
     }
 
     /// Opens the model with its checkpoint, unless weights are to be random.
     pub fn open(&self) -> Result<Model, Error> {
+        self.open_with_progress(&|_| {})
+    }
+
+    /// The same, telling how far it is where files have to be downloaded.
+    pub fn open_with_progress(&self, progress: &dyn Fn(Progress<'_>)) -> Result<Model, Error> {
         if self.random_weights {
-            return self.open_bare();
+            return self.bare(progress);
         }
         if let Some(encoding) = &self.encoding {
             return Err(Error::Encoding { encoding: encoding.clone() });
         }
-        let model = Model::open(self.files()?, self.spec.as_deref(), &self.library()?);
+        let model =
+            Model::open(self.files(Needs::All, progress)?, self.spec.as_deref(), &self.library()?);
         model.map_err(|error| match error {
             ModelError::Checkpoint(CheckpointError::NoWeights { .. }) => {
                 Error::NoWeights(Box::new(error))
@@ -335,8 +374,12 @@ impl ModelOptions {
 
     /// Opens the model without a checkpoint.
     pub fn open_bare(&self) -> Result<Model, Error> {
-        let mut model =
-            Model::without_weights(self.files()?, self.spec.as_deref(), &self.library()?)?;
+        self.bare(&|_| {})
+    }
+
+    fn bare(&self, progress: &dyn Fn(Progress<'_>)) -> Result<Model, Error> {
+        let files = self.files(Needs::Text, progress)?;
+        let mut model = Model::without_weights(files, self.spec.as_deref(), &self.library()?)?;
         model.random_encoding.clone_from(&self.encoding);
         Ok(model)
     }

@@ -7,6 +7,8 @@ use infernum_ir::SourceWarning;
 /// What takes a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
+    /// Downloading a model; its units are bytes.
+    Download,
     /// Compiling; its units are passes.
     Compile,
     /// Reading weights; its units are bytes.
@@ -16,6 +18,7 @@ pub enum Stage {
 impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Stage::Download => "downloading",
             Stage::Compile => "compiling",
             Stage::Weights => "reading weights",
         })

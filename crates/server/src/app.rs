@@ -1,7 +1,7 @@
 //! What all requests share, and what every one passes through on its way to its route.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -17,12 +17,13 @@ use tower_http::request_id::{
 };
 
 use super::budget::{Budget, Held};
-use super::connections::next_data;
 use super::error::{self, ApiError};
+use super::exchange::next_data;
 use super::lanes::{Client, Lanes};
 use super::metrics::Metrics;
 use super::model::{Entry, Served};
-use super::{Args, api, auth, guard, routes};
+use super::tls::Tls;
+use super::{Args, api, auth, guard, limits, routes};
 use api::responses::store::Store;
 
 /// How long a client may take for the body of a request: at first, for each byte that comes, and in
@@ -39,7 +40,8 @@ const LOADING: u64 = 5;
 pub(crate) struct App {
     pub(crate) models: Vec<Entry>,
     pub(crate) metrics: Metrics,
-    pub(crate) keys: auth::Keys,
+    keys: RwLock<Arc<auth::Keys>>,
+    pub(crate) tls: Option<Arc<Tls>>,
     pub(crate) guard: guard::Guard,
     pub(crate) lanes: Lanes,
     pub(crate) failure: Failure,
@@ -56,15 +58,19 @@ pub(crate) struct App {
 
 impl App {
     pub(crate) fn new(args: &Args, models: Vec<Entry>, metrics: Metrics) -> Result<App, String> {
-        let keys = auth::Keys::read(&args.listen.api_key, args.listen.api_key_file.as_deref())?;
+        let keys = read_keys(args, &auth::Keys::default())?;
         let listen = &args.listen;
+        let addresses = listen.addresses();
         let open = keys.is_empty();
-        let guard = guard::Guard::new(listen.host, open, &listen.allowed_host, &listen.cors_origin);
+        let guard = guard::Guard::new(&addresses, open, &listen.allowed_host, &listen.cors_origin);
+        let tls = listen.tls_cert.as_ref().zip(listen.tls_key.as_ref());
+        let tls = tls.map(|(certificates, key)| Tls::open(certificates, key)).transpose();
         let seconds = args.limits.request_timeout;
         Ok(App {
             models,
             metrics,
-            keys,
+            keys: RwLock::new(Arc::new(keys)),
+            tls: tls.map_err(|e| e.to_string())?.map(Arc::new),
             guard,
             lanes: Lanes::start().map_err(|e| format!("cannot start a thread: {e}"))?,
             failure: Failure::default(),
@@ -76,6 +82,32 @@ impl App {
             cors: cors(&args.listen.cors_origin)?,
             draining: AtomicBool::new(false),
         })
+    }
+
+    /// The keys that requests may bring.
+    pub(crate) fn keys(&self) -> Arc<auth::Keys> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads keys and certificates again. Where a file has a fault, what was read before stays.
+    pub(crate) fn reload(&self, args: &Args) {
+        match read_keys(args, &self.keys()) {
+            Ok(keys) => {
+                *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+                tracing::info!("keys were read again");
+            }
+            Err(error) => tracing::error!(error, "the keys stay as they were"),
+        }
+        match self.tls.as_ref().map(|tls| tls.reload()) {
+            None => {}
+            Some(Ok(())) => tracing::info!("certificates were read again"),
+            Some(Err(error)) => tracing::error!(%error, "the certificates stay as they were"),
+        }
+    }
+
+    /// Whether any model has requests under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.models.iter().filter_map(Entry::served).any(|model| model.worker.status.is_busy())
     }
 
     /// Takes no more work.
@@ -148,6 +180,10 @@ impl App {
     }
 }
 
+fn read_keys(args: &Args, before: &auth::Keys) -> Result<auth::Keys, String> {
+    auth::Keys::read(&args.listen.api_key, args.listen.api_key_file.as_deref(), before)
+}
+
 /// Tells that an engine is gone for good.
 #[derive(Default)]
 pub(crate) struct Failure {
@@ -175,7 +211,7 @@ impl Failure {
 
 /// All routes, with what stands before them.
 pub(crate) fn router(app: &Arc<App>) -> Router {
-    let routes = routes::router()
+    let routes = routes::router(api::all())
         .route_layer(from_fn(guard::json_only))
         .fallback(nothing)
         .method_not_allowed_fallback(wrong_method)
@@ -187,6 +223,21 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         Some(cors) => routes.layer(cors.clone()),
         None => routes,
     };
+    observed(app, routes)
+}
+
+/// What operators and their tools ask for, on an address of its own, where no key is asked for.
+pub(crate) fn operation_router(app: &Arc<App>) -> Router {
+    let routes = routes::router(api::operation())
+        .fallback(nothing)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(app.clone())
+        .layer(from_fn_with_state(app.clone(), guard::check));
+    observed(app, routes)
+}
+
+/// The same routes, noted and counted.
+fn observed(app: &Arc<App>, routes: Router) -> Router {
     routes
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn(error::in_its_words))
@@ -269,6 +320,7 @@ fn cors(origins: &[String]) -> Result<Option<CorsLayer>, String> {
         AllowOrigin::list(origins.iter().map(parse).collect::<Result<Vec<_>, _>>()?)
     };
     let exposed = [REQUEST_ID, header::RETRY_AFTER, api::warnings::WARNING];
+    let exposed: Vec<_> = exposed.into_iter().chain(limits::header_names()).collect();
     let layer = CorsLayer::new()
         .allow_origin(origin)
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
@@ -315,11 +367,14 @@ mod tests {
         for path in ["/health", "/v1/models", "/v1/models/m"] {
             unavailable(path, "", "model_loading").await;
         }
-        for path in ["/", "/docs", "/openapi.json", "/version", "/metrics"] {
+        unavailable("/readyz", "", "model_loading").await;
+        for path in ["/", "/docs", "/openapi.json", "/version", "/metrics", "/livez"] {
             assert_eq!(ask(&app, path, "").await.status(), StatusCode::OK, "{path}");
         }
         app.drain();
         unavailable("/health", "", "shutting_down").await;
+        unavailable("/readyz", "", "shutting_down").await;
+        assert_eq!(ask(&app, "/livez", "").await.status(), StatusCode::OK);
         unavailable("/v1/completions", text, "shutting_down").await;
     }
 }

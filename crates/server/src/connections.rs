@@ -5,20 +5,24 @@
 //! So each connection is in a [`Phase`]; a table keeps those of each phase in the order in which
 //! they entered it, a sweep ends those that have been in it for too long, and when there are too
 //! many, the one that has been idle longest goes.
+//!
+//! With HTTP/2 a connection has many requests. It waits for a body where all of them do, and is idle without any. A
+//! client has three more ways there to cost something: requests by the hundred, of which each connection gets its share
+//! of those that there may be; not taking what is offered of an answer while the connection itself goes on; and taking
+//! requests back as fast as it sends them. The last two end the connection, too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{IoSlice, Result};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
-use axum::body::{Body, Bytes, HttpBody};
-use http_body_util::BodyExt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
+
+use super::listen::Stream;
 
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -140,18 +144,36 @@ pub(crate) struct Connections {
     reserve: Mutex<Table>,
     most: usize,
     next: std::sync::atomic::AtomicU64,
+    /// Requests under way, of all.
+    requests: AtomicUsize,
+    /// Those with many requests.
+    multiplexed: Mutex<Vec<Weak<Connection>>>,
+    /// Those that were ended because they took back too many requests, since they were counted.
+    flooded: AtomicUsize,
 }
 
 /// Connections beyond the limit.
 pub(crate) const RESERVE: usize = 256;
 
+/// Requests that a client may take back beyond those whose answers it took.
+const TAKEN_BACK: usize = 100;
+
 /// Why connections were ended, and how many of each.
-pub(crate) type Ended = Vec<(Phase, usize)>;
+pub(crate) type Ended = Vec<(&'static str, usize)>;
 
 impl Connections {
     pub(crate) fn new(most: usize) -> Arc<Connections> {
-        let (table, reserve) = Default::default();
-        Arc::new(Connections { table, reserve, most, next: 0.into() })
+        let (table, reserve, multiplexed) = Default::default();
+        let (requests, flooded) = Default::default();
+        Arc::new(Connections {
+            table,
+            reserve,
+            most,
+            next: 0.into(),
+            requests,
+            multiplexed,
+            flooded,
+        })
     }
 
     /// A new connection. Where there are too many, another one that waits for its client makes
@@ -176,8 +198,9 @@ impl Connections {
         table.enter(Phase::New, Waiting { id, since: now, end: end.clone() });
         drop(table);
         let phase = AtomicU8::new(Phase::New as u8);
-        let answering = AtomicBool::new(false);
-        let connection = Connection { all: self.clone(), id, reserved, phase, answering, end };
+        let (multiplexed, requests) = (AtomicBool::new(false), Mutex::default());
+        let connection =
+            Connection { all: self.clone(), id, reserved, phase, multiplexed, requests, end };
         (Arc::new(connection), room)
     }
 
@@ -190,9 +213,16 @@ impl Connections {
                 let Some(limit) = phase.limit() else { continue };
                 let count =
                     std::iter::from_fn(|| table.end_first(phase, limit, now).then_some(())).count();
-                ended.push((phase, count));
+                ended.push((phase.name(), count));
             }
         }
+        let mut multiplexed = lock(&self.multiplexed);
+        multiplexed.retain(|connection| connection.strong_count() > 0);
+        let all: Vec<_> = multiplexed.iter().filter_map(Weak::upgrade).collect();
+        drop(multiplexed);
+        let stalled = all.into_iter().filter(|c| c.is_stalled(now) && c.end()).count();
+        ended.push((Phase::Unread.name(), stalled));
+        ended.push(("taken_back", self.flooded.swap(0, Ordering::Relaxed)));
         ended
     }
 
@@ -213,8 +243,32 @@ impl Connections {
     }
 }
 
-fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a connection was asked.
+#[derive(Default)]
+struct Requests {
+    /// Those without an answer, or with one that is on its way.
+    open: usize,
+    /// Those of them whose body is on its way.
+    bodies: usize,
+    /// Answers of which a part is offered that was not taken yet, and since when.
+    offered: HashMap<u64, Instant>,
+    /// Requests whose answers were taken, and those that were taken back.
+    answered: usize,
+    taken_back: usize,
+}
+
+impl Requests {
+    fn phase(&self) -> Phase {
+        match (self.open, self.bodies) {
+            (0, _) => Phase::Idle,
+            (open, bodies) if open == bodies => Phase::Body,
+            _ => Phase::Answer,
+        }
+    }
 }
 
 /// One connection, for those who serve it.
@@ -224,8 +278,9 @@ pub(crate) struct Connection {
     /// Whether it is one beyond the limit.
     pub(crate) reserved: bool,
     phase: AtomicU8,
-    /// Whether an answer is being made or sent.
-    answering: AtomicBool,
+    /// Whether it may have many requests at once.
+    multiplexed: AtomicBool,
+    requests: Mutex<Requests>,
     end: Arc<Notify>,
 }
 
@@ -255,26 +310,92 @@ impl Connection {
         }
     }
 
-    /// A request's head is there.
-    pub(crate) fn asked(&self, has_body: bool) {
-        self.answering.store(true, Ordering::Release);
-        self.enter(if has_body { Phase::Body } else { Phase::Answer });
-    }
-
-    /// A request's body is there.
-    pub(crate) fn read(&self) {
-        self.enter(Phase::Answer);
-    }
-
-    fn answered(&self) {
-        self.answering.store(false, Ordering::Release);
+    /// Enters the phase that its requests are in; one that is not read stays so.
+    fn settle(&self, requests: &Requests) {
         if !self.is(Phase::Unread) {
-            self.enter(Phase::Idle);
+            self.enter(requests.phase());
         }
     }
 
+    /// A request's head is there.
+    pub(crate) fn asked(&self, has_body: bool) {
+        self.all.requests.fetch_add(1, Ordering::Relaxed);
+        let mut requests = lock(&self.requests);
+        requests.open += 1;
+        requests.bodies += usize::from(has_body);
+        self.settle(&requests);
+    }
+
+    /// A request's body is there, or no longer waited for.
+    pub(crate) fn read(&self) {
+        let mut requests = lock(&self.requests);
+        requests.bodies -= 1;
+        self.settle(&requests);
+    }
+
+    /// A request's answer is gone, as a whole or because nobody wants it any more.
+    pub(crate) fn answered(&self, id: u64, whole: bool) {
+        self.all.requests.fetch_sub(1, Ordering::Relaxed);
+        let mut requests = lock(&self.requests);
+        requests.open -= 1;
+        requests.offered.remove(&id);
+        if whole {
+            requests.answered += 1;
+        } else {
+            requests.taken_back += 1;
+        }
+        self.settle(&requests);
+        let flooded = requests.taken_back > requests.answered + TAKEN_BACK;
+        drop(requests);
+        if flooded && self.end() {
+            self.all.flooded.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// It may have many requests at once, by HTTP/2.
+    pub(crate) fn multiplex(self: &Arc<Connection>) {
+        if !self.multiplexed.swap(true, Ordering::AcqRel) {
+            lock(&self.all.multiplexed).push(Arc::downgrade(self));
+        }
+    }
+
+    /// Whether it may have many requests at once.
+    pub(crate) fn is_multiplexed(&self) -> bool {
+        self.multiplexed.load(Ordering::Acquire)
+    }
+
+    /// Whether it has more requests than its share: as many as are free ("dynamic thresholds", as `budget` has them).
+    pub(crate) fn is_crowded(&self) -> bool {
+        let free = self.all.most.saturating_sub(self.all.requests.load(Ordering::Relaxed));
+        self.is_multiplexed() && lock(&self.requests).open > free.max(1)
+    }
+
+    /// A part of an answer is offered, or the one before it was taken.
+    pub(crate) fn offers(&self, id: u64, offered: bool) {
+        let mut requests = lock(&self.requests);
+        if offered {
+            requests.offered.insert(id, Instant::now());
+        } else {
+            requests.offered.remove(&id);
+        }
+    }
+
+    fn is_stalled(&self, now: Instant) -> bool {
+        let limit = Phase::Unread.limit().unwrap_or(Duration::MAX);
+        let requests = lock(&self.requests);
+        requests.offered.values().any(|since| now.saturating_duration_since(*since) >= limit)
+    }
+
+    /// Ends it; whether it had not been before.
+    fn end(&self) -> bool {
+        let waiting = self.table().leave(self.id);
+        waiting.iter().for_each(|waiting| waiting.end.notify_one());
+        waiting.is_some()
+    }
+
     fn received(&self) {
-        if self.is(Phase::New) || self.is(Phase::Idle) {
+        // Between requests of HTTP/2 there are frames that are none.
+        if self.is(Phase::New) || (self.is(Phase::Idle) && !self.is_multiplexed()) {
             self.enter(Phase::Head);
         }
     }
@@ -285,8 +406,8 @@ impl Connection {
                 self.enter(Phase::Unread);
             }
         } else if self.is(Phase::Unread) {
-            let answering = self.answering.load(Ordering::Acquire);
-            self.enter(if answering { Phase::Answer } else { Phase::Idle });
+            let phase = lock(&self.requests).phase();
+            self.enter(phase);
         }
     }
 }
@@ -297,66 +418,14 @@ impl Drop for Connection {
     }
 }
 
-/// An answer's body, which notes its own end.
-pub(crate) struct Answer {
-    body: Body,
-    connection: Arc<Connection>,
-}
-
-impl Answer {
-    pub(crate) fn body(body: Body, connection: Arc<Connection>) -> Body {
-        Body::new(Answer { body, connection })
-    }
-}
-
-impl Drop for Answer {
-    fn drop(&mut self) {
-        self.connection.answered();
-    }
-}
-
-impl HttpBody for Answer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<std::result::Result<hyper::body::Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> hyper::body::SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// The next data of a body; `None` at its end.
-pub(crate) async fn next_data(body: &mut Body) -> Option<std::result::Result<Bytes, axum::Error>> {
-    loop {
-        match body.frame().await? {
-            Ok(frame) => {
-                if let Ok(data) = frame.into_data() {
-                    return Some(Ok(data));
-                }
-            }
-            Err(error) => return Some(Err(error)),
-        }
-    }
-}
-
 /// A stream that notes when bytes come, and when they cannot go.
 pub(crate) struct Watched {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     connection: Arc<Connection>,
 }
 
 impl Watched {
-    pub(crate) fn new(stream: TcpStream, connection: Arc<Connection>) -> Watched {
+    pub(crate) fn new(stream: Box<dyn Stream>, connection: Arc<Connection>) -> Watched {
         Watched { stream, connection }
     }
 }
@@ -411,111 +480,4 @@ impl AsyncWrite for Watched {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn gone(connection: &Connection) -> bool {
-        !connection.table().places.contains_key(&connection.id)
-    }
-
-    fn open(all: &Arc<Connections>) -> Arc<Connection> {
-        all.open().0
-    }
-
-    #[test]
-    fn the_oldest_idle_connection_makes_room() {
-        let all = Connections::new(4);
-        let [a, b, c, d] = std::array::from_fn(|_| open(&all));
-        a.received();
-        a.asked(false);
-        b.received();
-        // c has been idle longer than d; a is served, and then idle last.
-        let e = open(&all);
-        assert!(gone(&c) && !gone(&d) && !e.reserved);
-        a.answered();
-        assert_eq!(all.open().1, Some(Phase::New));
-        assert!(gone(&d) && !gone(&a) && !gone(&b));
-        let _kept = [open(&all), open(&all)];
-        assert!(gone(&e) || gone(&a));
-    }
-
-    #[test]
-    fn senders_of_half_a_request_go_before_those_who_are_served() {
-        let all = Connections::new(3);
-        let [a, b, c] = std::array::from_fn(|_| open(&all));
-        a.asked(false);
-        b.received();
-        b.asked(true);
-        c.received();
-        let d = open(&all);
-        d.asked(false);
-        assert!(gone(&b) && !gone(&c));
-        let e = open(&all);
-        e.asked(false);
-        assert!(gone(&c) && !gone(&a));
-        // All are served: whoever comes now is of the reserve.
-        let f = open(&all);
-        assert!(f.reserved && !gone(&a) && !gone(&d) && !gone(&e));
-        // One that does not read is given a moment first.
-        a.wrote(true);
-        assert!(open(&all).reserved);
-        assert!(lock(&all.table).make_room(Instant::now() + Duration::from_secs(2)).is_some());
-        assert!(gone(&a));
-    }
-
-    #[test]
-    fn the_reserve_is_bounded_and_has_room() {
-        let all = Connections::new(1);
-        let first = open(&all);
-        first.asked(false);
-        let crowd: Vec<_> = (0..3 * RESERVE).map(|_| open(&all)).collect();
-        assert!(crowd.iter().all(|c| c.reserved));
-        assert_eq!(all.count(), 1 + RESERVE);
-        assert!(!gone(&crowd[crowd.len() - 1]) && gone(&crowd[0]));
-        drop(crowd);
-        assert_eq!(all.count(), 1);
-        drop(first);
-        assert_eq!(all.count(), 0);
-        assert!(!open(&all).reserved);
-    }
-
-    #[test]
-    fn each_phase_has_its_time() {
-        let all = Connections::new(8);
-        let [new, idle, head, body, answer, unread] = std::array::from_fn(|_| open(&all));
-        for connection in [&idle, &answer, &unread] {
-            connection.asked(false);
-        }
-        idle.answered();
-        head.received();
-        body.asked(true);
-        unread.wrote(true);
-        let swept = |seconds| {
-            all.sweep(Instant::now() + Duration::from_secs(seconds));
-            [&new, &idle, &head, &body, &answer, &unread].map(|c| gone(c))
-        };
-        assert_eq!(swept(5), [false; 6]);
-        assert_eq!(swept(15), [true, false, true, false, false, false]);
-        assert_eq!(swept(35), [true, false, true, false, false, true]);
-        assert_eq!(swept(100), [true, true, true, false, false, true]);
-        // What was ended is told, once, and comes back to nothing.
-        new.received();
-        assert!(gone(&new));
-    }
-
-    #[test]
-    fn reading_on_goes_on() {
-        let all = Connections::new(1);
-        let one = open(&all);
-        one.asked(false);
-        one.wrote(true);
-        assert!(one.is(Phase::Unread));
-        one.wrote(false);
-        assert!(one.is(Phase::Answer));
-        one.wrote(true);
-        one.answered();
-        assert!(one.is(Phase::Unread), "what is written last may not be read either");
-        one.wrote(false);
-        assert!(one.is(Phase::Idle));
-    }
-}
+mod tests;

@@ -10,6 +10,8 @@ use serde::Serialize;
 use tower_http::request_id::RequestId;
 use utoipa::ToSchema;
 
+use super::limits::Exceeded;
+
 /// Why a request was refused, or failed.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiError {
@@ -225,6 +227,19 @@ impl ApiError {
         let mut error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
             .code("queue_full");
         error.retry_after = Some(retry_after);
+        error
+    }
+
+    /// A key has used what it may.
+    pub(crate) fn rate(exceeded: &Exceeded) -> ApiError {
+        let Exceeded { what, most, after } = exceeded;
+        let message = format!(
+            "this key may use {most} {what} a minute, and has: try again in {:.1} s",
+            after.as_secs_f64()
+        );
+        let mut error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+            .code("rate_limit_exceeded");
+        error.retry_after = Some(after.as_secs() + 1);
         error
     }
 

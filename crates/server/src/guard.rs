@@ -10,14 +10,16 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use axum::body::HttpBody;
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderValue, Method, header};
+use axum::http::{HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::app::App;
 use super::error::{ApiError, quoted};
+use super::listen::Address;
 use super::routes;
 
 /// Which names and origins requests may bring.
@@ -30,11 +32,20 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// `host` is listened on. Names are checked where it is this machine alone and `open`, that is
+    /// `addresses` are listened on. Names are checked where they are this machine's alone and `open`, that is
     /// without keys, and wherever some are `allowed`.
-    pub(crate) fn new(host: IpAddr, open: bool, allowed: &[String], origins: &[String]) -> Guard {
-        let checks = !allowed.is_empty() || (open && host.is_loopback());
-        let own = ["localhost".to_owned(), host.to_string()].into_iter();
+    pub(crate) fn new(
+        addresses: &[Address],
+        open: bool,
+        allowed: &[String],
+        origins: &[String],
+    ) -> Guard {
+        let checks = !allowed.is_empty() || (open && addresses.iter().all(Address::is_local));
+        let of_network = addresses.iter().filter_map(|address| match address {
+            Address::Tcp(address) => Some(address.ip().to_string()),
+            Address::Unix(_) => None,
+        });
+        let own = std::iter::once("localhost".to_owned()).chain(of_network);
         let hosts = own.chain(allowed.iter().map(|name| name.to_lowercase())).collect();
         Guard { hosts: checks.then_some(hosts), origins: origins.to_vec() }
     }
@@ -57,11 +68,15 @@ impl Guard {
     }
 
     /// Whether no browser says that a page of another origin asks (Fetch Metadata; RFC 6454).
-    fn check_origin(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    fn check_origin(&self, request: &Request) -> Result<(), ApiError> {
+        let headers = request.headers();
         let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
         let own = headers.get("sec-fetch-site").is_some_and(|site| site == "same-origin");
         let listed = self.origins.iter().any(|o| o == "*" || o.as_bytes() == origin.as_bytes());
-        if own || listed || is_same(origin, headers.get(header::HOST)) {
+        // HTTP/2 has the host in the target.
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        let host = host.or_else(|| request.uri().authority().map(Authority::as_str));
+        if own || listed || is_same(origin, host) {
             return Ok(());
         }
         Err(ApiError::origin(&text(origin)))
@@ -85,24 +100,26 @@ fn is_host(hosts: &[String], name: &Authority) -> bool {
 }
 
 /// Whether an origin is that of the server itself, as the client calls it.
-fn is_same(origin: &HeaderValue, host: Option<&HeaderValue>) -> bool {
+fn is_same(origin: &HeaderValue, host: Option<&str>) -> bool {
     let origin = origin.to_str().ok().and_then(|o| o.split_once("://"));
-    let host = host.and_then(|h| h.to_str().ok());
     origin.zip(host).is_some_and(|((_, origin), host)| origin.eq_ignore_ascii_case(host))
 }
 
 /// Lets pass who may call, and everybody to what is open.
 pub(crate) async fn check(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let checked = app.guard.check_host(&request);
-    let checked = checked.and_then(|()| app.guard.check_origin(request.headers()));
+    let checked = checked.and_then(|()| app.guard.check_origin(&request));
     match checked {
         Err(error) if !routes::is_open(request.uri().path()) => error.into_response(),
         _ => next.run(request).await,
     }
 }
 
-/// Lets pass bodies of JSON.
+/// Lets pass bodies of JSON, and requests without a body that no page sends.
 pub(crate) async fn json_only(request: Request, next: Next) -> Response {
+    if request.body().is_end_stream() && !request.headers().contains_key(header::ORIGIN) {
+        return next.run(request).await;
+    }
     let kind = request.headers().get(header::CONTENT_TYPE);
     let essence = kind.and_then(|k| k.to_str().ok()).map(|k| k.split(';').next().unwrap_or(k));
     let json = essence.is_some_and(|k| k.trim().eq_ignore_ascii_case("application/json"));
@@ -116,12 +133,14 @@ pub(crate) async fn json_only(request: Request, next: Next) -> Response {
 #[cfg(test)]
 mod tests {
     use axum::body::Body;
+    use axum::http::HeaderName;
 
     use super::*;
 
     fn guard(host: &str, open: bool, allowed: &[&str], origins: &[&str]) -> Guard {
         let owned = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
-        Guard::new(host.parse().expect("an address"), open, &owned(allowed), &owned(origins))
+        let address = format!("{host}:8000").parse().expect("an address");
+        Guard::new(&[address], open, &owned(allowed), &owned(origins))
     }
 
     fn host(guard: &Guard, host: &str) -> bool {
@@ -159,9 +178,11 @@ mod tests {
     fn pages_of_other_origins_are_refused() {
         let asks = |guard: &Guard, headers: &[(&'static str, &'static str)]| {
             let pair = |(name, value): &(&'static str, &'static str)| {
-                ((*name).parse().expect("a name"), HeaderValue::from_static(value))
+                (HeaderName::from_static(name), HeaderValue::from_static(value))
             };
-            guard.check_origin(&headers.iter().map(pair).collect()).is_ok()
+            let mut request = Request::default();
+            request.headers_mut().extend(headers.iter().map(pair));
+            guard.check_origin(&request).is_ok()
         };
         let none = guard("127.0.0.1", true, &[], &[]);
         let own = ("host", "localhost:8000");
@@ -177,6 +198,6 @@ mod tests {
         let some = guard("127.0.0.1", true, &[], &["https://app.example"]);
         assert!(asks(&some, &[own, ("origin", "https://app.example")]));
         assert!(!asks(&some, &[own, ("origin", "https://app.example.evil")]));
-        assert!(asks(&guard("::1", true, &[], &["*"]), &[own, ("origin", "null")]));
+        assert!(asks(&guard("[::1]", true, &[], &["*"]), &[own, ("origin", "null")]));
     }
 }

@@ -1,39 +1,46 @@
 //! Connections: accepted, bounded, and drained when the server is told to stop.
 
-use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use axum::extract::Request;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderValue, Version, header};
 use axum::response::Response;
 use hyper::body::{Body as _, Incoming};
-use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use tokio::net::{TcpListener, TcpStream};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 use tower::ServiceExt;
 
 use super::Args;
 use super::app::{self, App};
-use super::connections::{Answer, Connection, Connections, RESERVE, Watched};
+use super::connections::{Connection, Connections, RESERVE, Watched};
 use super::error::{ApiError, ErrorShape};
+use super::exchange::Exchange;
 use super::lanes::Client;
+use super::listen::{Address, Listener, Stream};
 use super::model::{Entry, NamedModel, load_all};
 use super::routes;
+use super::tls::Tls;
 use crate::Outcome;
 
 /// Open files besides connections: models, libraries, pipes.
 const OTHER_FILES: usize = 256;
-/// Bytes of answers that wait in the kernel for each connection beyond what is on its way.
-const UNSENT: u32 = 64 << 10;
 /// How often connections that take too long are looked for.
 const SWEEP: Duration = Duration::from_secs(1);
+/// How often it is looked whether all requests have ended.
+const DRAIN_LOOK: Duration = Duration::from_millis(20);
+/// Requests that one connection may have at once, by HTTP/2.
+const STREAMS: u32 = 100;
+/// Bytes of one request's body that may come before they are read, and of all of a connection, by HTTP/2.
+const WINDOW: u32 = 64 << 10;
+const WINDOWS: u32 = 1 << 20;
 
 /// How long engines may take for the step under way, and to give their memory back.
 const END_TIMEOUT: Duration = Duration::from_secs(20);
@@ -41,44 +48,35 @@ const END_TIMEOUT: Duration = Duration::from_secs(20);
 type Loaded = Result<Vec<JoinHandle<()>>, String>;
 
 /// Listens, loads the models beside that, and serves until a signal has drained it.
-pub(crate) async fn serve(
-    args: &Arc<Args>,
-    app: &Arc<App>,
-    models: Vec<NamedModel>,
-    address: SocketAddr,
-) -> Outcome {
-    let listener = TcpListener::bind(address)
-        .await
-        .map_err(|e| format!("cannot listen on {address}: {e}; choose another --port or --host"))?;
-    let address = listener.local_addr()?;
-    if let Some(path) = &args.listen.port_file {
-        write_port(path, address.port()).map_err(|e| format!("{}: {e}", path.display()))?;
-    }
-    tracing::info!("listening on http://{address}");
+pub(crate) async fn serve(args: &Arc<Args>, app: &Arc<App>, models: Vec<NamedModel>) -> Outcome {
     let mut signals = Signals::new()?;
-    let mut loading = load(args, app, models);
-    let server = Server {
+    let most = most_connections(args.limits.max_connections.get());
+    let connections = Connections::new(most);
+    let server = Arc::new(Server {
         app: app.clone(),
-        service: app::router(app),
         max_header: usize::try_from(args.limits.max_header_bytes).unwrap_or(usize::MAX),
-        graceful: GracefulShutdown::new(),
-        connections: Connections::new(most_connections(args.limits.max_connections.get())),
-    };
-    tokio::spawn(sweep(app.clone(), server.connections.clone()));
+        graceful: Mutex::new(Some(GracefulShutdown::new())),
+        connections: connections.clone(),
+    });
+    let listening = listen(args, &server).await?;
+    let mut loading = load(args, app, models);
+    tokio::spawn(sweep(app.clone(), connections.clone()));
     let mut upkeep = tokio::time::interval(Duration::from_secs(5));
     let mut threads: Option<Vec<JoinHandle<()>>> = None;
     let mut failed = None;
     loop {
         tokio::select! {
-            (stream, address) = accept(&listener) => server.serve(stream, address),
             loaded = &mut loading, if threads.is_none() => {
                 threads = Some(loaded.unwrap_or_else(|_| Err("loading panicked".to_owned()))?);
             }
             _ = upkeep.tick() => app.metrics.upkeep(),
-            name = signals.next() => {
-                tracing::info!(signal = name, "draining: no new requests are taken");
-                break;
-            }
+            told = signals.next() => match told {
+                Told::Reload => app.reload(args),
+                Told::End(name) => {
+                    tracing::info!(signal = name, "draining: no new requests are taken");
+                    break;
+                }
+            },
             model = app.failure.wait() => {
                 tracing::error!(model, "its engine panicked: draining, to be started anew");
                 failed = Some(model.to_owned());
@@ -86,19 +84,29 @@ pub(crate) async fn serve(
             }
         }
     }
-    drop(listener);
     app.drain();
-    server.connections.end_unheard();
     let start = Instant::now();
     let limit = Duration::from_secs(args.limits.drain_timeout);
+    let drained = async {
+        // Until what runs has ended, whoever comes is told to go elsewhere.
+        while app.is_busy() {
+            tokio::time::sleep(DRAIN_LOOK).await;
+        }
+        drop(listening);
+        connections.end_unheard();
+        let graceful = server.graceful().take();
+        if let Some(graceful) = graceful {
+            graceful.shutdown().await;
+        }
+    };
     tokio::select! {
-        () = server.graceful.shutdown() => {
+        () = drained => {
             tracing::info!(ms = start.elapsed().as_millis() as u64, "drained");
         }
         () = tokio::time::sleep(limit) => {
             tracing::warn!("--drain-timeout is over: what still runs is cut off");
         }
-        name = signals.next() => {
+        name = signals.end() => {
             tracing::warn!(signal = name, "a second signal: what still runs is cut off");
             std::process::exit(1);
         }
@@ -126,6 +134,57 @@ pub(crate) async fn serve(
         )
         .into()),
     }
+}
+
+/// Takes connections until it is dropped.
+struct Listening(Vec<AbortHandle>);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Listens wherever the options say.
+async fn listen(
+    args: &Args,
+    server: &Arc<Server>,
+) -> Result<Listening, Box<dyn std::error::Error>> {
+    let app = &server.app;
+    let (api, operation) = (app::router(app), app::operation_router(app));
+    let metrics = args.listen.metrics_listen.iter().map(|at| (at.clone(), operation.clone(), None));
+    let main = args.listen.addresses().into_iter().map(|at| {
+        // A socket in the file system needs no encryption.
+        let tls = app.tls.clone().filter(|_| matches!(at, Address::Tcp(_)));
+        (at, api.clone(), tls)
+    });
+    let mut listening = Listening(Vec::new());
+    let mut port = None;
+    for (at, service, tls) in main.chain(metrics) {
+        let listener = Listener::bind(&at).await?;
+        let at = listener.address()?;
+        match &at {
+            Address::Tcp(address) => {
+                port.get_or_insert(address.port());
+                let scheme = if tls.is_some() { "https" } else { "http" };
+                tracing::info!("listening on {scheme}://{at}");
+            }
+            Address::Unix(_) => tracing::info!("listening on {at}"),
+        }
+        let server = server.clone();
+        let accepting = async move {
+            loop {
+                let (stream, client) = listener.accept().await;
+                server.serve(stream, client, service.clone(), tls.clone());
+            }
+        };
+        listening.0.push(tokio::spawn(accepting).abort_handle());
+    }
+    if let Some(path) = &args.listen.port_file {
+        // 0 where there are sockets in the file system alone.
+        write_port(path, port.unwrap_or(0)).map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    Ok(listening)
 }
 
 /// The most connections, as far as files may be open.
@@ -170,8 +229,8 @@ async fn sweep(app: Arc<App>, connections: Arc<Connections>) {
     let mut tick = tokio::time::interval(SWEEP);
     loop {
         tick.tick().await;
-        for (phase, count) in connections.sweep(Instant::now()) {
-            app.metrics.connections_ended(phase.name(), count);
+        for (reason, count) in connections.sweep(Instant::now()) {
+            app.metrics.connections_ended(reason, count);
         }
         app.metrics.connections(connections.count());
     }
@@ -191,85 +250,118 @@ fn load(args: &Arc<Args>, app: &Arc<App>, models: Vec<NamedModel>) -> oneshot::R
     receiver
 }
 
-/// The next connection.
-async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok(accepted) => return accepted,
-            Err(error) => {
-                // Most often too many open files: wait for some to close.
-                tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
-}
-
 struct Server {
     app: Arc<App>,
-    service: axum::Router,
     max_header: usize,
-    graceful: GracefulShutdown,
+    /// Tells connections to end; gone once it has.
+    graceful: Mutex<Option<GracefulShutdown>>,
     connections: Arc<Connections>,
 }
 
 impl Server {
-    fn serve(&self, stream: TcpStream, address: SocketAddr) {
+    fn graceful(&self) -> MutexGuard<'_, Option<GracefulShutdown>> {
+        self.graceful.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve(
+        self: &Arc<Server>,
+        stream: Box<dyn Stream>,
+        client: Client,
+        service: axum::Router,
+        tls: Option<Arc<Tls>>,
+    ) {
         let (connection, room) = self.connections.open();
         if let Some(phase) = room {
             self.app.metrics.connections_ended("room", 1);
             tracing::debug!(was = phase.name(), "a connection made room for another");
         }
-        let socket = socket2::SockRef::from(&stream);
-        // Tokens are small and must not wait for each other.
-        let _ = socket.set_tcp_nodelay(true);
-        // What a client does not read waits where it is counted, not in the kernel.
-        #[cfg(target_os = "linux")]
-        let _ = socket.set_tcp_notsent_lowat(UNSENT);
-        let client = Client::at(address.ip());
-        let (service, of) = (self.service.clone(), connection.clone());
-        let answered = service_fn(move |request: hyper::Request<Incoming>| {
-            answer(service.clone(), of.clone(), client, request)
-        });
-        let served = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(None) // connections have a time for each phase
-            .keep_alive(!connection.reserved)
-            .max_buf_size(self.max_header)
-            .serve_connection(TokioIo::new(Watched::new(stream, connection.clone())), answered);
-        let served = self.graceful.watch(served);
+        let server = self.clone();
+        let Some(watcher) = self.graceful().as_ref().map(GracefulShutdown::watcher) else { return };
         tokio::spawn(async move {
+            let stream = Watched::new(stream, connection.clone());
+            let of = (client, service, watcher);
             tokio::select! {
-                ended = served => if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection ended");
-                },
+                ended = server.converse(stream, &connection, of, tls) => {
+                    if let Err(error) = ended {
+                        tracing::debug!(error, "a connection ended");
+                    }
+                }
                 () = connection.ended() => {}
             }
         });
+    }
+
+    /// Answers what comes on a connection, by whichever version of HTTP its client speaks.
+    async fn converse(
+        &self,
+        stream: Watched,
+        connection: &Arc<Connection>,
+        (client, service, watcher): (Client, axum::Router, Watcher),
+        tls: Option<Arc<Tls>>,
+    ) -> Result<(), String> {
+        let stream: Box<dyn Stream> = match tls {
+            None => Box::new(stream),
+            Some(tls) => Box::new(tls.accept(stream).await.map_err(|e| e.to_string())?),
+        };
+        let (of, app) = (connection.clone(), self.app.clone());
+        let answered = service_fn(move |request: hyper::Request<Incoming>| {
+            answer(app.clone(), service.clone(), of.clone(), client, request)
+        });
+        let protocol = self.protocol(connection.reserved);
+        let served = protocol.serve_connection(TokioIo::new(stream), answered);
+        watcher.watch(served).await.map_err(|e| e.to_string())
+    }
+
+    /// What is spoken on a connection. Time limits are those of its phases.
+    fn protocol(&self, reserved: bool) -> auto::Builder<TokioExecutor> {
+        let mut protocol = auto::Builder::new(TokioExecutor::new());
+        protocol
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(None)
+            .keep_alive(!reserved)
+            .max_buf_size(self.max_header);
+        protocol
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(if reserved { 1 } else { STREAMS })
+            .max_header_list_size(u32::try_from(self.max_header).unwrap_or(u32::MAX))
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOWS)
+            .max_send_buf_size(WINDOW as usize);
+        protocol
     }
 }
 
 /// Answers a request of a connection; one beyond the limit is only told how the server is.
 async fn answer(
+    app: Arc<App>,
     service: axum::Router,
     connection: Arc<Connection>,
     client: Client,
     request: hyper::Request<Incoming>,
 ) -> Result<Response, std::convert::Infallible> {
-    connection.asked(!request.body().is_end_stream());
-    let response = if connection.reserved && !routes::is_open(request.uri().path()) {
+    let multiplexed = request.version() == Version::HTTP_2;
+    if multiplexed {
+        connection.multiplex();
+    }
+    let exchange = Exchange::begin(connection.clone(), !request.body().is_end_stream());
+    let refused = connection.reserved || connection.is_crowded();
+    let mut response = if refused && !routes::is_open(request.uri().path()) {
         let message = "the server has as many connections as it takes";
         let shape = ErrorShape::of(request.uri().path());
-        let mut response = ApiError::unavailable("too_many_connections", message, 1).told(shape);
-        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-        response
+        ApiError::unavailable("too_many_connections", message, 1).told(shape)
     } else {
         let mut request: Request = request.map(axum::body::Body::new);
         request.extensions_mut().insert(client);
-        request.extensions_mut().insert(connection.clone());
+        request.extensions_mut().insert(exchange.reading());
         service.oneshot(request).await?
     };
-    Ok(response.map(|body| Answer::body(body, connection)))
+    // HTTP/2 says so by a frame of its own.
+    if (connection.reserved || app.draining()) && !multiplexed {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response.map(|body| exchange.answer(body)))
 }
 
 /// The port, in a file that is there whole or not at all.
@@ -280,10 +372,11 @@ fn write_port(path: &Path, port: u16) -> std::io::Result<()> {
     std::fs::rename(&temporary, path)
 }
 
-/// What tells the server to stop.
+/// What the server is told from outside.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    reload: Signal,
 }
 
 impl Signals {
@@ -291,15 +384,33 @@ impl Signals {
         Ok(Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            reload: signal(SignalKind::hangup())?,
         })
     }
 
-    async fn next(&mut self) -> &'static str {
+    async fn next(&mut self) -> Told {
         tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => Told::End("SIGTERM"),
+            _ = self.interrupt.recv() => Told::End("SIGINT"),
+            _ = self.reload.recv() => Told::Reload,
         }
     }
+
+    /// The next that tells it to stop.
+    async fn end(&mut self) -> &'static str {
+        loop {
+            if let Told::End(name) = self.next().await {
+                return name;
+            }
+        }
+    }
+}
+
+enum Told {
+    /// To stop, by the signal of this name.
+    End(&'static str),
+    /// To read keys and certificates again.
+    Reload,
 }
 
 #[cfg(test)]
@@ -310,11 +421,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_panicked_engine_ends_the_server_with_an_error() {
-        let args = Arc::new(Args::given(&[]).expect("options"));
+        let args = Arc::new(Args::given(&["--port", "0"]).expect("options"));
         let metrics = Metrics::new("infernum").expect("buckets");
         let app = Arc::new(App::new(&args, Vec::new(), metrics).expect("an app"));
         app.failure.tell("ember");
-        let served = serve(&args, &app, Vec::new(), ([127, 0, 0, 1], 0).into());
+        let served = serve(&args, &app, Vec::new());
         let ended = tokio::time::timeout(Duration::from_secs(60), served).await.expect("it ends");
         let message = ended.expect_err("not as if all were well").to_string();
         assert!(message.contains("`ember` panicked"), "{message}");

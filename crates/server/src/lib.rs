@@ -10,10 +10,13 @@ mod budget;
 mod config;
 mod connections;
 mod error;
+mod exchange;
 mod generation;
 mod guard;
 mod http;
 mod lanes;
+mod limits;
+mod listen;
 mod log;
 mod metrics;
 mod model;
@@ -22,6 +25,7 @@ mod rehearsal;
 mod routes;
 mod sse;
 mod text;
+mod tls;
 mod worker;
 
 use std::net::SocketAddr;
@@ -35,6 +39,7 @@ use infernum::{CompileOptions, RunOptions, named};
 use infernum_runtime::{Batching, EngineOptions, KvMode, Policy};
 
 use app::App;
+use listen::Address;
 use model::{Entry, NamedModel};
 
 pub use config::layered;
@@ -48,9 +53,10 @@ pub type Outcome = Result<(), Box<dyn std::error::Error>>;
 /// in the file that --config names; the command line goes first, then the environment.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Model to serve: a folder in Hugging Face format, named as the folder is, or NAME=DIR.
+    /// Model to serve: a folder in Hugging Face format or a GGUF file, named as it is, or a model of the Hugging Face hub, as
+    /// ORG/NAME, ORG/NAME@REVISION or ORG/NAME:Q4_K_M. NAME= before it names it.
     /// Repeat for several; the built-in demo model, `ember`, when left out.
-    #[arg(long = "model", value_name = "[NAME=]DIR", value_parser = NamedModel::parse)]
+    #[arg(long = "model", value_name = "[NAME=]DIR|ORG/NAME", value_parser = NamedModel::parse)]
     models: Vec<NamedModel>,
     /// TOML file with options: `port = 8000`, `model = ["a=DIR", "b=DIR"]`, …
     #[arg(long, value_name = "FILE")]
@@ -99,6 +105,19 @@ struct ListenArgs {
     /// Port to listen on; 0 for any that is free.
     #[arg(long, default_value_t = 8000)]
     port: u16,
+    /// Where to listen instead of --host and --port: ADDRESS:PORT, or unix:PATH for a socket in the file system. Repeat for several.
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Vec<Address>,
+    /// Address with a port, or unix:PATH, where /metrics, /health, /livez and /readyz are answered as well, without a key.
+    #[arg(long, value_name = "ADDRESS")]
+    metrics_listen: Option<Address>,
+    /// PEM file of the certificate, and of those that vouch for it: encrypts all connections but those of --metrics-listen
+    /// and of sockets in the file system. Read again at SIGHUP.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// PEM file of the certificate's private key.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// File that the port is written to once it listens.
     #[arg(long, value_name = "FILE")]
     port_file: Option<PathBuf>,
@@ -106,7 +125,8 @@ struct ListenArgs {
     /// several; each has a prefix cache of its own.
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
-    /// File with one key a line; lines that begin with # are comments.
+    /// File with one key a line, behind which may stand what it may use in a minute: `KEY requests=60 tokens=100000`. Lines that
+    /// begin with # are comments. Read again at SIGHUP.
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Name that the server may be called by, beside localhost and its address, where it listens to
@@ -116,6 +136,16 @@ struct ListenArgs {
     /// Origin whose pages may call the server from a browser, or * for all. Repeat for several.
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
+}
+
+impl ListenArgs {
+    /// Where the API is.
+    fn addresses(&self) -> Vec<Address> {
+        if self.listen.is_empty() {
+            return vec![Address::Tcp(SocketAddr::new(self.host, self.port))];
+        }
+        self.listen.clone()
+    }
 }
 
 /// What one client, or all of them, may take.
@@ -227,8 +257,7 @@ pub fn run(args: Args) -> Outcome {
         // Threads that take tasks over while one is busy: more of them than cores only fight.
         .max_blocking_threads(std::thread::available_parallelism().map_or(4, NonZeroUsize::get))
         .build()?;
-    let address = SocketAddr::new(args.listen.host, args.listen.port);
-    let outcome = runtime.block_on(http::serve(&args, &app, models, address));
+    let outcome = runtime.block_on(http::serve(&args, &app, models));
     // Tasks that are left are dropped, and their requests cancelled with them.
     runtime.shutdown_timeout(Duration::from_secs(1));
     outcome

@@ -1,11 +1,15 @@
 //! The models that are served: how they load, and what requests need to know of them.
 
+use std::cell::Cell;
 use std::error::Error;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
-use infernum::{Capacity, Frontend, Loader, Machine, ModelOptions, Progress, block_bytes, tune};
+use infernum::{
+    Capacity, Frontend, Loader, Machine, ModelOptions, Progress, Stage, block_bytes, name_on_hub,
+    tune,
+};
 use infernum_frontend_hf::Model;
 use infernum_frontend_hf::checkpoint::Checkpoint;
 use infernum_ir::Sym;
@@ -32,7 +36,7 @@ impl NamedModel {
         NamedModel { name: "ember".to_owned(), folder: None }
     }
 
-    /// `DIR`, named as the folder is, or `NAME=DIR`; `demo` for DIR is the built-in model.
+    /// `DIR`, named as the folder is, `ORG/NAME` of the hub, named so, or `NAME=` and either; `demo` is the built-in model.
     pub(crate) fn parse(text: &str) -> Result<NamedModel, String> {
         let (name, folder) = match text.split_once('=') {
             Some((name, folder)) => (Some(name.to_owned()), folder),
@@ -40,6 +44,9 @@ impl NamedModel {
         };
         let path = std::path::PathBuf::from(folder);
         let own = || {
+            if let Some(name) = name_on_hub(&path) {
+                return Some(name);
+            }
             let full = path.canonicalize().unwrap_or_else(|_| path.clone());
             full.file_name().map(|n| n.to_string_lossy().into_owned())
         };
@@ -204,7 +211,9 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let (model, random_weights) = (named.folder.clone(), args.random_weights);
     let options =
         ModelOptions { model, random_weights, encoding: None, compile: args.compile.clone() };
-    let model = options.open()?;
+    let progress = Told::default();
+    let progress = |p: Progress<'_>| progress.log(p);
+    let model = options.open_with_progress(&progress)?;
     let (frontend, about) = (Frontend::open(&model)?, About::of(&model));
     if let Err(error) = frontend.template() {
         tracing::warn!(model = named.name, %error, "no chats: the chat template cannot be used");
@@ -220,8 +229,7 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
         }
     });
     let machine = Machine::open(args.run.device)?;
-    let loader =
-        Loader::new(&model, &options, &args.run, &machine).with_progress(&|p| log_progress(p));
+    let loader = Loader::new(&model, &options, &args.run, &machine).with_progress(&progress);
     let sequences = args.engine.sequences(&machine);
     let capacity = Capacity::new(sequences as u64, options.length(&model)?);
     tune::autotune(&loader)?;
@@ -255,13 +263,54 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     Ok((parts, engine, inbox))
 }
 
-/// A line for each part of loading that takes a while, and for each doubt about the spec.
-fn log_progress(progress: Progress<'_>) {
-    match progress {
-        Progress::Begin { stage, .. } => tracing::info!("{stage}"),
-        Progress::Warning(warning) => tracing::warn!("{warning}"),
-        Progress::Notice(notice) => tracing::warn!("{notice}"),
-        Progress::Advance(_) | Progress::End => {}
+/// How often it is told how far a download is.
+const DOWNLOAD_TOLD: Duration = Duration::from_secs(10);
+
+/// What was told of a download.
+#[derive(Default)]
+struct Told(Cell<Option<Download>>);
+
+#[derive(Clone, Copy)]
+struct Download {
+    total: u64,
+    done: u64,
+    start: Instant,
+    told: Instant,
+}
+
+impl Told {
+    /// A line for each part of loading that takes a while, for how far a download is, and for each doubt about the spec.
+    fn log(&self, progress: Progress<'_>) {
+        match progress {
+            Progress::Begin { stage, total } => {
+                tracing::info!("{stage}");
+                let now = Instant::now();
+                let download = Download { total, done: 0, start: now, told: now };
+                self.0.set(Some(download).filter(|_| stage == Stage::Download));
+            }
+            Progress::Advance(by) => self.0.set(self.0.get().map(|d| d.advanced(by))),
+            Progress::End => self.0.set(None),
+            Progress::Warning(warning) => tracing::warn!("{warning}"),
+            Progress::Notice(notice) => tracing::warn!("{notice}"),
+        }
+    }
+}
+
+impl Download {
+    fn advanced(mut self, by: u64) -> Download {
+        self.done += by;
+        if self.done == self.total || self.told.elapsed() >= DOWNLOAD_TOLD {
+            self.told = Instant::now();
+            let seconds = self.start.elapsed().as_secs_f64().max(1e-3);
+            let rate = (self.done as f64 / seconds) as u64 >> 20;
+            tracing::info!(
+                mib = self.done >> 20,
+                of_mib = self.total >> 20,
+                mib_per_second = rate,
+                "downloading"
+            );
+        }
+        self
     }
 }
 
@@ -323,6 +372,8 @@ mod tests {
         let dir = |text: &str| Some(std::path::PathBuf::from(text));
         assert_eq!(parse("a=/x/y"), Ok(("a".to_owned(), dir("/x/y"))));
         assert_eq!(parse("/x/y"), Ok(("y".to_owned(), dir("/x/y"))));
+        let on_hub = parse("org/name@v1:Q8_0");
+        assert!(on_hub.is_ok_and(|(name, _)| ["org/name:Q8_0", "name@v1:Q8_0"].contains(&&*name)));
         assert_eq!(parse("a=demo"), Ok(("a".to_owned(), None)));
         assert!(parse("=x").is_err() && parse("x=").is_err() && parse("").is_err());
     }

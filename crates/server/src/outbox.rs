@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use infernum_runtime::{EngineError, Event, FinishReason, Logprobs, RequestId};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
+use super::limits::Account;
 use super::metrics::{Counted, ModelMetrics, record};
 use super::worker::{Command, End, Status};
 
@@ -23,6 +24,8 @@ pub(super) struct Sink {
     pub(super) arrival: Instant,
     pub(super) waiting: Option<Counted>,
     pub(super) _inflight: Counted,
+    /// Who is charged for it, where that is counted.
+    pub(super) payer: Option<Arc<Account>>,
     /// The request's name to the engine's thread.
     pub(super) key: u64,
     pub(super) commands: Sender<Command>,
@@ -225,6 +228,9 @@ impl Slot {
 
     fn token(&mut self, metrics: &ModelMetrics, now: Instant) {
         metrics.generation_tokens.increment(1);
+        if let Some(payer) = &self.sink.payer {
+            payer.spend(1);
+        }
         if self.first.is_some() {
             record(&metrics.itl, now - self.last);
         } else {
@@ -280,6 +286,7 @@ mod tests {
             arrival: Instant::now(),
             waiting: None,
             _inflight: Counted::one(&Arc::default()),
+            payer: None,
             key: 7,
             commands,
             full: AtomicBool::new(false),

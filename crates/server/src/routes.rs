@@ -23,11 +23,11 @@ pub(crate) struct Route {
     pub(crate) handler: fn(MethodFilter) -> MethodRouter<Arc<App>>,
 }
 
-/// Defines `all`, the list of routes, from handlers that have a `#[utoipa::path]`.
+/// Defines a list of routes, from handlers that have a `#[utoipa::path]`.
 macro_rules! routes {
-    ($($module:ident::$handler:ident),+ $(,)?) => {
-        /// All routes.
-        pub(crate) fn all() -> Vec<crate::routes::Route> {
+    ($(#[$about:meta])* $name:ident: $($module:ident::$handler:ident),+ $(,)?) => {
+        $(#[$about])*
+        pub(crate) fn $name() -> Vec<crate::routes::Route> {
             vec![$({
                 #[derive(utoipa::OpenApi)]
                 #[openapi(paths($module::$handler))]
@@ -60,10 +60,10 @@ impl Route {
     }
 }
 
-/// A router of all routes.
-pub(crate) fn router() -> Router<Arc<App>> {
+/// A router of these routes.
+pub(crate) fn router(routes: Vec<Route>) -> Router<Arc<App>> {
     let mut router = Router::new();
-    for route in api::all() {
+    for route in routes {
         for (path, method, _) in route.operations() {
             router = router.route(path, (route.handler)(method));
         }

@@ -13,16 +13,22 @@ use std::time::{Duration, Instant};
 use infernum_runtime::{Engine, Event, Executor, FinishReason, Request, RequestId, Stats};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::limits::payer;
 use super::metrics::Counted;
 use super::outbox::{Batch, Outbox, Output, Sink, StepTime, Unread};
 
 /// Steps that may fail one after the other before the model counts as sick.
 const SICK: u32 = 3;
 
+/// Odd, so that each epoch turns salts into others.
+const EPOCH: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// What the engine's thread is told.
 pub(super) enum Command {
     Submit(Box<Submission>),
     Cancel(u64, End),
+    /// Requests that follow share no prefix with those before.
+    ForgetPrefixes,
     /// Nothing else follows.
     Stop,
 }
@@ -68,6 +74,11 @@ impl Status {
             waiting: Arc::default(),
             service_ms: AtomicU32::new(1000),
         }
+    }
+
+    /// Whether requests are under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.inflight.load(Ordering::Acquire) > 0
     }
 
     /// Whether steps succeed.
@@ -146,6 +157,11 @@ impl Worker {
         self.admit(n).is_ok()
     }
 
+    /// Has requests from now on find nothing in the prefix cache of what was computed before.
+    pub(crate) fn forget_prefixes(&self) {
+        let _ = self.commands.send(Command::ForgetPrefixes); // it may be gone already
+    }
+
     /// Ends the engine's thread after the step under way; what still runs gets no more.
     pub(crate) fn stop(&self) {
         let _ = self.commands.send(Command::Stop); // it may be gone already
@@ -169,8 +185,15 @@ impl Worker {
         let unread = Unread::new(self.unread);
         let mut running =
             Running { worker: self.clone(), first, live, outputs, unread: unread.clone() };
+        let payer = payer();
+        let mut prompt: Vec<u32> = Vec::new();
         for ((choice, request), room) in (0u32..).zip(requests).zip(rooms) {
             let key = first + u64::from(choice);
+            // Choices of one prompt stand together, and read it once.
+            if let Some(payer) = payer.as_ref().filter(|_| prompt != request.tokens) {
+                payer.spend(request.tokens.len());
+                prompt.clone_from(&request.tokens);
+            }
             let sink = Sink {
                 choice,
                 outputs: sender.clone(),
@@ -178,6 +201,7 @@ impl Worker {
                 arrival: Instant::now(),
                 waiting: Some(Counted::one(&self.status.waiting)),
                 _inflight: room,
+                payer: payer.clone(),
                 key,
                 commands: self.commands.clone(),
                 full: AtomicBool::new(false),
@@ -270,13 +294,16 @@ struct Stepper<E: Executor> {
     keys: HashMap<RequestId, u64>,
     batch: Batch,
     stopped: bool,
+    /// Goes with the salts of requests: what had another one is not found.
+    epoch: u64,
 }
 
 impl Inbox {
     /// Runs the engine until it is stopped, or panics.
     pub(crate) fn serve<E: Executor>(self, engine: Engine<E>) -> Result<(), Panicked> {
         let (ids, keys) = (HashMap::new(), HashMap::new());
-        let mut stepper = Stepper { engine, ids, keys, batch: Batch::default(), stopped: false };
+        let batch = Batch::default();
+        let mut stepper = Stepper { engine, ids, keys, batch, stopped: false, epoch: 0 };
         let ended = catch_unwind(AssertUnwindSafe(|| self.run(&mut stepper)));
         self.status.alive.store(false, Ordering::Release);
         ended.map_err(|_| Panicked)
@@ -326,8 +353,10 @@ impl<E: Executor> Stepper<E> {
     fn apply(&mut self, command: Command) {
         match command {
             Command::Stop => self.stopped = true,
+            Command::ForgetPrefixes => self.epoch += 1,
             Command::Submit(submission) => {
-                let Submission { key, request, sink } = *submission;
+                let Submission { key, mut request, sink } = *submission;
+                request.salt ^= self.epoch.wrapping_mul(EPOCH);
                 let prompt = request.tokens.len();
                 match self.engine.submit(request) {
                     Ok(id) => {

@@ -72,7 +72,7 @@ pub fn run(args: &Args) -> Outcome {
             format!("--dump-after: there is no step `{unknown}`{hint}; known: {known}").into()
         );
     }
-    let model = args.model.open()?;
+    let model = args.model.open_with_progress(&report::progress())?;
     let max_length = args.model.length(&model)?;
     let known = Device::named(&args.target);
     let (target, costs) = match &known {

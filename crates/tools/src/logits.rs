@@ -38,7 +38,7 @@ struct Rows {
 
 /// Computes and writes them.
 pub fn run(args: &Args) -> Outcome {
-    let model = args.model.open()?;
+    let model = args.model.open_with_progress(&report::progress())?;
     // As when a model is run on just these tokens: length-dependent RoPE kinds pick their factor
     // for this length.
     let max_length = args.model.max_length.unwrap_or(args.tokens.len() as u64);

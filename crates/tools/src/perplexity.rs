@@ -45,7 +45,7 @@ struct Sum {
 pub fn run(args: &Args) -> Outcome {
     let text = std::fs::read_to_string(&args.text)
         .map_err(|e| format!("--text: {}: {e}", args.text.display()))?;
-    let model = args.model.open()?;
+    let model = args.model.open_with_progress(&report::progress())?;
     let tokens = Tokenizer::open(&model.files)?.encode(&text, false)?;
     if tokens.len() < 2 {
         return Err(format!("--text: {}: fewer than two tokens", args.text.display()).into());

@@ -41,7 +41,7 @@ struct Done {
 
 /// Writes the model with its layers' matrices encoded; everything else is as it was.
 pub fn run(args: &Args) -> Outcome {
-    let model = args.model.open()?;
+    let model = args.model.open_with_progress(&report::progress())?;
     let kernels = Kernels::load(args.model.data.as_deref(), &[])?;
     let encoding = kernels.ops.encoding(&args.to).ok_or_else(|| {
         let hint = infernum_ir::nearest(&args.to, kernels.ops.encodings().map(Encoding::name));

@@ -88,6 +88,9 @@ pub fn progress() -> impl Fn(Progress<'_>) {
     move |progress| match (progress, &mut *shown.borrow_mut()) {
         (Progress::Begin { stage, total }, shown) => {
             let style = match stage {
+                Stage::Download => {
+                    "{msg} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left"
+                }
                 Stage::Weights => "{msg} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}",
                 Stage::Compile => STEPS,
             };

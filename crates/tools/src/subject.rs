@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use infernum::ModelOptions;
 use infernum_frontend_hf::Model;
 
+use crate::report;
+
 /// A model, or a bare config with random weights.
 #[derive(clap::Args, Clone)]
 pub(crate) struct Subject {
@@ -19,7 +21,9 @@ pub(crate) struct Subject {
 impl Subject {
     /// Opens it, as far as headers.
     pub(crate) fn open(&self) -> Result<Model, infernum::Error> {
-        let Some(path) = &self.config else { return self.model.open() };
+        let Some(path) = &self.config else {
+            return self.model.open_with_progress(&report::progress());
+        };
         self.model.open_config(path)
     }
 

@@ -2,7 +2,7 @@
 
 use std::io::BufRead;
 
-use infernum::ModelOptions;
+use infernum::{ModelOptions, Needs};
 use infernum_frontend_hf::spec::Library;
 use infernum_frontend_hf::tokenizer::{Tokenizer, TokenizerError};
 
@@ -11,8 +11,9 @@ use crate::report::{self, Outcome};
 /// Which tokenizer, and which way.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Folder with a tokenizer.json, or GGUF file, of which the vocabulary is enough; the built-in demo model when left out.
-    #[arg(long, value_name = "DIR|FILE")]
+    /// Folder with a tokenizer.json, GGUF file, of which the vocabulary is enough, or model of the hub, as ORG/NAME; the built-in demo
+    /// model when left out.
+    #[arg(long, value_name = "DIR|FILE|ORG/NAME")]
     model: Option<std::path::PathBuf>,
     /// Folder whose models/ overrides and adds to the built-in data files.
     #[arg(long, value_name = "DIR")]
@@ -42,7 +43,8 @@ enum InputError {
 /// Reads the standard input, and writes the tokens of its text or the text of its tokens.
 pub fn run(args: &Args) -> Outcome {
     infernum::check_data(args.data.as_deref())?;
-    let files = ModelOptions { model: args.model.clone(), ..ModelOptions::default() }.files()?;
+    let model = ModelOptions { model: args.model.clone(), ..ModelOptions::default() };
+    let files = model.files(Needs::Text, &report::progress())?;
     let tokenizer = Tokenizer::open_with(&files, &Library::new(args.data.as_deref()))?;
     let stdin = std::io::stdin().lock();
     if args.lines {

@@ -61,8 +61,9 @@ struct Answerer<'a> {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    let (model, machine) = (args.model.open()?, Machine::open(args.run.device)?);
     let progress = report::progress();
+    let model = args.model.open_with_progress(&progress)?;
+    let machine = Machine::open(args.run.device)?;
     let loader = Loader::new(&model, &args.model, &args.run, &machine).with_progress(&progress);
     let frontend = Frontend::open(&model)?;
     if args.chat {

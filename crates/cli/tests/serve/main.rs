@@ -5,6 +5,7 @@ mod apis;
 mod fields;
 mod guards;
 mod hostile;
+mod operations;
 mod structure;
 mod support;
 mod tools;
@@ -436,8 +437,8 @@ fn it_drains_on_a_signal() {
     let stream = server.stream(TEXT, &with(endless(), json!({"max_tokens": 200})));
     wait("it runs", || server.metric("infernum:num_requests_running") == 1.0);
     server.signal("TERM");
-    wait("it listens no more", || TcpStream::connect(("127.0.0.1", server.port)).is_err());
     let all = frames(stream);
+    wait("it listens no more", || TcpStream::connect(("127.0.0.1", server.port)).is_err());
     assert_eq!(all.last().expect("frames")["choices"][0]["finish_reason"], "length");
     assert_eq!(server.ended().code(), Some(0));
 
@@ -452,7 +453,7 @@ fn it_drains_on_a_signal() {
     let mut server = Server::start(&["--drain-timeout", "1000"]);
     let stream = server.stream(TEXT, &with(endless(), json!({"n": 8})));
     server.signal("TERM");
-    wait("it drains", || TcpStream::connect(("127.0.0.1", server.port)).is_err());
+    wait("it drains", || server.get("/readyz").status == 503);
     server.signal("TERM");
     assert_eq!(server.ended().code(), Some(1));
     drop(stream);

@@ -35,9 +35,13 @@ impl Server {
 
     /// As soon as it listens.
     pub(crate) fn launch(args: &[&str]) -> Server {
+        Server::spawn(command(args))
+    }
+
+    /// The server that a command is; as soon as it listens.
+    pub(crate) fn spawn(mut command: Command) -> Server {
         let folder = tempfile::tempdir().expect("a folder");
         let port_file: PathBuf = folder.path().join("port");
-        let mut command = command(args);
         command.arg("--port-file").arg(&port_file).stderr(Stdio::null());
         let process = command.spawn().expect("the binary runs");
         let read = || std::fs::read_to_string(&port_file).ok();

@@ -17,8 +17,8 @@ use super::warnings::Warnings;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::budget::Held;
-use crate::connections::Connection;
 use crate::error::{ApiError, quoted};
+use crate::exchange::Reading;
 use crate::generation::{Generation, Job, MOST_CHOICES};
 use crate::lanes::Client;
 use crate::model::Served;
@@ -494,8 +494,8 @@ impl Asked {
         let tenant: Tenant = parts.extensions.get().copied().unwrap_or_default();
         let client = Client::of(&parts.extensions);
         let (bytes, held) = app.body(client, body).await?;
-        if let Some(connection) = parts.extensions.get::<Arc<Connection>>() {
-            connection.read();
+        if let Some(reading) = parts.extensions.get::<Reading>() {
+            reading.done();
         }
         let request_id = crate::app::request_id(&parts.extensions);
         Ok(Asked { bytes, tenant, client, request_id, held })

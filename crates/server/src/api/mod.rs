@@ -25,6 +25,8 @@ use crate::routes::routes;
 // A route is a line here and what the `#[utoipa::path]` of its handler says: method, path, whether all may ask
 // without a key (`security(())`), and its documentation.
 routes![
+    /// All routes.
+    all:
     chat::create_chat_completion,
     completions::create_completion,
     responses::create_response,
@@ -42,9 +44,21 @@ routes![
     tokens::tokenize,
     tokens::detokenize,
     system::health,
+    system::livez,
+    system::readyz,
     system::version,
     system::metrics,
+    system::reset_prefix_cache,
     pages::chat_page,
     pages::docs_page,
     pages::openapi_document,
+];
+
+routes![
+    /// Those that --metrics-listen has, too.
+    operation:
+    system::health,
+    system::livez,
+    system::readyz,
+    system::metrics,
 ];

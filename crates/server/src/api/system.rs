@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 use crate::app::App;
 use crate::error::{ApiError, json};
 use crate::lanes::Client;
+use crate::model::{Entry, Served};
 
 /// Which server this is.
 #[derive(Serialize, ToSchema)]
@@ -25,12 +26,50 @@ pub(crate) struct Version {
 ))]
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<StatusCode, ApiError> {
     for entry in &app.models {
-        let served = app.model_for_work(Some(&entry.name))?;
-        if !served.worker.status.healthy() {
-            let message = format!("the engine of `{}` fails; the log says why", entry.name);
-            return Err(ApiError::unavailable("engine_failing", message, 30));
-        }
+        check(app.model_for_work(Some(&entry.name))?)?;
     }
+    Ok(StatusCode::OK)
+}
+
+/// As /health, by the name that Kubernetes' components have for it.
+#[utoipa::path(get, path = "/readyz", tag = "Operation", security(()), responses(
+    (status = 200, description = "All models are ready"),
+    (status = 503, description = "Loading, sick, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),
+))]
+pub(crate) async fn readyz(app: State<Arc<App>>) -> Result<StatusCode, ApiError> {
+    health(app).await
+}
+
+/// Whether the server is better left running: also while models load, and while it shuts down.
+#[utoipa::path(get, path = "/livez", tag = "Operation", security(()), responses(
+    (status = 200, description = "Nothing is wrong that a new start would mend"),
+    (status = 503, description = "An engine fails", body = inline(crate::error::ErrorResponse<'static>)),
+))]
+pub(crate) async fn livez(State(app): State<Arc<App>>) -> Result<StatusCode, ApiError> {
+    app.models.iter().filter_map(Entry::served).try_for_each(|served| check(served))?;
+    Ok(StatusCode::OK)
+}
+
+fn check(served: &Served) -> Result<(), ApiError> {
+    if served.worker.status.healthy() {
+        return Ok(());
+    }
+    let message = format!("the engine of `{}` fails; the log says why", served.name);
+    Err(ApiError::unavailable("engine_failing", message, 30))
+}
+
+/// Have no request find what was computed for those before it: prefixes of prompts are computed anew, of all models.
+#[utoipa::path(post, path = "/reset_prefix_cache", tag = "Operation", responses(
+    (status = 200, description = "Requests from now on find nothing of those before"),
+    (status = 503, description = "A model is loading", body = inline(crate::error::ErrorResponse<'static>)),
+))]
+pub(crate) async fn reset_prefix_cache(
+    State(app): State<Arc<App>>,
+) -> Result<StatusCode, ApiError> {
+    for entry in &app.models {
+        app.model(Some(&entry.name))?.worker.forget_prefixes();
+    }
+    tracing::info!("prefixes are computed anew");
     Ok(StatusCode::OK)
 }
 

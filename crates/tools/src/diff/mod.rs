@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Outcome {
     }
     let dtype = *options.compile.dtype.get_or_insert(DType::F32);
     let dump = Dump::open(path)?;
-    let model = options.open()?;
+    let model = options.open_with_progress(&report::progress())?;
     let default = (64.0 * dump.rounding().powi(2)).max(1e-8);
     let tolerance = args.tolerance.unwrap_or(default);
     let ours = Ours::of(&model, &options, &dump, dtype)?;
