@@ -22,6 +22,7 @@ mod rehearsal;
 mod routes;
 mod sse;
 mod text;
+mod vectors;
 mod worker;
 
 use std::net::SocketAddr;

@@ -33,6 +33,7 @@ impl Rehearsal {
         entry.set(Served {
             name: entry.name.clone(),
             vocab: frontend.tokenizer().vocab_size(),
+            width: 0,
             frontend,
             max_length,
             worker: Arc::new(worker),
@@ -74,16 +75,24 @@ mod tests {
             let answer: Value = serde_json::from_slice(&answer).expect("JSON");
             (status, answer["error"]["code"].as_str().unwrap_or_default().to_owned())
         };
-        let text =
-            r#"{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [3]}"#;
-        let all = ["/detokenize", "/tokenize", "/v1/chat/completions", "/v1/completions"];
+        let text = r#"{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [3],
+            "input": "x", "query": "x", "documents": ["x"], "text_1": "x", "text_2": "x"}"#;
+        let texts = ["/v1/chat/completions", "/v1/completions"];
+        let vectors = ["/rerank", "/score", "/v1/embeddings", "/v1/rerank"];
+        let mut all: Vec<&str> =
+            texts.into_iter().chain(vectors).chain(["/detokenize", "/tokenize"]).collect();
+        all.sort_unstable();
         let mut paths = rehearsal.paths().to_vec();
         paths.sort_unstable();
         assert_eq!(paths, all);
         for path in all {
             assert_eq!(ask(path, "{").0, 400, "{path}");
         }
-        for path in &all[2..] {
+        for path in vectors {
+            let unfit = (400, "model_not_supported".to_owned());
+            assert_eq!(ask(path, text), unfit, "{path}: it generates");
+        }
+        for path in texts {
             assert_eq!(ask(path, text), (503, "engine_gone".to_owned()), "{path}");
             let long = text.replace("\"x\"", &format!("\"{}\"", "x y ".repeat(100)));
             assert_eq!(ask(path, &long), (400, "context_length_exceeded".to_owned()), "{path}");

@@ -7,6 +7,7 @@ mod hostile;
 mod structure;
 mod support;
 mod tools;
+mod vectors;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;

@@ -138,6 +138,7 @@ const CASES: &[(&str, &str)] = &[
         "%r, %m",
     ),
     ("%r = mask_chunks(%sc) {chunk: 4} : f32[6, T, S]", "%r, %sc"),
+    ("%r = mask_far(%sc) {reach: 2} : f32[6, T, S]", "%r, %sc"),
     (
         "%six = slice(%x) {axis: 1, start: 3, len: 6} : DT[T, 6]
   %by = combine_heads(%sc, %six) : f32[1, T, S]

@@ -5,10 +5,12 @@ mod calls;
 pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completions;
+pub(crate) mod embeddings;
 pub(crate) mod models;
 pub(crate) mod options;
 pub(crate) mod pages;
 pub(crate) mod read;
+pub(crate) mod rerank;
 mod structure;
 pub(crate) mod system;
 pub(crate) mod tokens;
@@ -20,6 +22,10 @@ use crate::routes::routes;
 routes![
     chat::create_chat_completion,
     completions::create_completion,
+    embeddings::create_embeddings,
+    rerank::create_ranking,
+    rerank::create_ranking_by_its_other_name,
+    rerank::create_scores,
     models::list_models,
     models::retrieve_model,
     tokens::tokenize,
