@@ -157,8 +157,8 @@ def test_scores_of_vectors_are_cosines(embeddings, vectors):
 
 
 def test_a_long_text_is_computed_whole_or_refused(embeddings):
-    """An encoder has learned positions for 96 tokens; no step cuts a text."""
+    """An encoder has learned positions for 97 tokens; no step cuts a text."""
     ask = lambda n: embeddings.get("/score", {"model": "rank", "text_1": "w5 " * n, "text_2": "w6"})
-    assert ask(92)[0] == 200
-    status, _, text = ask(93)
+    assert ask(93)[0] == 200
+    status, _, text = ask(94)
     assert status == 400 and json.loads(text)["error"]["code"] == "context_length_exceeded"

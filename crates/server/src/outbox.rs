@@ -66,17 +66,16 @@ pub(crate) enum Output {
 
 impl Output {
     /// Bytes that it takes while it waits. Those of a prompt all come at once, however fast they
-    /// are read, and are no more than the prompt is long: they do not count.
+    /// are read, and are no more than the prompt is long: they do not count. Nor does a vector, the only one of its request.
     fn size(&self) -> usize {
-        let more = match self {
-            Output::Prompt(_) => return 0,
+        let logprobs = match self {
+            Output::Prompt(_) | Output::Vector(_) => return 0,
             Output::Token(_, Some(logprobs)) => {
                 size_of::<Logprobs>() + size_of_val(logprobs.top.as_slice())
             }
-            Output::Vector(vector) => size_of_val(&**vector),
             _ => 0,
         };
-        size_of::<(u32, Output)>() + more
+        size_of::<(u32, Output)>() + logprobs
     }
 }
 

@@ -279,7 +279,9 @@ fn lower_parts(
         let message = format!("expected `gives` of `{name}` to be one name, that of the output");
         return Err(cx.at(place, message));
     }
-    add(&mut module, graph, None);
+    // What a pooling keeps of a sequence is kept as a layer's planes are: of one behind the last.
+    let keeps = graph.params().any(|(_, param, _)| param.plane().is_some());
+    add(&mut module, graph, keeps.then_some(count));
     check_output(cx, &module, head.gives.first().copied().unwrap_or(family.name), &output[0].1)?;
     check_positions(cx, &module, family.name)?;
     check_segments(cx, &module, family.name)?;
