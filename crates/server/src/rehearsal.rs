@@ -75,8 +75,10 @@ mod tests {
             let answer: Value = serde_json::from_slice(&answer).expect("JSON");
             (status, answer["error"]["code"].as_str().unwrap_or_default().to_owned())
         };
-        let text = r#"{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [3],
-            "input": "x", "query": "x", "documents": ["x"], "text_1": "x", "text_2": "x"}"#;
+        let text =
+            r#"{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [3]}"#;
+        let pairs =
+            r#"{"input": "x", "query": "x", "documents": ["x"], "text_1": "x", "text_2": "x"}"#;
         let texts = ["/v1/chat/completions", "/v1/completions"];
         let vectors = ["/rerank", "/score", "/v1/embeddings", "/v1/rerank"];
         let mut all: Vec<&str> =
@@ -90,7 +92,7 @@ mod tests {
         }
         for path in vectors {
             let unfit = (400, "model_not_supported".to_owned());
-            assert_eq!(ask(path, text), unfit, "{path}: it generates");
+            assert_eq!(ask(path, pairs), unfit, "{path}: it generates");
         }
         for path in texts {
             assert_eq!(ask(path, text), (503, "engine_gone".to_owned()), "{path}");
