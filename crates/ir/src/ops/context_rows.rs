@@ -2,7 +2,7 @@
 
 use super::common::free;
 use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
-use crate::graph::{Module, NodeKind};
+use crate::graph::{Graph, Module, NodeKind};
 use crate::interp::Tensor;
 use crate::{Dim, Sym, TensorType};
 
@@ -36,7 +36,7 @@ const NAME: &str = "context_rows";
 
 /// Whether a module computes sequences whole: each from its first token to its last in one step.
 pub fn takes_whole(module: &Module) -> bool {
-    let mut nodes = module.graphs.iter().flat_map(|g| g.nodes());
+    let mut nodes = module.graphs.iter().flat_map(Graph::nodes);
     nodes.any(|(_, node)| matches!(&node.kind, NodeKind::Op { op, .. } if op.name == NAME))
 }
 

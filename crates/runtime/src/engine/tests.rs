@@ -76,7 +76,7 @@ fn engine_on(executor: Fake, chunk: usize, options: EngineOptions) -> Engine<Fak
         vocab: VOCAB,
     };
     let mut engine = Engine::new(executor, limits, options).expect("options that agree");
-    if options.prefix_cache {
+    if engine.options.prefix_cache {
         engine.groups.snapshot_every = 3 * BLOCK;
     }
     engine

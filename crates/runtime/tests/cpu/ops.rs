@@ -329,6 +329,8 @@ fn every_op_has_a_case() {
         (0..CASES.len()).flat_map(|i| ops(&module(&case(i, "f32")))).collect();
     // What repacks weights is put into plans of GPUs alone.
     let ours = OPS.iter().filter(|op| op.memory != Memory::Repacked);
+    // A step of whole sequences is tried with the models that have such; sequences here have a past.
+    let ours = ours.filter(|op| op.name != "context_rows");
     let all: BTreeSet<&str> = ours.map(|op| op.name).collect();
     assert_eq!(covered, all);
 }

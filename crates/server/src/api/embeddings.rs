@@ -58,14 +58,14 @@ enum EncodingFormat {
 pub(crate) struct Embeddings {
     /// `list`
     object: &'static str,
-    data: Vec<Embedding>,
+    data: Vec<NumberedVector>,
     model: String,
     usage: PromptUsage,
 }
 
 /// One vector.
 #[derive(Serialize, ToSchema)]
-struct Embedding {
+struct NumberedVector {
     /// `embedding`
     object: &'static str,
     index: usize,
@@ -183,7 +183,7 @@ fn answer(model: String, computed: Computed, format: EncodingFormat, size: usize
                 Written::Base64(STANDARD.encode(bytes))
             }
         };
-        Embedding { object: "embedding", index, embedding }
+        NumberedVector { object: "embedding", index, embedding }
     };
     let data = rows.into_iter().enumerate().map(written).collect();
     let usage = PromptUsage::of(prompt_tokens);

@@ -98,12 +98,12 @@ pub(crate) struct Scores {
     object: &'static str,
     created: u64,
     model: String,
-    data: Vec<Score>,
+    data: Vec<ScoredPair>,
     usage: PromptUsage,
 }
 
 #[derive(Serialize, ToSchema)]
-struct Score {
+struct ScoredPair {
     index: usize,
     /// `score`
     object: &'static str,
@@ -376,7 +376,7 @@ pub(crate) async fn create_scores(
     let (pairs, warnings) = asked.prepare(&app, prepare_scores).await?;
     let Head { id, created, model } = Head::new("score", &pairs.served);
     let (scores, tokens) = pairs.scores(&app).await?;
-    let score = |(index, score)| Score { index, object: "score", score };
+    let score = |(index, score)| ScoredPair { index, object: "score", score };
     let data = scores.into_iter().enumerate().map(score).collect();
     let usage = PromptUsage::of(tokens);
     let scores = Scores { id, object: "list", created, model, data, usage };
