@@ -52,7 +52,7 @@ const NO_BLOCK: u32 = u32::MAX;
 const HEADER: usize = size_of::<abi::Step>();
 
 /// Arrays behind the headers.
-const FIELDS: usize = Field::Picks as usize + 1;
+const FIELDS: usize = Field::Segments as usize + 1;
 
 /// One of them.
 #[derive(Clone, Copy)]
@@ -60,7 +60,6 @@ const FIELDS: usize = Field::Picks as usize + 1;
 enum Field {
     Tokens,
     Positions,
-    Segments,
     OutputRows,
     ContextPositions,
     Seq,
@@ -71,6 +70,7 @@ enum Field {
     PairStart,
     Blocks,
     Picks,
+    Segments,
 }
 
 impl Layout {
@@ -85,7 +85,6 @@ impl Layout {
         let sizes: [usize; FIELDS] = [
             4 * t,
             4 * t,
-            4 * segments,
             4 * t.max(b),
             4 * context_rows,
             4 * t,
@@ -96,6 +95,7 @@ impl Layout {
             8 * t,
             4 * seqs * stride * groups,
             4 * PickRow::WORDS * picks,
+            4 * segments,
         ];
         let headers = groups * if parts { Part::ALL.len() } else { 1 };
         let (mut offsets, mut end) = ([0; FIELDS], (headers * HEADER).next_multiple_of(64));

@@ -13,6 +13,7 @@ use crate::exec::{ExecError, Executor, GroupKind, LogitRows, StepInputs, StepOut
 pub(super) const VOCAB: usize = 50;
 
 /// What it is able to do, and how far its last steps are.
+#[allow(clippy::struct_excessive_bools, reason = "each is an ability of its own")]
 pub(super) struct Fake {
     /// Picks tokens itself, as a GPU does, and gives no logits unless they are asked for.
     pub(super) samples: bool,
