@@ -9,7 +9,7 @@ use common::{Bound, TEXT, bounded};
 use infernum_frontend_hf::Config;
 use infernum_frontend_hf::lower::{Request, lower};
 use infernum_frontend_hf::spec::{Library, Source};
-use infernum_ir::{DType, Module, Sym, text, verify};
+use infernum_ir::{DType, Module, Sym, Task, text, verify};
 use libfuzzer_sys::fuzz_target;
 
 const CONFIG: &[u8] = br#"{
@@ -60,6 +60,7 @@ fn lowered(source: &Source, config: &Config) -> Option<Module> {
         weight_dtype: &|_| None,
         encoding: &|_, _| None,
         rows: Sym::B,
+        task: Task::Generate,
         container: &[],
     };
     match lower(source, &Library::default(), &request) {

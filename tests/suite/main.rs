@@ -18,3 +18,4 @@ mod plan_files;
 mod rule_files;
 mod sampling;
 mod support;
+mod vectors;

@@ -27,6 +27,8 @@ enum Command {
     Serve(Box<server::Args>),
     /// Generate text, or chat.
     Generate(commands::generate::Args),
+    /// Turn texts into vectors, or score them.
+    Embed(commands::embed::Args),
     /// Compile a model and show the IR and the plan.
     Compile(tools::compile::Args),
     /// Measure what each rewrite rule buys: all but one, and one alone.
@@ -88,6 +90,7 @@ fn main() -> ExitCode {
     let result = match parse().command {
         Command::Serve(args) => server::run(*args),
         Command::Generate(args) => commands::generate::run(&args),
+        Command::Embed(args) => commands::embed::run(&args),
         Command::Compile(args) => tools::compile::run(&args),
         Command::Ablate(args) => tools::ablate::run(&args),
         Command::CheckKernels(args) => tools::check_kernels::run(&args),

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use infernum_ir::{
-    Dim, Dims, Graph, Module, Param, StepInput, Sym, TensorType, Type, token_rows, verify,
+    Dim, Dims, Graph, Module, Param, StepInput, Sym, Task, TensorType, Type, takes_whole,
+    token_rows, verify,
 };
 use infernum_passes::Bucket;
 
@@ -46,6 +47,7 @@ fn build(
         version: VERSION,
         module: modules.first().map_or_else(String::new, |(_, m)| m.name.clone()),
         target,
+        task: Task::default(),
         limits,
         arena_bytes: slots_end,
         programs: Vec::new(),
@@ -53,6 +55,7 @@ fn build(
         weights: Vec::new(),
         states: Vec::new(),
         reproducible: false,
+        takes_whole: modules.iter().any(|(_, m)| takes_whole(m)),
         output_rows: output_rows(modules)?,
         token_rows: modules.iter().filter_map(|(_, m)| token_rows(m)).min(),
         device: None,

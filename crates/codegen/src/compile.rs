@@ -1,7 +1,7 @@
 //! The whole compiler, as one list of named steps.
 
 use infernum_frontend_hf::{LowerOptions, Model, ModelError};
-use infernum_ir::{Dims, Module, SourceWarning, Sym, Type, VerifyError, verify};
+use infernum_ir::{Dims, Module, SourceWarning, Sym, Type, VerifyError, takes_whole, verify};
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{self, CostTable, FuseOptions, Report};
 use infernum_passes::{Context, Pipeline};
@@ -55,18 +55,16 @@ const OUTPUT_BYTES: u64 = 64 << 20;
 impl Limits {
     /// The step's sizes for this module: as many token-context pairs as its ragged values leave
     /// room for, but never fewer than one token of every sequence needs; and as many rows of output as
-    /// there is room for, but never fewer than one of every sequence.
+    /// there is room for, but never fewer than one of every sequence. Where sequences are computed whole, the longest fits.
     pub fn within(&self, module: &Module) -> Dims {
+        if takes_whole(module) {
+            return self.of_whole(module);
+        }
         let s = self.max_length.saturating_mul(self.sequences).min(MAX_ROWS);
-        let row = |ty: &Type| {
-            let ty = ty.tensor().ok().filter(|t| t.is_ragged())?;
-            Some(ty.bytes(&Dims { pairs: 1, ..Dims::default() }))
-        };
         let nodes = || module.graphs.iter().flat_map(infernum_ir::Graph::nodes);
         let types = || nodes().flat_map(|(_, n)| &n.types);
-        let widest = types().filter_map(row).max();
         let most = self.chunk.saturating_mul(s);
-        let fitting = widest.map_or(most, |bytes| RAGGED_BYTES / bytes.max(1));
+        let fitting = fitting_pairs(module).unwrap_or(most);
         let pairs = fitting.clamp(s.min(most), most.max(s));
         let output = |ty: &Type| {
             let ty = ty.tensor().ok().filter(|t| t.shape.first() == Some(&Sym::B.into()))?;
@@ -77,6 +75,25 @@ impl Limits {
         let b = widest.map_or(seqs, |bytes| (OUTPUT_BYTES / bytes.max(1)).clamp(seqs, t));
         Dims { t, b, s, pairs, seqs }
     }
+
+    /// The same of a module that computes sequences whole: a step's rows of context are its tokens.
+    fn of_whole(&self, module: &Module) -> Dims {
+        let t = self.chunk.max(self.max_length).max(self.sequences).min(MAX_ROWS);
+        let (one, most) = (self.max_length.saturating_mul(self.max_length), t.saturating_mul(t));
+        let pairs = fitting_pairs(module).unwrap_or(most).clamp(one.max(t).min(most), most);
+        Dims { t, b: self.sequences, s: t, pairs, seqs: self.sequences }
+    }
+}
+
+/// Token-context pairs for which a module's ragged values have room; `None` if it has no such value.
+fn fitting_pairs(module: &Module) -> Option<u64> {
+    let nodes = module.graphs.iter().flat_map(infernum_ir::Graph::nodes);
+    let row = |ty: &Type| {
+        let ty = ty.tensor().ok().filter(|t| t.is_ragged())?;
+        Some(ty.bytes(&Dims { pairs: 1, ..Dims::default() }))
+    };
+    let widest = nodes.flat_map(|(_, n)| &n.types).filter_map(row).max()?;
+    Some(RAGGED_BYTES / widest.max(1))
 }
 
 /// What a compilation yields.
@@ -202,7 +219,7 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     }
     limits.pairs = pairs;
     let mut plan = plan_buckets(&modules, options.target(), limits)?;
-    plan.reproducible = reproducible;
+    (plan.reproducible, plan.task) = (reproducible, options.model.task);
     let mut choices = Choices::default();
     if let Some((device, tuned)) = options.device {
         choices = attach(&mut plan, &options.kernels.ops, options.templates, device, tuned)?;
@@ -258,7 +275,8 @@ fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
 
 /// A GPU picks the tokens of its sequences itself; a CPU's logits are at hand for the host.
 fn pick(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
-    if s.options.target() == TargetKind::Cuda && s.options.lower.rows == Sym::B {
+    let picks = s.options.model.task.generates() && s.options.lower.rows == Sym::B;
+    if s.options.target() == TargetKind::Cuda && picks {
         let picked = infernum_passes::pick(&s.module);
         s.module = picked.map_err(|message| CompileError::Pass { pass: "pick", message })?;
         check(&s.module, "pick")?;

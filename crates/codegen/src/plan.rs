@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use infernum_ir::expr::Expr;
 use infernum_ir::{
-    Attr, DType, Dim, Dims, Memory, Op, StateType, StepInput, Sym, TensorType, Type,
+    Attr, DType, Dim, Dims, Memory, Op, StateType, StepInput, Sym, Task, TensorType, Type,
 };
 use infernum_passes::Bucket;
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,9 @@ pub struct Plan {
     pub module: String,
     /// What it runs on.
     pub target: TargetKind,
+    /// What its rows of output are.
+    #[serde(default)]
+    pub task: Task,
     /// The largest step that its buffers hold.
     pub limits: Dims,
     /// Size of the one arena that all programs share.
@@ -47,6 +50,9 @@ pub struct Plan {
     /// Whether a row's numbers do not depend on the step that it is computed in, but for whether it is a generated
     /// row or one of a prompt.
     pub reproducible: bool,
+    /// Whether a step computes its sequences whole, each from its first token to its last, without a cache of rows.
+    #[serde(default)]
+    pub takes_whole: bool,
     /// The planes of the KV cache.
     pub states: Vec<StateSpec>,
     /// Which rows the output has: `B`, those of tokens that yield one, or `T`, every token;
@@ -442,9 +448,16 @@ impl Plan {
     /// How many tokens there are that may come in and out: the columns of the logits, where the plan
     /// yields such, but no more than the rows of what they pick from. 0 if it has neither.
     pub fn vocabulary(&self) -> u64 {
-        let logits = self.outputs().first().filter(|_| !self.yields_tokens());
+        let has_logits = self.task.generates() && !self.yields_tokens();
+        let logits = self.outputs().first().filter(|_| has_logits);
         let columns = logits.and_then(|o| o.ty.last_const());
         columns.into_iter().chain(self.token_rows).min().unwrap_or(0)
+    }
+
+    /// Numbers of a row of output; 0 where it yields tokens.
+    pub fn width(&self) -> u64 {
+        let rows = self.outputs().first().filter(|_| !self.yields_tokens());
+        rows.and_then(|o| o.ty.last_const()).unwrap_or(0)
     }
 
     /// The stored tensors that the weights are made of, with their types. Weights may share them:

@@ -4,10 +4,13 @@ use serde_json::{Map, Value};
 
 use infernum_ir::{DType, expr};
 
+use crate::modules;
 use crate::safetensors::shown;
 use crate::source::{ModelFiles, SourceError};
 
 const CONFIG: &str = "config.json";
+/// Settings of the modules of sentence-transformers, by their kinds.
+const MODULES: &str = "modules";
 const GENERATION: &str = "generation_config.json";
 /// Where multimodal wrappers keep the language model's settings.
 const NESTED: [&str; 3] = ["text_config", "llm_config", "language_config"];
@@ -28,6 +31,10 @@ pub enum ConfigError {
     Missing { file: String, key: String, nearest: Option<String> },
     #[error("{file}: `{key}`: expected {expected}, found {found}")]
     Type { file: String, key: String, expected: &'static str, found: String },
+    #[error(
+        "modules.json: the module `{kind}` is not supported, or there twice: expected one each of {known} at most"
+    )]
+    Module { kind: String, known: String },
 }
 
 /// A model's configuration. Keys may be dotted paths (`rope_scaling.factor`); an explicit `null`
@@ -46,14 +53,19 @@ struct Document {
 }
 
 impl Config {
-    /// Reads `config.json`, and `generation_config.json` where there is one.
+    /// Reads `config.json`, and `generation_config.json` where there is one. What `modules.json` says, if it is there, is
+    /// the value of the key `modules`.
     pub fn open(files: &ModelFiles) -> Result<Config, ConfigError> {
         let Some(main) = files.read(CONFIG)? else {
             return Err(ConfigError::NoConfig { place: files.name().into() });
         };
         let generation = files.read(GENERATION)?;
+        let mut main = Document::parse(CONFIG, &main)?;
+        if let Some(modules) = modules::read(files)? {
+            main.root.insert(MODULES.to_owned(), Value::Object(modules));
+        }
         Ok(Config {
-            main: Document::parse(CONFIG, &main)?,
+            main,
             generation: generation.map(|json| Document::parse(GENERATION, &json)).transpose()?,
         })
     }
@@ -338,7 +350,7 @@ fn with_infinities(json: &str) -> String {
 }
 
 /// A value as it may stand in a message.
-fn brief(value: &Value) -> String {
+pub(crate) fn brief(value: &Value) -> String {
     match value {
         Value::Object(_) => "an object".into(),
         Value::Array(items) => format!("a list of {}", items.len()),

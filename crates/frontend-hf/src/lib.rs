@@ -8,6 +8,7 @@ pub mod gguf;
 pub mod lower;
 mod mmap;
 mod model;
+mod modules;
 mod pyjson;
 mod pyrepr;
 pub mod safetensors;

@@ -5,7 +5,8 @@ use std::path::Path;
 use infernum_ir::encoding::StoredTensor;
 use infernum_ir::expr::Value;
 use infernum_ir::{
-    CallSite, DType, Encoding, Graph, Module, NodeKind, Param, Sym, TensorType, Type,
+    CallSite, DType, Encoding, Graph, Indices, Module, NodeKind, Param, Sym, Task, TensorType,
+    Type, row_picks,
 };
 
 use crate::checkpoint::{Checkpoint, CheckpointError, TensorView, part_of};
@@ -22,6 +23,8 @@ pub const OWN_METHOD: &str = "infernum";
 const DEFAULT_LENGTH: u64 = 2048;
 /// What configs call the longest sequence.
 const LENGTHS: [&str; 4] = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length"];
+/// What sentence-transformers cuts texts to.
+const MEANT_LENGTH: &str = "modules.Transformer.max_seq_length";
 
 /// A model could not be opened or does not fit its spec.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +66,8 @@ pub struct Model {
     pub checkpoint: Option<Checkpoint>,
     /// The family's spec.
     pub spec: Source,
+    /// What its rows of output are.
+    pub task: Task,
     /// Without a checkpoint: the encoding that matrices are taken to be stored in, where it can hold them.
     pub random_encoding: Option<String>,
     library: Library,
@@ -152,8 +157,10 @@ impl Model {
             Some(path) => Library::open(path)?,
             None => family_for(&files, &config, library)?,
         };
+        let task = task(&spec, &config)?;
         Ok(Model {
             files,
+            task,
             config,
             checkpoint: None,
             spec,
@@ -177,14 +184,17 @@ impl Model {
         }
     }
 
-    /// The longest sequence that the config says the model can hold.
+    /// The longest sequence that the config says the model can hold, and for which tables of positions have rows; of one
+    /// that does not generate, that it is meant for.
     pub fn context_length(&self) -> Result<u64, ModelError> {
-        for key in LENGTHS {
-            if let Some(length) = self.config.u64(key)? {
-                return Ok(length);
-            }
-        }
-        Ok(DEFAULT_LENGTH)
+        let own = LENGTHS.iter().map(|key| self.config.u64(key));
+        let own = own.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next();
+        let meant = if self.task.generates() { None } else { self.config.u64(MEANT_LENGTH)? };
+        let longest = own.into_iter().chain(meant).min().unwrap_or(DEFAULT_LENGTH);
+        // Where a table cannot be seen yet, lowering says why.
+        let table = self.lower_as(1, DType::Bf16, &|_| None, Sym::B, &|_, _| None);
+        let rows = table.ok().and_then(|lowered| position_rows(&lowered.module));
+        Ok(rows.map_or(longest, |rows| longest.min(rows)))
     }
 
     /// Lowers the spec and, where there is a checkpoint, checks that every weight is there, that
@@ -197,7 +207,6 @@ impl Model {
         options: LowerOptions,
         encodings: impl IntoIterator<Item = &'e Encoding>,
     ) -> Result<Lowered, ModelError> {
-        let keys: Vec<&str> = self.config.keys().collect();
         let max_length = match options.max_length {
             Some(n) => n,
             None => self.context_length()?,
@@ -227,24 +236,35 @@ impl Model {
             }
             stored_as(checkpoint, &met, name, shape).cloned()
         };
-        let lowered = lower(
-            &self.spec,
-            &self.library,
-            &Request {
-                config: &|key| self.config.value(key),
-                config_keys: &keys,
-                dtype,
-                max_length,
-                weight_dtype: &stored,
-                encoding: &encoding,
-                rows: options.rows,
-                container: &self.container,
-            },
-        )?;
+        let lowered = self.lower_as(max_length, dtype, &stored, options.rows, &encoding)?;
         if let Some(checkpoint) = &self.checkpoint {
             self.check(checkpoint, &lowered, &met)?;
         }
         Ok(lowered)
+    }
+
+    /// Lowers the spec for a checkpoint of these types and encodings.
+    fn lower_as(
+        &self,
+        max_length: u64,
+        dtype: DType,
+        weight_dtype: &dyn Fn(&str) -> Option<DType>,
+        rows: Sym,
+        encoding: &dyn Fn(&str, &[u64]) -> Option<Encoding>,
+    ) -> Result<Lowered, LowerError> {
+        let keys: Vec<&str> = self.config.keys().collect();
+        let request = Request {
+            config: &|key| self.config.value(key),
+            config_keys: &keys,
+            dtype,
+            max_length,
+            weight_dtype,
+            encoding,
+            rows,
+            task: self.task,
+            container: &self.container,
+        };
+        lower(&self.spec, &self.library, &request)
     }
 
     /// The encodings whose conditions this config meets.
@@ -309,6 +329,12 @@ impl Model {
     }
 }
 
+/// Rows of the smallest table that positions pick from.
+fn position_rows(module: &Module) -> Option<u64> {
+    let picks = row_picks(module).into_iter().filter(|pick| pick.by == Indices::Positions);
+    picks.filter_map(|pick| pick.rows.as_const()).min()
+}
+
 fn named<'e>(encodings: &[&'e Encoding], name: &str) -> Result<&'e Encoding, ModelError> {
     let found = encodings.iter().find(|e| e.name() == name).copied();
     found.ok_or_else(|| {
@@ -327,10 +353,10 @@ fn family_for(
     let mut served = Vec::new();
     for source in library.families()? {
         let family = parse_family(&source).map_err(LowerError::from)?;
-        if family.architectures.iter().any(|a| wanted.contains(a)) {
+        if family.served().any(|a| wanted.contains(&a)) {
             return Ok(source.clone());
         }
-        served.extend(family.architectures.iter().map(|a| (*a).to_owned()));
+        served.extend(family.served().map(str::to_owned));
     }
     let text = format!(
         "{} names the architecture {}, which no family serves (they serve {}); write a \
@@ -340,6 +366,19 @@ fn family_for(
         served.join(", ")
     );
     Err(ModelError::NoFamily { place: files.name().to_owned(), text })
+}
+
+/// What a checkpoint is for: its architecture says, or that there is a pooling.
+fn task(spec: &Source, config: &Config) -> Result<Task, ModelError> {
+    let (family, wanted) = (parse_family(spec).map_err(LowerError::from)?, config.architectures()?);
+    let names = |list: &[&str]| list.iter().any(|a| wanted.contains(a));
+    Ok(if names(&family.classifiers) {
+        Task::Score
+    } else if names(&family.embedders) || config.get("modules.Pooling").is_some() {
+        Task::Embed
+    } else {
+        Task::Generate
+    })
 }
 
 /// The encodings of a list of names.

@@ -165,15 +165,23 @@ impl ModelFiles {
     /// `file` may come from the model itself (shard names do), so anything but a plain file name
     /// is refused. Links are followed: the Hugging Face cache is made of them.
     pub fn read(&self, file: &str) -> Result<Option<Bytes>, SourceError> {
-        if !is_plain_name(file) {
-            return Err(SourceError::BadName { file: file.chars().take(200).collect() });
-        }
+        check_name(file)?;
         match &self.place {
             Place::Folder(folder) => read_file(folder.join(file)),
             Place::Embedded(files) => {
                 let found = files.iter().find(|(name, _)| *name == file);
                 Ok(found.map(|(_, data)| Bytes::from_static(data)))
             }
+        }
+    }
+
+    /// The same of a file in a folder of the model's own: modules beside the weights have such.
+    pub fn read_in(&self, folder: &str, file: &str) -> Result<Option<Bytes>, SourceError> {
+        check_name(folder)?;
+        check_name(file)?;
+        match &self.place {
+            Place::Folder(top) => read_file(top.join(folder).join(file)),
+            Place::Embedded(_) => Ok(None),
         }
     }
 
@@ -187,6 +195,13 @@ impl ModelFiles {
         names.sort_unstable();
         Ok(names)
     }
+}
+
+fn check_name(file: &str) -> Result<(), SourceError> {
+    if is_plain_name(file) {
+        return Ok(());
+    }
+    Err(SourceError::BadName { file: file.chars().take(200).collect() })
 }
 
 fn is_plain_name(file: &str) -> bool {

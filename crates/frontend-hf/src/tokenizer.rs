@@ -162,6 +162,22 @@ impl Tokenizer {
         }
     }
 
+    /// Token ids of two texts, with what the tokenizer puts around a pair; and where those of the second text begin, if the
+    /// tokenizer tells.
+    pub fn encode_pair(
+        &self,
+        first: &str,
+        second: &str,
+    ) -> Result<(Vec<u32>, Option<usize>), TokenizerError> {
+        match self.inner.encode_fast((first, second), true) {
+            Ok(encoding) => {
+                let begins = encoding.get_type_ids().iter().position(|id| *id > 0);
+                Ok((encoding.get_ids().to_vec(), begins))
+            }
+            Err(error) => Err(TokenizerError::Encode { message: error.to_string() }),
+        }
+    }
+
     /// As [`Tokenizer::encode`], for a text of any size from a stranger: one that has more than
     /// `limit` tokens is refused without being encoded as a whole where that is certain. What is
     /// given back can have more than `limit` tokens yet; the work is bounded, not the result.
@@ -179,7 +195,7 @@ impl Tokenizer {
 
     /// Whether a text certainly has more than `limit` tokens; takes no longer than a text of a few
     /// times that many tokens does.
-    fn surely_longer(&self, text: &str, limit: usize) -> Result<bool, TokenizerError> {
+    pub fn surely_longer(&self, text: &str, limit: usize) -> Result<bool, TokenizerError> {
         if text.len() <= limit {
             return Ok(false);
         }

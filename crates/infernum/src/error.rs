@@ -111,6 +111,13 @@ pub enum Error {
         "the model's logits are not numbers: a weight or a sum is NaN, or too large for --dtype"
     )]
     NoDistribution,
+    #[error("the vector is not of numbers: a weight or a sum is NaN, or too large for --dtype")]
+    NoNumbers,
+    #[error(
+        "{place}: generates text and gives no vectors; expected a checkpoint with a pooling (modules.json), or of an \
+         architecture without a head"
+    )]
+    Generates { place: String },
     #[error(
         "the text could not be held to its grammar any further: what may come next is too complex"
     )]

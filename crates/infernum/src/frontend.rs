@@ -7,6 +7,7 @@ use infernum_frontend_hf::chat::{ChatError, ChatTemplate, Message, RenderOptions
 use infernum_frontend_hf::dialect::Dialect;
 use infernum_frontend_hf::tokenizer::{TextStream, Tokenizer};
 use infernum_grammar::Grammars;
+use infernum_ir::Task;
 use infernum_runtime::Request;
 
 use crate::defaults::GenerationDefaults;
@@ -22,6 +23,8 @@ pub struct Frontend {
     grammars: Grammars,
     dialect: Option<Arc<Dialect>>,
     marker_tokens: Vec<u32>,
+    task: Task,
+    dimensions: Option<Vec<usize>>,
 }
 
 impl Frontend {
@@ -40,7 +43,26 @@ impl Frontend {
         let mut marker_tokens: Vec<u32> = parts.filter_map(|(_, token)| token).collect();
         marker_tokens.sort_unstable();
         marker_tokens.dedup();
-        Ok(Frontend { tokenizer, template, defaults, grammars, dialect, marker_tokens })
+        Ok(Frontend {
+            tokenizer,
+            template,
+            defaults,
+            grammars,
+            dialect,
+            marker_tokens,
+            task: model.task,
+            dimensions: dimensions(model)?,
+        })
+    }
+
+    /// What the model is for.
+    pub fn task(&self) -> Task {
+        self.task
+    }
+
+    /// Sizes that its vectors may be cut to, where the checkpoint says which; any where it says nothing.
+    pub fn dimensions(&self) -> Option<&[usize]> {
+        self.dimensions.as_deref()
     }
 
     /// Special tokens that tell parts of an answer apart, in ascending order.
@@ -102,4 +124,17 @@ impl Frontend {
     pub fn defaults(&self) -> &GenerationDefaults {
         &self.defaults
     }
+}
+
+/// Sizes that vectors may be cut to (Kusupati et al. 2022), as config.json says: a list, or whether there are any.
+fn dimensions(model: &Model) -> Result<Option<Vec<usize>>, Error> {
+    const LIST: &str = "matryoshka_dimensions";
+    let config = &model.config;
+    let Some(list) = config.get(LIST) else {
+        return Ok((config.bool("is_matryoshka")? == Some(false)).then(Vec::new));
+    };
+    let size = |value: &serde_json::Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
+    let sizes = list.as_array().and_then(|list| list.iter().map(size).collect());
+    let wrong = || config.wrong_type(LIST, "a list of whole numbers", list);
+    sizes.map(Some).ok_or_else(|| wrong().into())
 }

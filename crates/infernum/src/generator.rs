@@ -145,7 +145,7 @@ impl Stream<'_> {
                     Event::Finished(_, FinishReason::Failed) => return Err(Error::NoDistribution),
                     Event::Finished(_, FinishReason::Unfollowed) => return Err(Error::Unfollowed),
                     Event::Finished(_, reason) => self.finish = Some(reason),
-                    Event::Started(..) | Event::Prompt(..) => {}
+                    Event::Started(..) | Event::Prompt(..) | Event::Vector(..) => {}
                 }
                 continue;
             }

@@ -3,6 +3,7 @@
 mod cache_size;
 mod capacity;
 mod defaults;
+mod embedder;
 mod error;
 mod frontend;
 mod generator;
@@ -21,6 +22,7 @@ pub mod tune;
 pub use cache_size::CacheSize;
 pub use capacity::Capacity;
 pub use defaults::{DefaultsError, GenerationDefaults};
+pub use embedder::Embedder;
 pub use error::{Error, PlanFileError};
 pub use frontend::Frontend;
 pub use generator::{Completion, Generator, Piece, Stream};

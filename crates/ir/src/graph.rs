@@ -97,6 +97,8 @@ pub enum StepInput {
     Positions,
     /// Each context row's index in its sequence, `i32[S]`.
     ContextPositions,
+    /// Which of its sequence's two texts each token is of, 0 or 1: `u32[T]`. Of a sequence of one text all are 0.
+    Segments,
     /// The tokens whose logits are wanted, `u32[B]` or `u32[T]`.
     OutputRows,
     /// How the token after each of these is picked, `u32[B, 16]` or `u32[T, 16]`: the words of a
@@ -153,10 +155,11 @@ impl Param {
 
 impl StepInput {
     /// Every input, with its name in IR text and in specs.
-    pub const ALL: [(StepInput, &'static str); 5] = [
+    pub const ALL: [(StepInput, &'static str); 6] = [
         (StepInput::Tokens, "tokens"),
         (StepInput::Positions, "positions"),
         (StepInput::ContextPositions, "context_positions"),
+        (StepInput::Segments, "segments"),
         (StepInput::OutputRows, "output_rows"),
         (StepInput::Picks, "picks"),
     ];
@@ -164,7 +167,7 @@ impl StepInput {
     /// Its type, in a step whose output has these rows.
     pub fn ty(self, rows: Sym) -> TensorType {
         let (dtype, sym) = match self {
-            StepInput::Tokens => (DType::U32, Sym::T),
+            StepInput::Tokens | StepInput::Segments => (DType::U32, Sym::T),
             StepInput::Positions => (DType::I32, Sym::T),
             StepInput::ContextPositions => (DType::I32, Sym::S),
             StepInput::OutputRows => (DType::U32, rows),

@@ -104,6 +104,7 @@ fn of_graph(
                     Indices::Positions
                 }
                 Param::Step(StepInput::OutputRows) => Indices::OutputRows,
+                Param::Step(StepInput::Segments) => Indices::Below(2),
                 Param::Carry(i) => carried.get(*i as usize).copied().unwrap_or(Indices::Unknown),
                 Param::Step(StepInput::Picks)
                 | Param::Weight(_)

@@ -24,6 +24,9 @@ pub struct Tensor {
 pub struct StepShape {
     /// In the order of their tokens.
     pub seqs: Vec<SeqShape>,
+    /// Where in its sequence each second text begins, for those that have one: their places among the sequences, in order,
+    /// and rows.
+    pub seconds: Vec<(usize, usize)>,
     /// Tokens that yield a row of output, in order; the last of each sequence where this is empty.
     pub outputs: Vec<u32>,
     /// How the tokens after the rows of output are picked.
@@ -79,6 +82,15 @@ impl StepShape {
             end - 1
         });
         last.chain(self.outputs.iter().copied())
+    }
+
+    /// Which of its sequence's texts each token is of: 0, or 1.
+    pub fn segments(&self) -> impl Iterator<Item = u32> + '_ {
+        let mut seconds = self.seconds.iter().peekable();
+        self.seqs.iter().enumerate().flat_map(move |(i, s)| {
+            let second = seconds.next_if(|(seq, _)| *seq == i).map_or(usize::MAX, |(_, row)| *row);
+            (s.context - s.new..s.context).map(move |row| u32::from(row >= second))
+        })
     }
 
     /// The step's sizes.
@@ -250,6 +262,7 @@ impl<'a> Interpreter<'a> {
             Param::Step(StepInput::ContextPositions) => {
                 vector(step.seqs.iter().flat_map(|s| (0..s.context).map(|p| p as f64)).collect())
             }
+            Param::Step(StepInput::Segments) => vector(step.segments().map(f64::from).collect()),
             Param::Step(StepInput::OutputRows) => {
                 let rows = ty.tensor()?.sizes(&step.dims())[0];
                 if rows == step.dims().t as usize {

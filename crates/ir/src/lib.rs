@@ -18,6 +18,7 @@ mod ops;
 pub mod picking;
 pub mod random;
 pub mod recurrence;
+mod task;
 pub mod text;
 mod types;
 mod verify;
@@ -37,9 +38,10 @@ pub use indices::{Indices, RowPick, row_picks, token_rows};
 pub use names::nearest;
 pub use ops::{
     Effect, Eval, Memory, NO_TOKEN, OPS, Op, OpCall, OpDef, OperandDef, Pointwise, Reads,
-    Tolerance, Work,
+    Tolerance, Work, takes_whole,
 };
 pub use recurrence::Recurrence;
+pub use task::Task;
 pub use types::{StateKind, StateType, TensorType, Type};
 pub use verify::{Finding, VerifyError, verify};
 pub use windows::{Window, state_kinds, windows};

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use infernum_ir::{Attr, Effect, Graph, Memory, Module, Node, NodeKind, Param, ValueId};
+use infernum_ir::{Attr, Dim, Effect, Graph, Memory, Module, Node, NodeKind, Param, Type, ValueId};
 
 use crate::Pass;
 
@@ -82,6 +82,7 @@ fn collapse_reshapes(graph: &Graph) -> Graph {
         if let NodeKind::Op { op, .. } = &node.kind
             && op.effect == Effect::View
             && let Some(Some(from)) = operands.first_mut()
+            && is_reshape(graph.ty(*from), &node.types[0])
         {
             *from = source.get(from).copied().unwrap_or(*from);
             source.insert(ValueId { node: index, result: 0 }, *from);
@@ -90,6 +91,12 @@ fn collapse_reshapes(graph: &Graph) -> Graph {
     }
     out.set_results(graph.results().to_vec());
     out
+}
+
+/// Whether the same elements are counted alike on both sides, so that another shape may take them from further back.
+fn is_reshape(from: &Type, to: &Type) -> bool {
+    let count = |ty: &Type| Dim::product_of(&ty.tensor().ok()?.shape);
+    count(from) == count(to)
 }
 
 /// Removes the nodes that no result depends on.

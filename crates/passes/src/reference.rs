@@ -49,6 +49,9 @@ pub fn page(kernels: &Kernels, library: &Library) -> Result<String, ReferenceErr
             StepInput::ContextPositions => {
                 "i32 [S]: the position of each context row in its sequence"
             }
+            StepInput::Segments => {
+                "u32 [T]: which of its sequence's two texts each token is of, 0 or 1; only models that compute sequences whole tell"
+            }
             StepInput::OutputRows => "u32 [B]: the rows whose logits are wanted, below T",
             StepInput::Picks => "u32 [B, 16]: how the token after each of these is picked",
         };

@@ -357,6 +357,7 @@ impl From<&EngineError> for ApiError {
             }
             EngineError::Sampling(SamplingError { name, .. }) => ApiError::value(name, message),
             EngineError::Logprobs { .. } => ApiError::value("logprobs", message),
+            EngineError::NoTokens { .. } => ApiError::malformed(message).param("model"),
             EngineError::GreedyOnly => ApiError::unsupported("temperature", message),
             EngineError::Exec(_) => ApiError::internal(message),
         }

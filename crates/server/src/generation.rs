@@ -313,7 +313,7 @@ impl Generation {
             return Ok(None); // on its way when a stop string ended the choice
         };
         let piece = match output {
-            Output::Accepted => None,
+            Output::Accepted | Output::Vector(_) => None,
             Output::Rejected(error) => return Err(self.fail(ApiError::from(&error))),
             Output::Failed(message) => {
                 self.running.ended(index);
@@ -500,7 +500,7 @@ impl Drop for Generation {
     }
 }
 
-fn gone() -> ApiError {
+pub(crate) fn gone() -> ApiError {
     ApiError::unavailable("engine_gone", "the model's engine has stopped", 30)
 }
 

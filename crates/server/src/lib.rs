@@ -26,6 +26,7 @@ mod routes;
 mod sse;
 mod text;
 mod tls;
+mod vectors;
 mod worker;
 
 use std::net::SocketAddr;

@@ -65,6 +65,8 @@ pub(crate) struct Served {
     pub(crate) frontend: Frontend,
     pub(crate) max_length: usize,
     pub(crate) vocab: usize,
+    /// Numbers of a row of output: of what does not generate, those of a vector, or scores.
+    pub(crate) width: usize,
     pub(crate) worker: Arc<Worker>,
     pub(crate) metrics: Arc<ModelMetrics>,
     pub(crate) about: About,
@@ -178,6 +180,7 @@ struct Parts {
     frontend: Frontend,
     max_length: usize,
     vocab: usize,
+    width: usize,
     blocks: usize,
     about: About,
     on: String,
@@ -198,6 +201,7 @@ impl Parts {
             frontend: self.frontend,
             max_length: self.max_length,
             vocab: self.vocab,
+            width: self.width,
             worker: Arc::new(self.worker),
             metrics: metrics.clone(),
             about: self.about,
@@ -215,7 +219,10 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let progress = |p: Progress<'_>| progress.log(p);
     let model = options.open_with_progress(&progress)?;
     let (frontend, about) = (Frontend::open(&model)?, About::of(&model));
-    if let Err(error) = frontend.template() {
+    let generates = model.task.generates();
+    if let Err(error) = frontend.template()
+        && generates
+    {
         tracing::warn!(model = named.name, %error, "no chats: the chat template cannot be used");
     }
     for key in &frontend.defaults().unsupported {
@@ -223,11 +230,13 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     }
     // What all grammars need is built while the weights load.
     let (grammars, name) = (frontend.grammars().clone(), named.name.clone());
-    std::thread::spawn(move || {
-        if let Err(error) = grammars.warm() {
-            tracing::warn!(model = name, %error, "no structured output");
-        }
-    });
+    if generates {
+        std::thread::spawn(move || {
+            if let Err(error) = grammars.warm() {
+                tracing::warn!(model = name, %error, "no structured output");
+            }
+        });
+    }
     let machine = Machine::open(args.run.device)?;
     let loader = Loader::new(&model, &options, &args.run, &machine).with_progress(&progress);
     let sequences = args.engine.sequences(&machine);
@@ -237,7 +246,7 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let (groups, chunk) = (GroupKind::of_plan(&plan), loader.chunk());
     let cache = (&groups[..], chunk, block_bytes(&plan));
     let capacity = args.engine.with_cache(capacity, cache, &machine);
-    let vocab = plan.vocabulary() as usize;
+    let (vocab, width) = (plan.vocabulary() as usize, plan.width() as usize);
     let mut executor = loader.load(plan, capacity)?;
     if !args.no_tune_products {
         let tuned = executor.tune_products()?;
@@ -259,7 +268,7 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
                        a shorter --max-length or a larger cache";
         return Err(message.into());
     }
-    let parts = Parts { frontend, max_length, vocab, blocks, about, on, worker, outbox };
+    let parts = Parts { frontend, max_length, vocab, width, blocks, about, on, worker, outbox };
     Ok((parts, engine, inbox))
 }
 

@@ -60,6 +60,7 @@ pub(crate) enum Output {
     Started(usize, Duration),
     Prompt(Box<Logprobs>),
     Token(u32, Option<Box<Logprobs>>),
+    Vector(Box<[f32]>),
     Finished(FinishReason),
     Failed(Arc<str>),
     /// So much was not read that no more is made.
@@ -68,10 +69,10 @@ pub(crate) enum Output {
 
 impl Output {
     /// Bytes that it takes while it waits. Those of a prompt all come at once, however fast they
-    /// are read, and are no more than the prompt is long: they do not count.
+    /// are read, and are no more than the prompt is long: they do not count. Nor does a vector, the only one of its request.
     fn size(&self) -> usize {
         let logprobs = match self {
-            Output::Prompt(_) => return 0,
+            Output::Prompt(_) | Output::Vector(_) => return 0,
             Output::Token(_, Some(logprobs)) => {
                 size_of::<Logprobs>() + size_of_val(logprobs.top.as_slice())
             }
@@ -174,10 +175,7 @@ impl Outbox {
         metrics: &ModelMetrics,
         (began, now): (Instant, Instant),
     ) {
-        let (Event::Started(id, _)
-        | Event::Prompt(id, _)
-        | Event::Token(id, ..)
-        | Event::Finished(id, _)) = event;
+        let id = event.request();
         let Some(slot) = self.slots.get_mut(&id) else { return };
         let waited = slot.start(metrics, began.max(slot.sink.arrival));
         match event {
@@ -189,6 +187,7 @@ impl Outbox {
                 slot.token(metrics, now);
                 slot.sink.send(Output::Token(token, logprobs));
             }
+            Event::Vector(_, vector) => slot.sink.send(Output::Vector(vector)),
             Event::Finished(_, reason) => {
                 let Some(slot) = self.slots.remove(&id) else { return };
                 metrics.finished(reason);

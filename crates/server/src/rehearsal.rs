@@ -34,6 +34,7 @@ impl Rehearsal {
         entry.set(Served {
             name: entry.name.clone(),
             vocab: frontend.tokenizer().vocab_size(),
+            width: 0,
             frontend,
             max_length,
             worker: Arc::new(worker),
@@ -78,6 +79,8 @@ mod tests {
         };
         let text = r#"{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "tokens": [3],
             "input": "x", "max_tokens": 4}"#;
+        let pairs =
+            r#"{"input": "x", "query": "x", "documents": ["x"], "text_1": "x", "text_2": "x"}"#;
         let counting = ["/api/show", "/detokenize", "/tokenize", "/v1/messages/count_tokens"];
         let writing = [
             "/api/chat",
@@ -87,13 +90,19 @@ mod tests {
             "/v1/messages",
             "/v1/responses",
         ];
+        let vectors = ["/rerank", "/score", "/v1/embeddings", "/v1/rerank"];
         let mut paths = rehearsal.paths().to_vec();
         paths.sort_unstable();
-        let mut all = [&counting[..], &writing].concat();
+        let mut all = [&counting[..], &writing, &vectors].concat();
         all.sort_unstable();
         assert_eq!(paths, all);
         for path in all {
             assert_eq!(ask(path, "{").0, 400, "{path}");
+        }
+        for path in vectors {
+            let (status, answer) = ask(path, pairs);
+            let code = answer["error"]["code"].as_str();
+            assert_eq!((status, code), (400, Some("model_not_supported")), "{path}: it generates");
         }
         for path in writing {
             // Stored prompts, which there are none of.

@@ -76,7 +76,9 @@ fn compute(
     if let Some(token) = args.tokens.iter().find(|t| u64::from(**t) >= vocab) {
         return Err(format!("--tokens: {token} is outside the vocabulary of {vocab}").into());
     }
-    let mut logits = Rows { name: "logits".to_owned(), width: vocab as usize, data: Vec::new() };
+    // Of a model that does not generate, vectors or scores of what comes before each token.
+    let width = executor.plan().width() as usize;
+    let mut logits = Rows { name: "logits".to_owned(), width, data: Vec::new() };
     let layers = Mutex::new(Vec::<Rows>::new());
     let mut sequence = SequenceSteps::for_tokens(&executor.groups(), args.tokens.len(), chunk);
     for chunk in chunks(executor, args, chunk) {

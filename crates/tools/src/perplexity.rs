@@ -46,6 +46,12 @@ pub fn run(args: &Args) -> Outcome {
     let text = std::fs::read_to_string(&args.text)
         .map_err(|e| format!("--text: {}: {e}", args.text.display()))?;
     let model = args.model.open_with_progress(&report::progress())?;
+    if !model.task.generates() {
+        let place = model.files.name();
+        return Err(
+            format!("{place}: gives vectors or scores; expected a model that generates").into()
+        );
+    }
     let tokens = Tokenizer::open(&model.files)?.encode(&text, false)?;
     if tokens.len() < 2 {
         return Err(format!("--text: {}: fewer than two tokens", args.text.display()).into());

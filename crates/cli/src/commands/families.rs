@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         let family = parse_family(&source)?;
         families.push(Family {
             name: family.name.to_owned(),
-            architectures: family.architectures.iter().map(|a| (*a).to_owned()).collect(),
+            architectures: family.served().map(str::to_owned).collect(),
             doc: family.doc.split_whitespace().collect::<Vec<_>>().join(" "),
             file: source.file.to_string(),
         });

@@ -9,6 +9,7 @@ mod operations;
 mod structure;
 mod support;
 mod tools;
+mod vectors;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;

@@ -73,7 +73,8 @@ impl<'a> Lint<'a, '_> {
         let known: Vec<&'a str> = family_params(family).collect();
         let mut mentioned = Vec::new();
         family.checks.iter().for_each(|(_, check)| mentioned.extend(names(*check)));
-        let parts = [&family.embed, &family.head].into_iter().flatten();
+        let parts = [&family.embed, &family.head, &family.pool, &family.score];
+        let parts = parts.into_iter().flatten();
         let kinds = family.layers.iter().flat_map(|l| l.kinds.iter().map(|(_, part)| part));
         for Part { weights, body, gives, .. } in parts.chain(kinds) {
             mentioned.extend(weight_names(weights));

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, HashMap};
 use infernum_ir::expr::Value;
 use infernum_ir::{
     CallSite, DType, Dim, Encoding, Finding, Graph, Indices, Module, Param, SourceError,
-    SourceWarning, Sym, TensorType, Type, ValueId, WeightRef, nearest, row_picks, token_rows,
-    verify,
+    SourceWarning, StepInput, Sym, Task, TensorType, Type, ValueId, WeightRef, nearest, row_picks,
+    takes_whole, token_rows, verify,
 };
 
 use crate::gguf::ContainerMap;
@@ -54,6 +54,8 @@ pub struct Request<'a> {
     pub encoding: &'a dyn Fn(&str, &[u64]) -> Option<Encoding>,
     /// Logits for tokens that yield, as the last of each sequence does (`B`), or for every token (`T`).
     pub rows: Sym,
+    /// What the rows of output are.
+    pub task: Task,
     /// Of a checkpoint in another container than the specs are written for: how that is read, before what this is
     /// based on.
     pub container: &'a [Source],
@@ -241,7 +243,12 @@ fn lower_parts(
         |what| cx.at(family.name, format!("the family has no `{what}`, and no base with one"));
     let embed = family.embed.as_ref().ok_or_else(|| needs("embed"))?;
     let layers = family.layers.as_ref().ok_or_else(|| needs("layers"))?;
-    let head = family.head.as_ref().ok_or_else(|| needs("head"))?;
+    let end = match cx.request.task {
+        Task::Generate => ("head", &family.head),
+        Task::Embed => ("pool", &family.pool),
+        Task::Score => ("score", &family.score),
+    };
+    let (name, head) = (end.0, end.1.as_ref().ok_or_else(|| needs(end.0))?);
     let named = family.names.len() + family.also_named.len() + family.transposed.len();
     if named > MAX_NAMES {
         let message = format!(
@@ -266,20 +273,32 @@ fn lower_parts(
     for layer in 0..count {
         parts.add_layer((&mut module, &mut graphs), layer, place, scope, &carried)?;
     }
-    let (graph, logits) = parts.lower("head", head, scope, None, &carried)?;
-    if logits.len() != 1 {
+    let (graph, output) = parts.lower(name, head, scope, None, &carried)?;
+    if output.len() != 1 {
         let place = head.gives.get(1).copied().unwrap_or(family.name);
-        return Err(cx.at(place, "expected `gives` of the head to be one name, that of the logits"));
+        let message = format!("expected `gives` of `{name}` to be one name, that of the output");
+        return Err(cx.at(place, message));
     }
-    add(&mut module, graph, None);
-    check_logits(cx, &module, head.gives.first().copied().unwrap_or(family.name), &logits[0].1)?;
+    // What a pooling keeps of a sequence is kept as a layer's planes are: of one behind the last.
+    let keeps = graph.params().any(|(_, param, _)| param.plane().is_some());
+    add(&mut module, graph, keeps.then_some(count));
+    check_output(cx, &module, head.gives.first().copied().unwrap_or(family.name), &output[0].1)?;
     check_positions(cx, &module, family.name)?;
-    let ignore = family.ignore.iter().map(|s| (*s).to_owned()).collect();
+    check_segments(cx, &module, family.name)?;
+    let mut ignore: Vec<String> = family.ignore.iter().map(|s| (*s).to_owned()).collect();
+    if let Some(head) = family.head.as_ref().filter(|_| !cx.request.task.generates()) {
+        // A checkpoint may hold the head that stands for another task.
+        let (graph, _) = parts.lower("head", head, scope, None, &carried)?;
+        ignore.extend(graph.params().filter_map(|(_, param, _)| match param {
+            Param::Weight(weight) => Some(weight.name.clone()),
+            _ => None,
+        }));
+    }
     Ok(Lowered { module, ignore, warnings: Vec::new() })
 }
 
-/// The head gives a row of logits for each that is wanted, and none of a token that cannot come back in.
-fn check_logits(
+/// The last part gives a row for each that is wanted and, of logits, none of a token that cannot come back in.
+fn check_output(
     cx: &Context<'_>,
     module: &Module,
     place: &str,
@@ -296,10 +315,15 @@ fn check_logits(
         _ => None,
     };
     let columns = columns.ok_or_else(|| {
-        let expected = format!("logits, f32, bf16 or f16 [{rows}, vocabulary]");
-        cx.at(place, format!("expected the head to give {expected}, found {found}"))
+        let (name, expected) = match cx.request.task {
+            Task::Generate => ("head", "logits, f32, bf16 or f16 [ROWS, vocabulary]"),
+            Task::Embed => ("pooling", "vectors, f32, bf16 or f16 [ROWS, size]"),
+            Task::Score => ("classifier", "scores, f32, bf16 or f16 [ROWS, labels]"),
+        };
+        let expected = expected.replace("ROWS", &rows.to_string());
+        cx.at(place, format!("expected the {name} to give {expected}, found {found}"))
     })?;
-    match token_rows(module) {
+    match token_rows(module).filter(|_| cx.request.task.generates()) {
         Some(known) if columns > known => Err(cx.at(
             place,
             format!(
@@ -309,6 +333,17 @@ fn check_logits(
         )),
         _ => Ok(()),
     }
+}
+
+/// Rows that are shared as prefixes know their tokens alone: which text these are of, only sequences that are computed whole
+/// can tell.
+fn check_segments(cx: &Context<'_>, module: &Module, place: &str) -> Result<(), SourceError> {
+    let mut params = module.graphs.iter().flat_map(Graph::params);
+    if takes_whole(module) || !params.any(|(_, p, _)| *p == Param::Step(StepInput::Segments)) {
+        return Ok(());
+    }
+    let message = "`segments` tells texts apart: expected attention over whole sequences (`context_rows`), found none";
+    Err(cx.at(place, message))
 }
 
 /// Tables that positions pick from have a row for each.
@@ -412,7 +447,7 @@ impl<'a> Parts<'a> {
             return Ok(());
         }
         check_name(scope.cx, kind)?;
-        if kind == "embed" || kind == "head" {
+        if ["embed", "head", "pool", "score"].contains(&kind) {
             return Err(scope.cx.at(kind, format!("`{kind}` is the name of another part")));
         }
         let (mut graph, given) = self.lower(kind, part, &own, Some(layer), carried)?;

@@ -21,9 +21,15 @@ pub const SPEC: [Structure; 6] = [
             (
                 "base",
                 false,
-                "a family file to start from: what is written here replaces what is there, entry by entry in `defaults`, `params`, `layer_params`, `checks` and `blocks`, as a whole in `embed`, `layers` and `head`; `ignore` and `transposed` add to it, `names` and `also_named` go before it",
+                "a family file to start from: what is written here replaces what is there, entry by entry in `defaults`, `params`, `layer_params`, `checks` and `blocks`, as a whole in `embed`, `layers`, `head`, `pool` and `score`; `ignore` and `transposed` add to it, `names` and `also_named` go before it",
             ),
             ("architectures", true, "values of `architectures` in config.json that it serves"),
+            (
+                "embedders",
+                false,
+                "the same of checkpoints that end in vectors, by `pool`; where a checkpoint has a pooling of sentence-transformers (`modules.json`), those in `architectures` do so too",
+            ),
+            ("classifiers", false, "the same of checkpoints that end in scores, by `score`"),
             ("defaults", false, "values for keys that config.json leaves out: literals"),
             (
                 "params",
@@ -52,6 +58,12 @@ pub const SPEC: [Structure; 6] = [
                 false,
                 "from the last hidden state to logits: a part (from the base, if it has one)",
             ),
+            (
+                "pool",
+                false,
+                "from the last hidden state to a vector for a sequence: a part in place of the head",
+            ),
+            ("score", false, "from the last hidden state to a sequence's scores: likewise"),
             (
                 "ignore",
                 false,
@@ -98,7 +110,7 @@ pub const SPEC: [Structure; 6] = [
     },
     Structure {
         name: "part",
-        doc: "One graph: `embed`, `head`, or a kind of layer.",
+        doc: "One graph: `embed`, `head`, `pool`, `score`, or a kind of layer.",
         fields: &[
             (
                 "prefix",
@@ -110,7 +122,7 @@ pub const SPEC: [Structure; 6] = [
             (
                 "gives",
                 true,
-                "the names that it gives to the next part; of the head one, the logits",
+                "the names that it gives to the next part; of the last one, the logits, the vector or the scores",
             ),
         ],
     },

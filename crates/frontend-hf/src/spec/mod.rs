@@ -111,13 +111,19 @@ pub struct Family<'a> {
     /// One paragraph on what it covers.
     pub doc: &'a str,
     /// A family file to start from. What is written here replaces what is written there: entry by
-    /// entry in `defaults`, `params`, `checks` and `blocks`, as a whole in `embed`, `layers` and
-    /// `head`; `ignore` adds to it.
+    /// entry in `defaults`, `params`, `checks` and `blocks`, as a whole in `embed`, `layers`, `head`,
+    /// `pool` and `score`; `ignore` adds to it.
     #[serde(default, borrow)]
     pub base: Option<&'a str>,
     /// Values of `architectures` in config.json that it serves.
     #[serde(borrow)]
     pub architectures: Vec<&'a str>,
+    /// The same of checkpoints that end in vectors.
+    #[serde(default)]
+    pub embedders: Vec<&'a str>,
+    /// The same of checkpoints that end in scores.
+    #[serde(default)]
+    pub classifiers: Vec<&'a str>,
     /// What transformers assumes for keys that config.json leaves out.
     #[serde(default)]
     pub defaults: Entries<'a, Arg<'a>>,
@@ -142,6 +148,12 @@ pub struct Family<'a> {
     /// From the last hidden state to logits.
     #[serde(default)]
     pub head: Option<Part<'a>>,
+    /// From the last hidden state to a vector for a sequence.
+    #[serde(default)]
+    pub pool: Option<Part<'a>>,
+    /// From the last hidden state to a sequence's scores.
+    #[serde(default)]
+    pub score: Option<Part<'a>>,
     /// Checkpoint tensors that the model does not use; `*` stands for any text.
     #[serde(default)]
     pub ignore: Vec<&'a str>,
@@ -159,6 +171,11 @@ pub struct Family<'a> {
 }
 
 impl<'a> Family<'a> {
+    /// All values of `architectures` in config.json that it serves.
+    pub fn served(&self) -> impl Iterator<Item = &'a str> {
+        [&self.architectures, &self.embedders, &self.classifiers].into_iter().flatten().copied()
+    }
+
     /// This family over its `base`.
     #[must_use]
     pub fn over(self, base: Family<'a>) -> Family<'a> {
@@ -171,6 +188,8 @@ impl<'a> Family<'a> {
             embed: self.embed.or(base.embed),
             layers: self.layers.or(base.layers),
             head: self.head.or(base.head),
+            pool: self.pool.or(base.pool),
+            score: self.score.or(base.score),
             ignore: [base.ignore, self.ignore].concat(),
             names: [self.names, base.names].concat(),
             also_named: [self.also_named, base.also_named].concat(),

@@ -186,7 +186,7 @@ fn documents_list_the_families() {
     let mut architectures = 0;
     for source in &sources {
         let family = parse_family(source).unwrap();
-        let served: Vec<String> = family.architectures.iter().map(|a| format!("`{a}`")).collect();
+        let served: Vec<String> = family.served().map(|a| format!("`{a}`")).collect();
         architectures += served.len();
         let (name, served, doc) = (family.name, served.join(", "), family.doc);
         writeln!(table, "| [`{name}`](../models/{name}.ron) | {served} | {doc} |").unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use infernum_frontend_hf::lower::{Request, lower};
 use infernum_frontend_hf::spec::{Library, Source};
 use infernum_frontend_hf::{Config, LowerOptions, Model, ModelFiles};
-use infernum_ir::{DType, Sym};
+use infernum_ir::{DType, Sym, Task};
 
 use crate::CONFIG;
 use crate::errors::SPEC;
@@ -23,6 +23,7 @@ fn warnings(spec: &str, dtype: DType) -> Vec<String> {
         weight_dtype: &|_| Some(DType::F32),
         encoding: &|_, _| None,
         rows: Sym::B,
+        task: Task::Generate,
         container: &[],
     };
     let lowered = lower(&Source::new("tiny.ron", spec), &Library::default(), &request);
@@ -178,9 +179,11 @@ fn shipped_specs_have_none() {
     for (fixture, spec) in examples {
         all.push((fixture.to_owned(), Some(root.join("examples").join(spec))));
     }
-    for source in Library::default().families().unwrap() {
-        let family = Path::new(&*source.file).file_stem().unwrap().to_string_lossy();
-        for entry in std::fs::read_dir(fixtures.join(&*family)).unwrap().flatten() {
+    let families = Library::default().families().unwrap();
+    let family = |s: &Source| Path::new(&*s.file).file_stem().unwrap().to_str().unwrap().to_owned();
+    for family in families.iter().map(family).chain(["vectors".to_owned()]) {
+        // What has no head has its fixtures in `vectors`.
+        for entry in std::fs::read_dir(fixtures.join(&family)).into_iter().flatten().flatten() {
             all.push((format!("{family}/{}", entry.file_name().to_string_lossy()), None));
         }
     }

@@ -190,6 +190,7 @@ fn call(func: Func, values: &[&Value], args: &[Expr]) -> Result<Value, ExprError
     match (func, values) {
         (Func::Len, [Value::List(items)]) => Ok(Value::Num(items.len() as f64)),
         (Func::Len, [Value::Str(s)]) => Ok(Value::Num(s.len() as f64)),
+        (Func::Len, [Value::Map(entries)]) => Ok(Value::Num(entries.len() as f64)),
         (Func::Contains, [Value::List(items), x]) => Ok(Value::Bool(items.contains(x))),
         (Func::Contains, [Value::Str(s), Value::Str(part)]) => {
             Ok(Value::Bool(s.contains(part.as_str())))

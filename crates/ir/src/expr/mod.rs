@@ -204,7 +204,7 @@ pub enum Func {
     Round,
     Min,
     Max,
-    /// Length of a list or text.
+    /// Length of a list or text, or entries of a map.
     Len,
     /// `contains(list, x)`, or `contains('text', 'part')`.
     Contains,

@@ -10,6 +10,7 @@ mod cast;
 mod causal_conv;
 mod combine_heads;
 mod concat;
+mod context_rows;
 mod dequantise;
 mod embedding;
 mod expert_linear;
@@ -25,6 +26,7 @@ mod linear;
 mod map;
 mod mask;
 mod mask_chunks;
+mod mask_far;
 mod mask_topk;
 mod matmul;
 mod mix;
@@ -47,6 +49,7 @@ mod topk;
 mod transpose;
 
 pub use argmax::NO_TOKEN;
+pub use context_rows::takes_whole;
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -69,6 +72,7 @@ pub static OPS: &[&OpDef] = &[
     &causal_conv::OP,
     &combine_heads::OP,
     &concat::OP,
+    &context_rows::OP,
     &dequantise::OP,
     &embedding::OP,
     &expert_linear::OP,
@@ -84,6 +88,7 @@ pub static OPS: &[&OpDef] = &[
     &map::OP,
     &mask::OP,
     &mask_chunks::OP,
+    &mask_far::OP,
     &mask_topk::OP,
     &matmul::OP,
     &mix::OP,

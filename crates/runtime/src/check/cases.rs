@@ -543,6 +543,7 @@ pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = mask(%dots) {window: none} : f32[$H, T, S]", "%r"),
     Case("%r = mask(%dots) {window: 5} : f32[$H, T, S]", "%r"),
     Case("%r = mask_chunks(%dots) {chunk: 5} : f32[$H, T, S]", "%r"),
+    Case("%r = mask_far(%dots) {reach: 3} : f32[$H, T, S]", "%r"),
     Case("%r = combine_heads(%dots, %each_head) : f32[1, T, S]", "%r"),
     Case("%r = mask_topk(%dots, %first_head) {k: 4} : f32[$H, T, S]", "%r"),
     Case("%r = alibi(%dots, %sinks) : f32[$H, T, S]", "%r"),

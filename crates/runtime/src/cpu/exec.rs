@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use infernum_codegen::{Arg, CacheLayout, Launch, Plan, Program, ProgramCall, TargetKind, Value};
-use infernum_ir::{DType, Dims, TensorType, Type};
+use infernum_ir::{DType, Dims, Task, TensorType, Type};
 use rayon::ThreadPool;
 
 use super::kernels::{self, Args, Kernel, Operand, Plane, RopeTables, View, ViewMut};
@@ -211,6 +211,14 @@ impl Executor for CpuExecutor {
         self.plan().yields_tokens()
     }
 
+    fn task(&self) -> Task {
+        self.plan().task
+    }
+
+    fn takes_whole(&self) -> bool {
+        self.plan().takes_whole
+    }
+
     fn is_reproducible(&self) -> bool {
         self.plan().reproducible
     }
@@ -244,6 +252,7 @@ impl Core {
             return Err(ExecError::Inputs(message));
         }
         inputs.check_groups(&self.layout)?;
+        inputs.check_whole(&self.plan)?;
         let (limits, rows) = (self.plan.limits, self.plan.output_rows);
         self.step.fill(inputs, &limits, self.options.kv_blocks, rows)?;
         self.rope.begin_step();

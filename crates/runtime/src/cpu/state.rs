@@ -23,6 +23,7 @@ pub(crate) struct StepState {
     tokens: Vec<u32>,
     positions: Vec<i32>,
     context_positions: Vec<i32>,
+    segments: Vec<u32>,
     output_rows: Vec<u32>,
     /// The words of each row's pick.
     picks: Vec<u32>,
@@ -48,6 +49,7 @@ impl StepState {
         self.step.outputs.clone_from(&inputs.step().outputs);
         refill(&mut self.places, self.step.tokens());
         refill(&mut self.tokens, inputs.tokens().iter().copied());
+        refill(&mut self.segments, inputs.step().segments());
         refill(&mut self.positions, self.places.iter().map(|p| p.row as i32));
         self.group = 0;
         self.rows.resize_with(inputs.groups().len(), Vec::new);
@@ -119,6 +121,7 @@ impl StepState {
             StepInput::Tokens => bytemuck::cast_slice(&self.tokens),
             StepInput::Positions => bytemuck::cast_slice(&self.positions),
             StepInput::ContextPositions => bytemuck::cast_slice(&self.context_positions),
+            StepInput::Segments => bytemuck::cast_slice(&self.segments),
             StepInput::OutputRows => bytemuck::cast_slice(&self.output_rows),
             StepInput::Picks => bytemuck::cast_slice(&self.picks),
         }

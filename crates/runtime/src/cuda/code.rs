@@ -55,10 +55,9 @@ pub(super) fn runs_parts(plan: &Plan) -> bool {
     launches.any(|l| matches!(l.run, Some(Run::Parts { .. })))
 }
 
-/// Whether any launch reads the positions of context rows.
-pub(super) fn reads_contexts(plan: &Plan) -> bool {
+/// Whether any launch reads an input of the step as an operand.
+pub(super) fn reads(plan: &Plan, input: StepInput) -> bool {
     let launches = plan.programs.iter().flat_map(|p| &p.launches);
     let mut operands = launches.flat_map(|l| l.operands.iter().flatten());
-    operands
-        .any(|v| v.arg == Arg::Step(StepInput::ContextPositions) && matches!(v.ty, Type::Tensor(_)))
+    operands.any(|v| v.arg == Arg::Step(input) && matches!(v.ty, Type::Tensor(_)))
 }

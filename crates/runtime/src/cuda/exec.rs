@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use infernum_codegen::cuda::abi::Part;
 use infernum_codegen::cuda::{Cubin, Device};
 use infernum_codegen::{CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run, Yields};
-use infernum_ir::{DType, Dims, StepInput, Sym, TensorType};
+use infernum_ir::{DType, Dims, StepInput, Sym, Task, TensorType};
 
 use super::blas::Blas;
-use super::code::{Code, reads_contexts, runs_parts, uses_library};
+use super::code::{Code, reads, runs_parts, uses_library};
 use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream, capture};
 use super::frame::Frame;
 use super::graphs::{self, Graphs, Key};
@@ -120,7 +120,8 @@ impl CudaExecutor {
         let told = plan.outputs().get(2).filter(|_| plan.picks());
         let told = told.and_then(|o| o.ty.last_const()).unwrap_or(0) as usize;
         let picks = if plan.picks() { most_rows } else { 0 };
-        let read = (reads_contexts(&plan), options.exchanges || runs_parts(&plan));
+        let contexts = reads(&plan, StepInput::ContextPositions);
+        let read = (contexts, options.exchanges || runs_parts(&plan));
         // A ring's table has a place for the blocks that were given back, too.
         let rings =
             GroupKind::of_layout(&cache).iter().any(|g| matches!(g, GroupKind::Ring { .. }));
@@ -128,7 +129,8 @@ impl CudaExecutor {
         let table = longest.div_ceil(StepInputs::BLOCK_SIZE);
         let table = if rings { table } else { table.min(options.kv_blocks) };
         let slots = 2 * cache.slot_blocks as usize;
-        let room = Room { table, slots, groups: cache.groups.len(), picks };
+        let segments = if reads(&plan, StepInput::Segments) { plan.limits.t as usize } else { 0 };
+        let room = Room { table, slots, groups: cache.groups.len(), picks, segments };
         let layout = Layout::new(&plan.limits, room, read);
         let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
         let layout = layout.at(inputs.address());
@@ -191,6 +193,7 @@ impl CudaExecutor {
         let turn = &mut core.turns[(self.ticket + 1) as usize % 2];
         turn.finish()?;
         inputs.check_groups(&core.cache)?;
+        inputs.check_whole(&core.plan)?;
         let (blocks, rows) = (core.options.kv_blocks, core.plan.output_rows);
         let columns = core.plan.outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(0);
         if !inputs.step().picks.sets_hold(columns as usize) {
@@ -357,6 +360,14 @@ impl Executor for CudaExecutor {
 
     fn feeds(&self) -> bool {
         self.core.plan.feed.is_some()
+    }
+
+    fn task(&self) -> Task {
+        self.core.plan.task
+    }
+
+    fn takes_whole(&self) -> bool {
+        self.core.plan.takes_whole
     }
 
     fn is_reproducible(&self) -> bool {

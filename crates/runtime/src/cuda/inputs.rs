@@ -20,6 +20,8 @@ pub(super) struct Layout {
     stride: usize,
     /// Rows whose tokens are picked at most.
     picks: usize,
+    /// Tokens of which it is told which text they are of, at most.
+    segments: usize,
     offsets: [usize; FIELDS],
     end: usize,
     /// Whether kernels are launched for parts of the rows, which only then have headers.
@@ -39,6 +41,8 @@ pub(super) struct Room {
     pub(super) groups: usize,
     /// Rows for which tokens are picked, at most.
     pub(super) picks: usize,
+    /// Tokens of which it is told which text they are of, at most: none where no kernel reads that.
+    pub(super) segments: usize,
 }
 
 /// Where a slot is read that is zero.
@@ -48,7 +52,7 @@ const NO_BLOCK: u32 = u32::MAX;
 const HEADER: usize = size_of::<abi::Step>();
 
 /// Arrays behind the headers.
-const FIELDS: usize = Field::Picks as usize + 1;
+const FIELDS: usize = Field::Segments as usize + 1;
 
 /// One of them.
 #[derive(Clone, Copy)]
@@ -66,13 +70,14 @@ enum Field {
     PairStart,
     Blocks,
     Picks,
+    Segments,
 }
 
 impl Layout {
     /// `contexts`: whether kernels read `context_positions`, which only then has room. `parts`: whether any is
     /// launched for a part of the rows.
     pub(super) fn new(limits: &Dims, room: Room, (contexts, parts): (bool, bool)) -> Layout {
-        let Room { table, slots, groups, picks } = room;
+        let Room { table, slots, groups, picks, segments } = room;
         let (t, b, seqs) = (limits.t as usize, limits.b as usize, limits.seqs as usize);
         let stride = table.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE));
         let stride = stride.max(slots).max(1);
@@ -90,6 +95,7 @@ impl Layout {
             8 * t,
             4 * seqs * stride * groups,
             4 * PickRow::WORDS * picks,
+            4 * segments,
         ];
         let headers = groups * if parts { Part::ALL.len() } else { 1 };
         let (mut offsets, mut end) = ([0; FIELDS], (headers * HEADER).next_multiple_of(64));
@@ -99,7 +105,7 @@ impl Layout {
             end += sizes[field].next_multiple_of(64);
         }
         end += if parts { PromptArrays::bytes(limits) } else { 0 };
-        Layout { base: 0, limits: *limits, stride, picks, offsets, end, parts, groups }
+        Layout { base: 0, limits: *limits, stride, picks, segments, offsets, end, parts, groups }
     }
 
     /// Where kernels of a group's layers that are launched for a part of the rows find what they must know of it.
@@ -139,6 +145,7 @@ impl Layout {
             StepInput::Tokens => Field::Tokens,
             StepInput::Positions => Field::Positions,
             StepInput::ContextPositions => Field::ContextPositions,
+            StepInput::Segments => Field::Segments,
             StepInput::OutputRows => Field::OutputRows,
             StepInput::Picks => Field::Picks,
         })
@@ -163,6 +170,8 @@ impl Layout {
         let seqs = &inputs.step().seqs;
         let mut w = Writer { layout: self, lists, to, at: [0; FIELDS] };
         w.extend(Field::Tokens, inputs.tokens());
+        let segments = inputs.step().segments().take(self.segments);
+        segments.for_each(|segment| w.push(Field::Segments, segment));
         let contexts =
             self.offsets[Field::Seq as usize] > self.offsets[Field::ContextPositions as usize];
         let (mut token, mut row, mut pair) = (0u32, 0u32, 0u64);

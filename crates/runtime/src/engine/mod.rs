@@ -22,12 +22,14 @@ mod tests;
 use std::collections::BTreeMap;
 
 pub use constraint::{Allowed, Constraint, Cursor, Next};
+use infernum_ir::Task;
 pub use kv::BlockPool;
 pub use options::{Batching, EngineLimits, EngineOptions, KvMode, OptionsError, Policy, Stats};
 pub use request::{EngineError, Event, FinishReason, Request, RequestId, State};
 use slab::Slab;
 
 use self::memory::Groups;
+use self::schedule::longest_whole;
 use self::sequence::{Rank, Sequence};
 use crate::exec::{Executor, GroupKind, StepInputs, Ticket};
 use crate::sampling::MOST_TOLD;
@@ -94,10 +96,16 @@ impl<E: Executor> Engine<E> {
     /// An engine over an executor whose plan gives a row of logits, or a token, for each sequence.
     pub fn new(
         executor: E,
-        limits: EngineLimits,
-        options: EngineOptions,
+        mut limits: EngineLimits,
+        mut options: EngineOptions,
     ) -> Result<Engine<E>, OptionsError> {
         options.check()?;
+        if executor.takes_whole() {
+            // Nothing of a sequence can be cut off, neither by a chunk nor as a prefix.
+            limits.chunk = limits.step.t as usize;
+            limits.max_length = limits.max_length.min(longest_whole(&limits.step));
+            options.prefix_cache = false;
+        }
         let run = match options.kv {
             KvMode::Contiguous => limits.max_length.div_ceil(limits.block_size),
             KvMode::Paged | KvMode::Off => 1,
@@ -162,6 +170,15 @@ impl<E: Executor> Engine<E> {
         let vocab = self.limits.vocab;
         if let Some(&token) = request.tokens.iter().find(|t| **t as usize >= vocab) {
             return Err(EngineError::Token { token, vocab });
+        }
+        let generates = request.max_tokens > 0 || request.prompt_logprobs.is_some();
+        let output = match self.executor.task() {
+            Task::Generate => None,
+            Task::Embed => Some("a vector"),
+            Task::Score => Some("scores"),
+        };
+        if let Some(output) = output.filter(|_| generates) {
+            return Err(EngineError::NoTokens { output });
         }
         request.sampling.check()?;
         let told = request.logprobs.max(request.prompt_logprobs);

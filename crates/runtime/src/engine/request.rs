@@ -11,7 +11,9 @@ use crate::sampling::{Logprobs, MOST_TOLD, SamplingError, SamplingParams};
 pub struct Request {
     /// The prompt; not empty.
     pub tokens: Vec<u32>,
-    /// How many tokens to generate at most. 0 only computes the prompt.
+    /// Where the second of two texts begins among them, for models that tell texts apart; these compute sequences whole.
+    pub second: Option<usize>,
+    /// How many tokens to generate at most. 0 only computes the prompt, as of a model that does not generate.
     pub max_tokens: usize,
     /// Tokens that end the text; they are not part of it.
     pub stop: Vec<u32>,
@@ -67,7 +69,7 @@ pub enum FinishReason {
     /// It reached its own limit, or the engine's longest sequence.
     Length,
     /// The step that it was in failed, or its own logits were no distribution: a NaN among them, or none
-    /// above -inf.
+    /// above -inf; or its vector was not of finite numbers.
     Failed,
     /// Its constraint could not be followed any further: what may come next was too complex to be worked out.
     Unfollowed,
@@ -83,6 +85,8 @@ pub enum Event {
     Prompt(RequestId, Box<Logprobs>),
     /// A token was generated.
     Token(RequestId, u32, Option<Box<Logprobs>>),
+    /// The vector or the scores of the prompt, from a model of another [task](infernum_ir::Task) than generating.
+    Vector(RequestId, Box<[f32]>),
     /// The request ended; its memory is free again.
     Finished(RequestId, FinishReason),
 }
@@ -94,6 +98,7 @@ impl Event {
             Event::Started(id, _)
             | Event::Prompt(id, _)
             | Event::Token(id, ..)
+            | Event::Vector(id, _)
             | Event::Finished(id, _) => *id,
         }
     }
@@ -114,6 +119,10 @@ pub enum EngineError {
     Token { token: u32, vocab: usize },
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    #[error(
+        "the model does not generate: its output is {output} for each prompt; expected no tokens to generate and no log-probabilities"
+    )]
+    NoTokens { output: &'static str },
     #[error(
         "log-probabilities: expected at most {MOST_TOLD} of the likeliest tokens, found {found}"
     )]

@@ -180,6 +180,9 @@ impl<E: Executor> Engine<E> {
         // Of a prompt of which all is told, each row yields whose next token has not been told.
         let silent = if s.tells_prompt() { (s.told - 1).saturating_sub(past) } else { wanted };
         let mut new = fitting_chunk(wanted.min(silent + outputs), past, left);
+        if self.executor.takes_whole() && past + new < s.length() {
+            new = 0; // another step has room for all of it
+        }
         if new > 0 && outputs == 0 && past + new == s.length() {
             new -= 1; // the last row yields the next token
         }
@@ -208,6 +211,7 @@ impl<E: Executor> Engine<E> {
     /// Puts what was planned into the step's inputs.
     fn push(&mut self, at: usize) -> Result<(), EngineError> {
         let (samples, spare) = (self.executor.samples(), self.room());
+        let generates = self.executor.task().generates();
         let (planned, inputs) = (&mut self.next.planned[at], &mut self.inputs);
         let Planned { slot, past, context, generated, rows, .. } = *planned;
         let s = &mut self.sequences[slot];
@@ -222,8 +226,12 @@ impl<E: Executor> Engine<E> {
         } else {
             inputs.push_rows(&s.tokens[past..context], context, held)?;
         }
+        s.request.second.into_iter().for_each(|row| inputs.set_second(row));
         inputs.yield_rows(rows)?;
         planned.output = inputs.last_outputs().start;
+        if planned.yields && !generates {
+            inputs.ask_logits();
+        }
         for (i, output) in inputs.last_outputs().enumerate().filter(|_| samples) {
             let row_context = context - rows + i + 1;
             inputs.set_row_pick(output, &s.pick(row_context, fed.is_some()));
@@ -247,6 +255,11 @@ impl<E: Executor> Engine<E> {
     fn is_late(&self, slot: usize) -> bool {
         self.stats.steps.saturating_sub(self.sequences[slot].served) > self.options.patience
     }
+}
+
+/// Tokens of the longest sequence that a step computes whole.
+pub(super) fn longest_whole(step: &Dims) -> usize {
+    fitting_chunk(usize::MAX, 0, step)
 }
 
 /// The most of `wanted` tokens, after `past` cached ones, that fit what is left of a step.

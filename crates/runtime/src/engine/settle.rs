@@ -20,6 +20,7 @@ impl<E: Executor> Engine<E> {
         events: &mut Vec<Event>,
     ) -> Result<(), EngineError> {
         let Some(ticket) = flight.ticket else { return Ok(()) };
+        let generates = self.executor.task().generates();
         let output = match self.executor.wait(ticket) {
             Ok(output) => output,
             Err(error) => {
@@ -45,6 +46,14 @@ impl<E: Executor> Engine<E> {
             }
             if planned.yields {
                 s.coming = s.coming.filter(|(step, _)| *step != flight.step);
+                if !generates {
+                    let vector = output.row(planned.last_output());
+                    if vector.is_empty() || !vector.iter().all(|v| v.is_finite()) {
+                        broken.push(*planned);
+                        continue;
+                    }
+                    events.push(Event::Vector(s.id, vector.into()));
+                }
                 if s.request.max_tokens > 0 {
                     let picked = pick(s, output, planned, &mut self.row);
                     let Some((token, logprobs)) = picked else {

@@ -4,12 +4,13 @@
 mod constraints;
 mod fake;
 mod memory;
+mod vectors;
 mod wishes;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use infernum_ir::{Dims, random};
+use infernum_ir::{Dims, Task, random};
 use proptest::prelude::*;
 
 use constraints::Moody;
@@ -40,8 +41,14 @@ fn engine_of(
     gpu: bool,
     options: EngineOptions,
 ) -> Engine<Fake> {
-    let executor = Fake {
+    engine_on(fake(groups, step, blocks, gpu), chunk, options)
+}
+
+fn fake(groups: &[GroupKind], step: Dims, blocks: usize, gpu: bool) -> Fake {
+    Fake {
         groups: groups.to_vec(),
+        task: Task::Generate,
+        takes_whole: false,
         samples: gpu,
         feeds: gpu,
         reproducible: false,
@@ -55,7 +62,11 @@ fn engine_of(
         fails_at: None,
         mixed: 0,
         several: 0,
-    };
+    }
+}
+
+fn engine_on(executor: Fake, chunk: usize, options: EngineOptions) -> Engine<Fake> {
+    let (step, blocks) = (executor.limits, executor.rows.len() / BLOCK);
     let limits = EngineLimits {
         step,
         max_length: MAX_LENGTH,
@@ -65,7 +76,7 @@ fn engine_of(
         vocab: VOCAB,
     };
     let mut engine = Engine::new(executor, limits, options).expect("options that agree");
-    if options.prefix_cache {
+    if engine.options.prefix_cache {
         engine.groups.snapshot_every = 3 * BLOCK;
     }
     engine
@@ -229,6 +240,7 @@ fn stress(seed: u64, steps: u64, mut engine: Engine<Fake>) -> (Stats, [u64; 2]) 
                     l.output.push(token);
                     l.logprobs.extend(logprobs.map(|l| *l));
                 }
+                Event::Vector(..) => panic!("logits are no vectors"),
                 Event::Finished(id, reason) => {
                     let l = live.remove(&id).expect("one that had not ended");
                     let mut expected = Vec::new();

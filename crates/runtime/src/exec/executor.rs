@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use infernum_codegen::Plan;
+use infernum_ir::Task;
 use serde::Serialize;
 
 use super::{ExecError, GroupKind, Observer, PickedRows, StepInputs, StepOutput};
@@ -20,6 +21,16 @@ pub trait Executor {
 
     /// Whether steps yield tokens, the greedy choice, instead of logits.
     fn yields_tokens(&self) -> bool {
+        false
+    }
+
+    /// What the rows of steps are: of all but logits, the values themselves are wanted.
+    fn task(&self) -> Task {
+        Task::Generate
+    }
+
+    /// Whether steps compute sequences whole, each from its first token to its last.
+    fn takes_whole(&self) -> bool {
         false
     }
 
@@ -114,6 +125,14 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn yields_tokens(&self) -> bool {
         (**self).yields_tokens()
+    }
+
+    fn task(&self) -> Task {
+        (**self).task()
+    }
+
+    fn takes_whole(&self) -> bool {
+        (**self).takes_whole()
     }
 
     fn samples(&self) -> bool {

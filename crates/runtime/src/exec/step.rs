@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use infernum_codegen::CacheLayout;
 use infernum_codegen::cuda::abi::{self, FED};
+use infernum_codegen::{CacheLayout, Plan};
 use infernum_ir::StateKind;
 use infernum_ir::interp::{SeqShape, StepShape};
 
@@ -144,9 +144,21 @@ impl StepInputs {
         )))
     }
 
+    /// Refuses a part of a sequence, for a plan that takes them whole.
+    pub(crate) fn check_whole(&self, plan: &Plan) -> Result<(), ExecError> {
+        let cut = self.step.seqs.iter().find(|s| plan.takes_whole && s.new != s.context);
+        cut.map_or(Ok(()), |SeqShape { new, context }| {
+            let message = format!(
+                "{new} token(s) of a sequence of {context}: the plan computes sequences whole, expected all of them in one step"
+            );
+            Err(ExecError::Inputs(message))
+        })
+    }
+
     /// Removes all sequences.
     pub fn clear(&mut self) {
         self.step.seqs.clear();
+        self.step.seconds.clear();
         self.step.outputs.clear();
         (self.first_output, self.lists_outputs) = (0, false);
         (self.generated, self.has_prompts) = (0, false);
@@ -181,6 +193,12 @@ impl StepInputs {
         let end = self.tokens.len() as u32;
         self.step.outputs.extend(end - rows as u32..end);
         Ok(())
+    }
+
+    /// The last sequence pushed is of two texts, of which the second begins at this row.
+    pub fn set_second(&mut self, row: usize) {
+        let last = self.step.seqs.len().checked_sub(1);
+        self.step.seconds.extend(last.map(|seq| (seq, row)));
     }
 
     /// Rows of output of the last sequence pushed: see [`StepInputs::yield_rows`].

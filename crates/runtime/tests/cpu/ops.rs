@@ -138,6 +138,7 @@ const CASES: &[(&str, &str)] = &[
         "%r, %m",
     ),
     ("%r = mask_chunks(%sc) {chunk: 4} : f32[6, T, S]", "%r, %sc"),
+    ("%r = mask_far(%sc) {reach: 2} : f32[6, T, S]", "%r, %sc"),
     (
         "%six = slice(%x) {axis: 1, start: 3, len: 6} : DT[T, 6]
   %by = combine_heads(%sc, %six) : f32[1, T, S]
@@ -328,6 +329,8 @@ fn every_op_has_a_case() {
         (0..CASES.len()).flat_map(|i| ops(&module(&case(i, "f32")))).collect();
     // What repacks weights is put into plans of GPUs alone.
     let ours = OPS.iter().filter(|op| op.memory != Memory::Repacked);
+    // A step of whole sequences is tried with the models that have such; sequences here have a past.
+    let ours = ours.filter(|op| op.name != "context_rows");
     let all: BTreeSet<&str> = ours.map(|op| op.name).collect();
     assert_eq!(covered, all);
 }

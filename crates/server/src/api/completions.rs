@@ -64,7 +64,7 @@ pub(crate) enum Prompt {
 
 impl Prompt {
     /// How many prompts it is.
-    fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         match self {
             Prompt::Text(_) | Prompt::Tokens(_) => 1,
             Prompt::Texts(texts) => texts.len(),

@@ -7,12 +7,14 @@ pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completions;
 mod conversation;
+pub(crate) mod embeddings;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod ollama;
 pub(crate) mod options;
 pub(crate) mod pages;
 pub(crate) mod read;
+pub(crate) mod rerank;
 pub(crate) mod responses;
 mod structure;
 pub(crate) mod system;
@@ -39,6 +41,10 @@ routes![
     ollama::list_tags,
     ollama::show_model,
     ollama::ollama_version,
+    embeddings::create_embeddings,
+    rerank::create_ranking,
+    rerank::create_ranking_by_its_other_name,
+    rerank::create_scores,
     models::list_models,
     models::retrieve_model,
     tokens::tokenize,

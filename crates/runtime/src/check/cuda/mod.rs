@@ -459,8 +459,7 @@ pub fn check(
         report(KernelVerdict::problem(op, problem));
     });
     let mut failed = |setup: &Setup, problem| report(setup.verdict("?", Err(problem)));
-    let (jobs, kernels) =
-        jobs(&setups, (ops, library, &device), wanted.variant, &mut failed);
+    let (jobs, kernels) = jobs(&setups, (ops, library, &device), wanted.variant, &mut failed);
     // Each on its own: that one does not compile says nothing of the others.
     let one = |kernel: &Kernel| {
         let cubin = cache.cubins(std::slice::from_ref(kernel), &device.arch, &mut Compiler::find);
@@ -568,11 +567,13 @@ mod tests {
         let mut problem = |op: &str, why: String| panic!("{op}: {why}");
         let mut texts_of = BTreeSet::new();
         for setup in setups(&kernels, &library, "", &mut problem) {
-            let fail = |e| panic!("{}: {e}", setup.call);
             let name = setup.op.cuda.expect("a template");
             let template = library.template(name).expect("a template");
-            let module = setup.call.module(setup.dtype, ops).unwrap_or_else(fail);
-            let on = |device| setup.variants(&module, ops, &library, device).unwrap_or_else(fail).1;
+            let module = setup.call.module(setup.dtype, ops).expect("a module");
+            let on = |device| {
+                let found = setup.variants(&module, ops, &library, device);
+                found.unwrap_or_else(|e| panic!("{}: {e}", setup.call)).1
+            };
             tried.extend(on(&device).into_iter().map(|v| format!("{name}.{v}")));
             if template.check_sizes == CheckSizes::Products {
                 let others = others.iter().flat_map(on);
@@ -583,7 +584,9 @@ mod tests {
             if !texts_of.insert(name) {
                 continue;
             }
-            let job = setup.job(ops, &library, &device, "").unwrap_or_else(|e| panic!("{}: {e}", setup.call));
+            let job = setup
+                .job(ops, &library, &device, "")
+                .unwrap_or_else(|e| panic!("{}: {e}", setup.call));
             for kernel in job.trials.iter().flat_map(|t| &t.plan.kernels) {
                 let text = if kernel.is_ptx { "" } else { kernel.text.as_str() };
                 let wrong =

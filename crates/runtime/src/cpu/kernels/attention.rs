@@ -157,14 +157,24 @@ impl Kernel for Mix {
     }
 }
 
+/// How many rows before and after its own a token sees.
 struct Mask {
     dtype: Float,
-    window: usize,
+    before: usize,
+    after: usize,
 }
 
 pub(super) fn mask(site: &Site<'_>) -> Prepared {
-    let window = site.maybe_int("window").map_or(usize::MAX, |w| w as usize);
-    Ok(site.activation(0).map(|dtype| Box::new(Mask { dtype, window }) as Box<dyn Kernel>))
+    let before = site.maybe_int("window").map_or(usize::MAX, |w| (w as usize).saturating_sub(1));
+    Ok(site
+        .activation(0)
+        .map(|dtype| Box::new(Mask { dtype, before, after: 0 }) as Box<dyn Kernel>))
+}
+
+pub(super) fn mask_far(site: &Site<'_>) -> Prepared {
+    let reach = site.int("reach") as usize;
+    let mask = |dtype| Box::new(Mask { dtype, before: reach, after: reach }) as Box<dyn Kernel>;
+    Ok(site.activation(0).map(mask))
 }
 
 impl Kernel for Mask {
@@ -179,9 +189,10 @@ impl Kernel for Mask {
             for place in &step.places {
                 let size = self.dtype.size();
                 let seen = &mut row[place.pair_start * size..][..place.context_len * size];
-                let first = (place.row + 1).saturating_sub(self.window);
+                let first = place.row.saturating_sub(self.before);
+                let end = place.row.saturating_add(1).saturating_add(self.after);
                 self.hide(&mut seen[..first * size]);
-                self.hide(&mut seen[(place.row + 1) * size..]);
+                self.hide(&mut seen[end.min(place.context_len) * size..]);
             }
         });
         Ok(())

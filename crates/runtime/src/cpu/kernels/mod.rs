@@ -85,6 +85,7 @@ static CPU_KERNELS: &[(&str, Prepare)] = &[
     ("norm_linear_swiglu", chains::norm_linear_swiglu),
     ("linear_add", linear::linear_add),
     ("mask", attention::mask),
+    ("mask_far", attention::mask_far),
     ("matmul", linear::matmul),
     ("mix", attention::mix),
     ("paged_attention", paged::paged_attention),

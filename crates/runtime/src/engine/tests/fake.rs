@@ -4,7 +4,7 @@
 //! Each group of layers is a layer: a token's value is the hash of the values, in the layer before, of the tokens that
 //! it sees there, as far as the group keeps them. The first layer's values are the tokens.
 
-use infernum_ir::{Dims, NO_TOKEN};
+use infernum_ir::{Dims, NO_TOKEN, Task};
 
 use super::MAX_LENGTH;
 use crate::engine::{Allowed, FinishReason, Request};
@@ -13,9 +13,13 @@ use crate::exec::{ExecError, Executor, GroupKind, LogitRows, StepInputs, StepOut
 pub(super) const VOCAB: usize = 50;
 
 /// What it is able to do, and how far its last steps are.
+#[allow(clippy::struct_excessive_bools, reason = "each is an ability of its own")]
 pub(super) struct Fake {
     /// Picks tokens itself, as a GPU does, and gives no logits unless they are asked for.
     pub(super) samples: bool,
+    pub(super) task: Task,
+    /// Refuses parts of sequences.
+    pub(super) takes_whole: bool,
     pub(super) feeds: bool,
     /// What a token is worth depends on whether it is computed as a generated one.
     pub(super) reproducible: bool,
@@ -173,6 +177,8 @@ impl Executor for Fake {
             self.fails_at = None;
             return Err(ExecError::Inputs("as planned".to_owned()));
         }
+        let is_whole = inputs.step().seqs.iter().all(|s| s.new == s.context);
+        assert!(is_whole || !self.takes_whole, "a sequence was cut");
         self.mixed += u64::from(!generated.is_empty() && !inputs.is_decode_only());
         self.several += u64::from(dims.b > dims.seqs);
         let before = self.outputs[(self.submitted % 2) as usize].tokens.clone();
@@ -218,6 +224,14 @@ impl Executor for Fake {
         output.columns = VOCAB;
         self.outputs[(self.submitted % 2) as usize] = output;
         Ok(Ticket(self.submitted))
+    }
+
+    fn task(&self) -> Task {
+        self.task
+    }
+
+    fn takes_whole(&self) -> bool {
+        self.takes_whole
     }
 
     fn samples(&self) -> bool {
