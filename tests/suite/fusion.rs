@@ -457,3 +457,25 @@ fn a_foreign_kernel_is_a_file() {
     });
     assert!(foreign.all(|arguments| arguments == Some(7)));
 }
+
+/// Whatever a checkpoint is encoded in, and however small it is, each call has a kernel on every GPU.
+#[test]
+fn encoded_checkpoints_have_kernels_on_every_gpu() {
+    let (kernels, library) =
+        (Kernels::load(None, &[]).expect("built-in files"), Library::default());
+    let is_encoded = |name: &String| {
+        let config = std::fs::read_to_string(root().join(name).join("config.json"));
+        config.is_ok_and(|config| config.contains("\"quantization_config\""))
+    };
+    let encoded: Vec<String> = names().into_iter().filter(is_encoded).collect();
+    assert!(encoded.len() >= 15, "{encoded:?}");
+    for name in encoded {
+        let fixture = Fixture::open(&name);
+        for target in ["sm_75", "sm_80", "sm_90a"] {
+            let device = Device::named(target).expect("a device");
+            let mut plan = compiled_with(&fixture, target, false, "cuda", None).plan;
+            attach(&mut plan, &kernels.ops, &library, &device, &TunedVariants::default())
+                .unwrap_or_else(|e| panic!("{name}, {target}: {e}"));
+        }
+    }
+}

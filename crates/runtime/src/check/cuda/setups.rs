@@ -1,0 +1,255 @@
+//! What is tried of the kernels: calls that are written, those that rules make, and those of each encoding.
+
+use std::collections::HashSet;
+
+use infernum_codegen::cuda::{CheckSizes, Library, TemplateError};
+use infernum_ir::{DType, Encoding, Op, OpSet};
+use infernum_passes::data::Kernels;
+
+use super::super::batches::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, RAGGED, SINGLE, SIXTEEN};
+use super::super::cases::{
+    CASES, Case, HEADS, ON_GPUS, PRIMITIVES, Sizes, Tried, is_written, made,
+};
+use super::super::{Batch, encodings};
+use super::Setup;
+use super::shapes::{CODED, SHAPES};
+
+const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+
+/// Rows that a warp, a block and a large block take.
+const ROWS: [usize; 3] = [1024, 4096, 9216];
+
+/// Heads as models have them: `[H, G, D, E]`.
+const ATTENTION: [[usize; 4]; 5] =
+    [[8, 2, 64, 64], [16, 1, 128, 128], [6, 2, 80, 48], [4, 2, 256, 256], [20, 2, 128, 64]];
+
+/// A call, and where it stands among those of its op.
+struct Called {
+    op: Op,
+    case: &'static Case,
+    index: usize,
+    calls: usize,
+    /// As its template says.
+    sizes: CheckSizes,
+}
+
+/// Everything that is tried, of ops whose names contain `only`.
+pub(super) fn setups(
+    kernels: &Kernels,
+    library: &Library,
+    only: &str,
+    problem: &mut dyn FnMut(&str, String),
+) -> Vec<Setup> {
+    for op in kernels.ops.all().filter(|op| op.name.contains(only)) {
+        match op.cuda.map(|t| library.template(t)) {
+            // An op may name a template that is for no kernel of ours.
+            None | Some(Ok(_) | Err(TemplateError::Missing { .. })) => {}
+            Some(Err(e)) => problem(op.name, e.to_string()),
+        }
+    }
+    let mut all = written(&kernels.ops, library);
+    all.extend(coded(&kernels.ops, library));
+    all.retain(|s| s.op.name.contains(only));
+    match decoding(&kernels.ops, only) {
+        Ok(setups) => all.extend(setups),
+        Err(why) => problem(encodings::OP, why),
+    }
+    let mut has_template = |op: &Op| match op.cuda.map(|t| library.template(t)) {
+        None => false,
+        Some(Ok(_)) => true,
+        Some(Err(e)) => {
+            problem(op.name, e.to_string());
+            false
+        }
+    };
+    let wanted = kernels.ops.all().filter(|op| op.name.contains(only));
+    let wanted: Vec<Op> = wanted.filter(|op| has_template(op)).collect();
+    for op in wanted.into_iter().filter(|op| op.fused.is_some() && !is_written(*op)) {
+        // Kernels are chosen by the most tokens that a step may have.
+        let mut batches = vec![&RAGGED, &SINGLE, &FEW, &SIXTEEN, &DECODES];
+        let sizes = op.cuda.and_then(|t| library.template(t).ok()).map(|t| t.check_sizes);
+        if sizes == Some(CheckSizes::Products) {
+            batches.extend([&LARGE, &HUNDRED]);
+        }
+        for dtype in FLOATS {
+            match made(kernels, op, dtype, 1) {
+                Ok(calls) => {
+                    let calls =
+                        calls.iter().flat_map(|call| batches.iter().map(move |b| (call, b)));
+                    all.extend(calls.map(|(call, &batch)| Setup {
+                        op,
+                        call: call.clone(),
+                        dtype,
+                        batch,
+                        variants: &[],
+                    }));
+                }
+                Err(why) => {
+                    problem(op.name, why);
+                    break;
+                }
+            }
+        }
+    }
+    all
+}
+
+/// What is tried of every encoding.
+fn decoding(ops: &OpSet, only: &str) -> Result<Vec<Setup>, String> {
+    let op = ops.find(encodings::OP)?;
+    let wanted = if op.name.contains(only) { FLOATS } else { return Ok(Vec::new()) };
+    let all = ops.encodings().flat_map(|e| wanted.map(|dtype| (e, dtype)));
+    let mut setups = Vec::new();
+    for (encoding, dtype) in all {
+        let calls = [
+            Some(encodings::call(encoding, dtype, ops)?),
+            encodings::packed_call(encoding, dtype, ops)?,
+        ];
+        let calls = calls.into_iter().flatten();
+        setups.extend(calls.map(|call| Setup { op, call, dtype, batch: &SINGLE, variants: &[] }));
+    }
+    Ok(setups)
+}
+
+/// Products whose weights are codes: of every encoding that has a packed form where nothing is done beside,
+/// of one with minimums elsewhere.
+fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
+    // What kernels see of an encoding, each once.
+    let mut seen = HashSet::new();
+    let mut is_new = |e: &&Encoding| {
+        e.packed().is_ok_and(|e| e.packing().is_some_and(|p| seen.insert(p.constants(&e))))
+    };
+    let packable: Vec<&Encoding> = ops.encodings().filter(|e| is_new(e)).collect();
+    let richest = packable.iter().find(|e| e.minimum().is_some()).or(packable.first()).copied();
+    let mut all = Vec::new();
+    for case in CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).filter(|c| c.may_be_coded()) {
+        let Ok(op) = ops.find(case.op()) else { continue };
+        let Some(Ok(template)) = op.cuda.map(|t| library.template(t)) else { continue };
+        if template.check_sizes == CheckSizes::Experts {
+            let sizes = Sizes::heads(HEADS[3]);
+            let [outer, inner] = sizes.channels.map(|n| n as u64);
+            // Experts' matrices are as wide as tokens, or as high.
+            let fits = |e: &&&Encoding| {
+                e.minimum().is_some()
+                    && e.layout(outer, inner).is_ok()
+                    && e.layout(inner, outer).is_ok()
+            };
+            let Some(encoding) = packable.iter().find(fits) else { continue };
+            let call = Tried::Coded(case, sizes, encoding.name().to_owned());
+            for batch in [&FEW, &SIXTEEN, &LARGE, &HUNDRED, &HUNDREDS] {
+                let call = call.clone();
+                all.push(Setup { op, call, dtype: DType::Bf16, batch, variants: &[] });
+            }
+            continue;
+        }
+        if template.check_sizes != CheckSizes::Products {
+            continue;
+        }
+        let encodings = if op.fused.is_none() { &packable[..] } else { richest.as_slice() };
+        for (shape, encoding) in CODED.iter().flat_map(|s| encodings.iter().map(move |e| (s, e))) {
+            // Some pack several rows into one number.
+            if encoding.layout(shape.outputs() as u64, shape.inputs as u64).is_err() {
+                continue;
+            }
+            for (dtype, batch) in shape.steps() {
+                let sizes = Sizes::product(case, shape.inputs, shape.heads);
+                let call = Tried::Coded(case, sizes, encoding.name().to_owned());
+                // Of each encoding what differs by it; all variants of one.
+                let few: &[&str] =
+                    &["codes1_two", "codes16_direct", "codes64_split2", "codes256", "plain"];
+                let variants = if Some(*encoding) == richest { shape.variants } else { few };
+                all.push(Setup { op, call, dtype, batch, variants });
+            }
+        }
+    }
+    all
+}
+
+/// What is tried of ops that calls are written of.
+fn written(ops: &OpSet, library: &Library) -> Vec<Setup> {
+    let cases = || CASES.iter().chain(ON_GPUS).chain(PRIMITIVES);
+    let mut all = Vec::new();
+    for case in cases() {
+        let Ok(op) = ops.find(case.op()) else { continue };
+        // A fused op may have a kernel on the CPU only.
+        let Some(Ok(template)) = op.cuda.map(|t| library.template(t)) else { continue };
+        let calls: Vec<_> = cases().filter(|c| c.op() == op.name).collect();
+        let index = calls.iter().position(|c| std::ptr::eq(*c, case)).unwrap_or(0);
+        let sizes = template.check_sizes;
+        let called = Called { op, case, index, calls: calls.len(), sizes };
+        called.small(&mut all);
+        called.large(&mut all);
+    }
+    all
+}
+
+impl Called {
+    fn setup(&self, sizes: Sizes, dtype: DType, batch: &'static Batch) -> Setup {
+        let call = Tried::Written(self.case, sizes);
+        Setup { op: self.op, call, dtype, batch, variants: &[] }
+    }
+
+    /// Small and odd sizes.
+    fn small(&self, all: &mut Vec<Setup>) {
+        for (i, sizes) in HEADS.map(Sizes::heads).into_iter().enumerate() {
+            all.push(self.setup(sizes, DType::F32, &RAGGED));
+            all.push(self.setup(sizes, DType::Bf16, &RAGGED));
+            if i == 0 || i == HEADS.len() - 1 {
+                // Fast products are tried in f16 at the size of a model.
+                let few: &[&str] = &["plain", "library"];
+                let variants = if self.sizes == CheckSizes::Products { few } else { &[] };
+                all.push(Setup { variants, ..self.setup(sizes, DType::F16, &RAGGED) });
+            }
+        }
+    }
+
+    /// The shapes of products: an op's first call in bf16, the others in f16.
+    fn products(&self, all: &mut Vec<Setup>) {
+        for (i, shape) in SHAPES.iter().enumerate() {
+            let sizes = Sizes::product(self.case, shape.inputs, shape.heads);
+            for batch in shape.batches {
+                let setup =
+                    |dtype| Setup { variants: shape.variants, ..self.setup(sizes, dtype, batch) };
+                if self.index == 0 {
+                    all.push(setup(DType::Bf16));
+                }
+                if i == 0 && (self.index > 0 || self.calls == 1) {
+                    all.push(setup(DType::F16));
+                }
+            }
+        }
+    }
+
+    /// What admits its variants.
+    fn large(&self, all: &mut Vec<Setup>) {
+        if self.sizes == CheckSizes::Products {
+            return self.products(all);
+        }
+        let mut push = |sizes, dtype, batch| all.push(self.setup(sizes, dtype, batch));
+        match self.sizes {
+            CheckSizes::Rows if self.index == 0 => {
+                for (rows, dtype) in ROWS.into_iter().flat_map(|n| FLOATS.map(|d| (n, d))) {
+                    push(Sizes::rows(rows), dtype, &RAGGED);
+                }
+            }
+            CheckSizes::Heads => {
+                let dtype = if self.index == 1 { DType::F16 } else { DType::Bf16 };
+                for heads in ATTENTION {
+                    push(Sizes::heads(heads), dtype, &DECODES);
+                }
+            }
+            CheckSizes::Decode => {
+                for dtype in FLOATS {
+                    push(Sizes::heads(HEADS[3]), dtype, &FEW);
+                }
+            }
+            CheckSizes::Experts => {
+                for batch in [&FEW, &SIXTEEN, &LARGE, &HUNDRED, &HUNDREDS] {
+                    push(Sizes::heads(HEADS[3]), DType::Bf16, batch);
+                }
+                push(Sizes::heads(HEADS[3]), DType::F16, &LARGE);
+            }
+            CheckSizes::Small | CheckSizes::Rows | CheckSizes::Products => {}
+        }
+    }
+}
