@@ -178,8 +178,9 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
 
     // Brings the activations of tokens t0 .. t0 + ROWS to shared memory, normed and rounded.
     __device__ __forceinline__ void stage_x(int t0) {
+        if constexpr (!Weights::BY_LANES) return stage_plain(t0);
         // Loads in flight: one takes as long as all of them.
-        constexpr int MOST = WARPS <= 8 ? 16 : 8, HELD = EACH <= MOST ? EACH : 8, NORMS = HELD < 8 ? HELD : 8;
+        constexpr int MOST = WARPS <= 8 ? 16 : 8, HELD = EACH <= MOST ? EACH : 8, NORMS = EACH <= 2 ? 1 : HELD < 8 ? HELD : 8;
         __shared__ float partial[WARPS];
 #pragma unroll 1
         for (int r0 = 0; r0 < ROWS; r0 += WARPS / SHARE) {
@@ -230,6 +231,56 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
                     if constexpr (Weights::BY_LANES) deal(to + (u / 8 * 8 + (u / 4 ^ r) % 2 * 4) * 16, u, x);
                     else store16(to + (u ^ (r & 1) << 2) * 16, x);
                 }
+            }
+        }
+        __syncthreads();
+    }
+    // The same where registers are few, as two blocks share a multiprocessor: a load at a time.
+    __device__ __forceinline__ void stage_plain(int t0) {
+        constexpr int HELD = EACH <= 2 ? EACH : 1;
+        __shared__ float partial[WARPS];
+#pragma unroll 1
+        for (int r0 = 0; r0 < ROWS; r0 += WARPS / SHARE) {
+            const int r = r0 + warp / SHARE, mine = warp % SHARE * 32 + lane;
+            const bool there = r < ROWS && t0 + r < op.tokens;
+            const E* from = op.x + (there ? op.source(t0 + r) * K : 0);
+            Vec16 held[HELD];
+            float scale = 1;
+            if constexpr (HELD == EACH) {
+#pragma unroll
+                for (int i = 0; i < EACH; i++)
+                    held[i] = there && mine + i * SHARE * 32 < K / 8 ? load16(from + (mine + i * SHARE * 32) * 8) : Vec16{};
+            }
+            if constexpr (Op::NORM != 0) {
+                float sum = 0;
+#pragma unroll 8
+                for (int i = 0; i < EACH; i++) {
+                    const int u = mine + i * SHARE * 32;
+                    if (HELD == EACH) sum += sum_squares<E>(held[i % HELD]);
+                    else if (there && u < K / 8) sum += sum_squares<E>(load16(from + u * 8));
+                }
+                sum = warp_sum(sum);
+                if constexpr (SHARE > 1) {
+                    if (lane == 0) partial[warp] = sum;
+                    __syncthreads();
+                    sum = 0;
+#pragma unroll
+                    for (int i = 0; i < SHARE; i++) sum += partial[warp / SHARE * SHARE + i];
+                }
+                scale = rsqrtf(sum / K + op.eps);
+            }
+#pragma unroll 4
+            for (int i = 0; i < EACH; i++) {
+                const int u = mine + i * SHARE * 32;
+                if (!there || u >= K / 8) continue;
+                Vec16 x = HELD == EACH ? held[i % HELD] : load16(from + u * 8);
+                if constexpr (Op::NORM != 0) {
+                    Norm norm;
+                    norm.load(op, u * 8);
+                    norm_x(x, scale, norm);
+                }
+                u8* const to = x_shared + r * K * 2;
+                store16(to + (u ^ (r & 1) << 2) * 16, x);
             }
         }
         __syncthreads();
