@@ -12,14 +12,17 @@ use crate::progress::{Progress, Stage};
 
 /// What is taken of several files that are quantised in different ways, where nothing else is said.
 const QUANTISED: &str = "Q4_K_M";
-/// Beginnings and endings of the names of files that say what a model is and how its texts are read and written.
-const TEXT: [(&str, &str); 6] = [
+/// Beginnings and endings of the names of files that say what a model is and how its texts are read and written;
+/// `modules.json` and what it names say that one gives vectors.
+const TEXT: [(&str, &str); 8] = [
     ("config", ".json"),
     ("generation_config", ".json"),
     ("special_tokens_map", ".json"),
     ("tokenizer", ".json"),
     ("tokenizer", ".model"),
     ("chat_template", ".jinja"),
+    ("modules", ".json"),
+    ("sentence_bert_config", ".json"),
 ];
 
 /// The repository that a path names, where nothing is there.
@@ -104,7 +107,13 @@ fn stored(snapshot: &Snapshot<'_>, repository: &Repository) -> Result<Stored, Er
 
 fn is_text(name: &str) -> bool {
     let is = |(start, end): &(&str, &str)| name.starts_with(start) && name.ends_with(end);
-    !name.contains('/') && TEXT.iter().any(is)
+    match name.split_once('/') {
+        None => TEXT.iter().any(is),
+        // Settings of a module of sentence-transformers: `1_Pooling/config.json`.
+        Some((folder, file)) => {
+            folder.starts_with(|c: char| c.is_ascii_digit()) && file == "config.json"
+        }
+    }
 }
 
 /// The GGUF file that a repository's name means, or its parts in order.
@@ -255,11 +264,15 @@ mod tests {
             "tokenizer.json",
             "chat_template.jinja",
             "tokenizer.model",
+            "modules.json",
+            "sentence_bert_config.json",
+            "1_Pooling/config.json",
         ];
         assert!(needed.iter().all(|name| is_text(name)));
         for name in [
             "pytorch_model.bin",
             "onnx/config.json",
+            "1_Dense/model.safetensors",
             "README.md",
             "trainer_state.json",
             "model.safetensors",

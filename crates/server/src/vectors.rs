@@ -136,5 +136,9 @@ async fn some_rows(
     if rows.iter().any(|row| row.is_empty()) {
         return Err(ApiError::internal("the engine gave nothing for a prompt"));
     }
+    // JSON would have a null for it, and an order of scores a place.
+    if rows.iter().flat_map(|row| row.iter()).any(|x| !x.is_finite()) {
+        return Err(ApiError::internal("the model gave what is no number for a prompt"));
+    }
     Ok(rows)
 }

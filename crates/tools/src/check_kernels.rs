@@ -49,6 +49,9 @@ pub fn run(args: &Args) -> Outcome {
     let kernels = Kernels::load(args.data.as_deref(), &[])?;
     let (verdicts, of) = match args.device {
         DeviceId::Cpu => {
+            if !args.variant.is_empty() {
+                return Err("--variant: the CPU's kernels have none; expected --device cuda".into());
+            }
             let verdicts = check::cpu::check(&kernels, args.seed, &args.only);
             for verdict in &verdicts {
                 report::line(&verdict.to_string())?;
@@ -67,7 +70,11 @@ pub fn run(args: &Args) -> Outcome {
     }
     if verdicts.is_empty() {
         let op = kernels.ops.find(&args.only).map(|_| "it runs as the calls of its body").ok();
-        let why = op.unwrap_or("no op is named so");
+        let why = match op {
+            _ if !args.variant.is_empty() => "no such variant is for it",
+            Some(why) => why,
+            None => "no op is named so",
+        };
         return Err(format!("no kernel of `{}` for {of} was checked: {why}", args.only).into());
     }
     let failed = verdicts.iter().filter(|v| !v.passed()).count();

@@ -176,12 +176,28 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
         }
     }
 
+    // What a row is multiplied by to be normed, of a lane's sum of squares: SHARE warps have a row.
+    __device__ __forceinline__ float norm_scale(float sum) const {
+        __shared__ float partial[WARPS];
+        sum = warp_sum(sum);
+        if constexpr (SHARE > 1) {
+            if (lane == 0) partial[warp] = sum;
+            __syncthreads();
+            sum = 0;
+#pragma unroll
+            for (int i = 0; i < SHARE; i++) sum += partial[warp / SHARE * SHARE + i];
+        }
+        return rsqrtf(sum / K + op.eps);
+    }
+
     // Brings the activations of tokens t0 .. t0 + ROWS to shared memory, normed and rounded.
     __device__ __forceinline__ void stage_x(int t0) {
-        if constexpr (!Weights::BY_LANES) return stage_plain(t0);
-        // Loads in flight: one takes as long as all of them.
+        if constexpr (Weights::BY_LANES) stage_by_lanes(t0);
+        else stage_in_order(t0);
+    }
+    // As lanes multiply them, with their sums. Many loads are in flight at once: one takes as long as all of them.
+    __device__ __forceinline__ void stage_by_lanes(int t0) {
         constexpr int MOST = WARPS <= 8 ? 16 : 8, HELD = EACH <= MOST ? EACH : 8, NORMS = EACH <= 2 ? 1 : HELD < 8 ? HELD : 8;
-        __shared__ float partial[WARPS];
 #pragma unroll 1
         for (int r0 = 0; r0 < ROWS; r0 += WARPS / SHARE) {
             const int r = r0 + warp / SHARE, mine = warp % SHARE * 32 + lane;
@@ -202,15 +218,7 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
 #pragma unroll
                     for (int i = 0; i < HELD; i++) sum += inside(i0 + i) ? sum_squares<E>(held[i]) : 0.0f;
                 }
-                sum = warp_sum(sum);
-                if constexpr (SHARE > 1) {
-                    if (lane == 0) partial[warp] = sum;
-                    __syncthreads();
-                    sum = 0;
-#pragma unroll
-                    for (int i = 0; i < SHARE; i++) sum += partial[warp / SHARE * SHARE + i];
-                }
-                scale = rsqrtf(sum / K + op.eps);
+                scale = norm_scale(sum);
             }
 #pragma unroll 1
             for (int i0 = 0; i0 < EACH; i0 += HELD) {
@@ -228,17 +236,15 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
                     if constexpr (Weights::SPAN != 0) sum_x(x, r, u);
                     if (!inside(i0 + i)) continue;
                     u8* const to = x_shared + r * K * 2;
-                    if constexpr (Weights::BY_LANES) deal(to + (u / 8 * 8 + (u / 4 ^ r) % 2 * 4) * 16, u, x);
-                    else store16(to + (u ^ (r & 1) << 2) * 16, x);
+                    deal(to + (u / 8 * 8 + (u / 4 ^ r) % 2 * 4) * 16, u, x);
                 }
             }
         }
         __syncthreads();
     }
-    // The same where registers are few, as two blocks share a multiprocessor: a load at a time.
-    __device__ __forceinline__ void stage_plain(int t0) {
+    // As they are, k in any order: a load at a time, since kernels that read weights as they are spill with more on some GPUs.
+    __device__ __forceinline__ void stage_in_order(int t0) {
         constexpr int HELD = EACH <= 2 ? EACH : 1;
-        __shared__ float partial[WARPS];
 #pragma unroll 1
         for (int r0 = 0; r0 < ROWS; r0 += WARPS / SHARE) {
             const int r = r0 + warp / SHARE, mine = warp % SHARE * 32 + lane;
@@ -259,15 +265,7 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
                     if (HELD == EACH) sum += sum_squares<E>(held[i % HELD]);
                     else if (there && u < K / 8) sum += sum_squares<E>(load16(from + u * 8));
                 }
-                sum = warp_sum(sum);
-                if constexpr (SHARE > 1) {
-                    if (lane == 0) partial[warp] = sum;
-                    __syncthreads();
-                    sum = 0;
-#pragma unroll
-                    for (int i = 0; i < SHARE; i++) sum += partial[warp / SHARE * SHARE + i];
-                }
-                scale = rsqrtf(sum / K + op.eps);
+                scale = norm_scale(sum);
             }
 #pragma unroll 4
             for (int i = 0; i < EACH; i++) {

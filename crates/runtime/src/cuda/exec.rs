@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use infernum_codegen::cuda::abi::Part;
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run, Yields};
-use infernum_ir::{DType, Dims, StepInput, Sym, Task, TensorType};
+use infernum_codegen::{CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run};
+use infernum_ir::{Dims, StepInput, Sym, Task, TensorType};
 
 use super::blas::Blas;
 use super::code::{Code, reads, runs_parts, uses_library};
@@ -264,7 +264,7 @@ impl CudaExecutor {
         inputs: &StepInputs,
     ) -> Result<Ticket, ExecError> {
         let core = &mut self.core;
-        let left = core.left(schedule, dims);
+        let left = Left::of(&core.plan, core.arena_start(), schedule, dims);
         core.picked = left.tokens.unwrap_or(0);
         self.ticket += 1;
         let turn = &mut core.turns[self.ticket as usize % 2];
@@ -556,32 +556,6 @@ impl Core {
             *self.times.entry(launch.op.clone()).or_default() += time;
         }
         Ok(())
-    }
-
-    /// What the last call leaves for the host: logits, tokens, log-probabilities.
-    fn left(&self, schedule: usize, dims: &Dims) -> Left {
-        let last = self.plan.schedules[schedule].calls.last();
-        let program = last.and_then(|c| self.plan.programs.get(c.program as usize));
-        let Some((program, yields)) = program.zip(self.plan.yields(schedule)) else {
-            return Left::NOTHING;
-        };
-        let results = &program.results;
-        let at = |i: usize| {
-            let buffer = results.get(i).map(|c| program.buffers[c.buffer as usize]);
-            self.arena_start() + buffer.map_or(0, |region| region.offset)
-        };
-        let width = |i: usize| results.get(i).and_then(|c| c.ty.last_const()).unwrap_or(1) as usize;
-        let rows = results.first().and_then(|c| c.ty.shape.first());
-        let rows = rows.map_or(0, |d| d.eval(dims)) as usize;
-        let dtype = results.first().map_or(DType::F32, |c| c.ty.dtype);
-        let logits = Left { rows, columns: width(0), dtype, logits: at(0), ..Left::NOTHING };
-        match yields {
-            Yields::Tokens => Left { rows, tokens: Some(at(0)), ..Left::NOTHING },
-            Yields::Logits => logits,
-            Yields::Picks => {
-                Left { tokens: Some(at(1)), told: Some((width(2), [at(2), at(3)])), ..logits }
-            }
-        }
     }
 
     fn observe(

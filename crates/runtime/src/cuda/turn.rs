@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use infernum_codegen::{Plan, Yields};
 use infernum_ir::picking::PickRow;
-use infernum_ir::{DType, NO_TOKEN};
+use infernum_ir::{DType, Dims, NO_TOKEN};
 
 use super::driver::{Event, Gpu, Pinned, Stream};
 use super::lists::Lists;
@@ -48,6 +49,32 @@ pub(super) struct Left {
 impl Left {
     pub(super) const NOTHING: Left =
         Left { rows: 0, tokens: None, columns: 0, dtype: DType::F32, logits: 0, told: None };
+
+    /// What a schedule's last call leaves for the host: logits, tokens, log-probabilities. Buffers lie from `arena` on.
+    pub(super) fn of(plan: &Plan, arena: u64, schedule: usize, dims: &Dims) -> Left {
+        let last = plan.schedules[schedule].calls.last();
+        let program = last.and_then(|c| plan.programs.get(c.program as usize));
+        let Some((program, yields)) = program.zip(plan.yields(schedule)) else {
+            return Left::NOTHING;
+        };
+        let results = &program.results;
+        let at = |i: usize| {
+            let buffer = results.get(i).map(|c| program.buffers[c.buffer as usize]);
+            arena + buffer.map_or(0, |region| region.offset)
+        };
+        let width = |i: usize| results.get(i).and_then(|c| c.ty.last_const()).unwrap_or(1) as usize;
+        let rows = results.first().and_then(|c| c.ty.shape.first());
+        let rows = rows.map_or(0, |d| d.eval(dims)) as usize;
+        let dtype = results.first().map_or(DType::F32, |c| c.ty.dtype);
+        let logits = Left { rows, columns: width(0), dtype, logits: at(0), ..Left::NOTHING };
+        match yields {
+            Yields::Tokens => Left { rows, tokens: Some(at(0)), ..Left::NOTHING },
+            Yields::Logits => logits,
+            Yields::Picks => {
+                Left { tokens: Some(at(1)), told: Some((width(2), [at(2), at(3)])), ..logits }
+            }
+        }
+    }
 }
 
 impl Turn {

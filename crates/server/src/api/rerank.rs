@@ -202,6 +202,7 @@ impl Pairs {
     /// Of a cross-encoder a prompt for each pair, of a model of embeddings one for each text: a pair's score is then how
     /// far they point into one direction.
     fn new(
+        app: &App,
         served: &Arc<Served>,
         asked: &Asked,
         (first, second): (&[String], &[String]),
@@ -216,6 +217,7 @@ impl Pairs {
         let places = |i: usize| (if first.len() == 1 { 0 } else { i }, i);
         let (mut prompts, mut vectors) = (Vec::new(), None);
         if served.frontend.task() == Task::Score {
+            check_repeated(app.max_body, params[0], first, count)?;
             for (a, b) in (0..count).map(places) {
                 let (tokens, begins) = pair(served, params, &first[a], &second[b])?;
                 let request = request(tokens);
@@ -243,6 +245,24 @@ impl Pairs {
         };
         Ok((scores, computed.prompt_tokens))
     }
+}
+
+/// Refuses a text that is one of so many pairs that together they would be far larger than the body in which it came.
+fn check_repeated(
+    most: usize,
+    param: &str,
+    first: &[String],
+    count: usize,
+) -> Result<(), ApiError> {
+    let [text] = first else { return Ok(()) };
+    if text.len().saturating_mul(count) <= most {
+        return Ok(());
+    }
+    let bytes = text.len();
+    let message = format!(
+        "{param}: {bytes} bytes in each of {count} pairs are more than {most} together; ask for fewer at a time"
+    );
+    Err(ApiError::value(param, message))
 }
 
 /// Tokens of two texts that a model takes as one, and where the second begins.
@@ -357,7 +377,7 @@ fn prepare_ranking(app: &App, asked: &Asked) -> Result<PreparedRanking, ApiError
     let most = within("top_n", request.top_n.unwrap_or(i64::MAX), 1, i64::MAX)? as usize;
     let documents: Vec<String> = request.documents.into_iter().map(Document::into_text).collect();
     let query = [request.query];
-    let pairs = Pairs::new(served, asked, (&query, &documents), ["query", "documents"])?;
+    let pairs = Pairs::new(app, served, asked, (&query, &documents), ["query", "documents"])?;
     let told = request.return_documents.unwrap_or(true);
     Ok(PreparedRanking { pairs, documents, most, told, warnings: Warnings::new(&unknown, &[]) })
 }
@@ -396,7 +416,7 @@ fn prepare_scores(app: &App, asked: &Asked) -> Result<(Pairs, Warnings), ApiErro
         let message = format!("text_1: expected one text, or as many as text_2, {b}; found {a}");
         return Err(ApiError::value("text_1", message));
     }
-    let pairs = Pairs::new(served, asked, (&first, &second), ["text_1", "text_2"])?;
+    let pairs = Pairs::new(app, served, asked, (&first, &second), ["text_1", "text_2"])?;
     Ok((pairs, Warnings::new(&unknown, &[])))
 }
 
@@ -428,6 +448,15 @@ mod tests {
         for wrong in [r#"[{"title": "a"}]"#, "[3]", r#"[{"text": 3}]"#, "[null]"] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_text_of_many_pairs_is_bounded_by_what_a_body_may_be() {
+        let one = ["x".repeat(1000)];
+        assert!(check_repeated(1 << 20, "query", &one, 1048).is_ok());
+        assert!(check_repeated(1 << 20, "query", &one, 1049).is_err());
+        let each = [one[0].clone(), one[0].clone()];
+        assert!(check_repeated(1, "text_1", &each, 2).is_ok(), "each came by itself");
     }
 
     #[test]
