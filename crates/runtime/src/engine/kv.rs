@@ -102,7 +102,7 @@ impl BlockPool {
     /// Takes a block back from one user.
     pub fn release(&mut self, block: u32) {
         let users = &mut self.users[block as usize];
-        debug_assert!(*users > 0, "block {block} was released twice");
+        assert!(*users > 0, "block {block} was released twice");
         *users = users.saturating_sub(1);
         if *users > 0 {
             return;

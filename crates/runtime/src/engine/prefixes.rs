@@ -118,7 +118,7 @@ impl Prefixes {
     pub(super) fn leave(&mut self, mut prefix: Prefix) {
         while let Prefix::Node(at) = prefix {
             let node = &mut self.nodes[at as usize];
-            debug_assert!(node.holds > 0, "node {at} was left twice");
+            assert!(node.holds > 0, "node {at} was left twice");
             node.holds = node.holds.saturating_sub(1);
             if node.holds > 0 {
                 return;

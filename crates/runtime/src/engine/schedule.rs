@@ -32,7 +32,7 @@ impl<E: Executor> Engine<E> {
         }
         for slot in &self.running {
             let grown = self.groups.grow(&mut self.pool, &mut self.sequences[*slot]);
-            debug_assert!(grown, "the sum fitted");
+            assert!(grown, "the sum fitted");
         }
         true
     }
