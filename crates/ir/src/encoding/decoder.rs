@@ -98,6 +98,12 @@ impl Decoder<'_> {
         self.encoding.minimum().map_or(0.0, |m| m.eval(&self.at(n, k)).float())
     }
 
+    /// The stored bytes from the block of a value on, of what is stored in blocks.
+    pub(super) fn block(&self, n: u64, k: u64) -> &[u8] {
+        let at = self.layout.blocks.map_or(0, |b| (n * b.row + k / b.values) * b.bytes);
+        self.tensors[0].get(at as usize..).unwrap_or_default()
+    }
+
     pub(super) fn at(&self, n: u64, k: u64) -> At<'_> {
         At { decoder: self, n, k }
     }

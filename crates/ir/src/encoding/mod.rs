@@ -14,6 +14,7 @@ mod def;
 mod element;
 mod encoder;
 mod layout;
+mod packer;
 pub mod packing;
 mod term;
 
@@ -28,6 +29,7 @@ pub use decoder::Decoder;
 pub use def::{Code, CodeKind, EncodingDef, EncodingFault, FaultIn, Group, Stored};
 pub use element::Element;
 pub use layout::{Blocks, Layout, PartLayout, StoredTensor};
+pub use packer::Packer;
 pub use packing::Packing;
 pub use term::{Number, Place, Term};
 

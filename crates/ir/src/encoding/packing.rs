@@ -8,7 +8,7 @@
 //! `kernels/templates/common/coded.cuh` reads it.
 
 use super::compile::mentions;
-use super::{CodeKind, Decoder, Element, Encoding, Number, Stored, Term};
+use super::{CodeKind, Element, Encoding, Number, Stored, Term};
 use crate::expr::BinaryOp;
 
 /// Rows of a unit.
@@ -372,7 +372,7 @@ fn range(encoding: &Encoding, term: &Term) -> Option<(i64, i64)> {
 }
 
 /// The bits of a number that an element holds exactly.
-fn bits(element: Element, number: Number) -> u64 {
+pub(super) fn bits(element: Element, number: Number) -> u64 {
     match element {
         Element::F16 => half::f16::from_f32(number.float()).to_bits().into(),
         Element::Bf16 => half::bf16::from_f32(number.float()).to_bits().into(),
@@ -400,7 +400,7 @@ fn small_float(x: f32, mantissa: u32, bias: i32) -> u8 {
 }
 
 /// The bits of a code, from 0 on.
-fn code_bits(kind: CodeKind, added: i64, code: Number) -> u64 {
+pub(super) fn code_bits(kind: CodeKind, added: i64, code: Number) -> u64 {
     match kind {
         CodeKind::E4m3 => bits(Element::F8e4m3, code),
         CodeKind::E5m2 => bits(Element::F8e5m2, code),
@@ -424,52 +424,6 @@ fn code_value(kind: CodeKind, zero: i64, bits: u64) -> f32 {
             if bits & 8 == 0 { x } else { -x }
         }
         _ => (bits as i64 - zero) as f32,
-    }
-}
-
-impl Decoder<'_> {
-    /// The packed form of the weight: what the kernel `repack` makes of it, bit for bit.
-    pub fn packed(&self) -> Result<Vec<u8>, String> {
-        let encoding = self.encoding();
-        let packing = Packing::of(encoding)?;
-        let kind = encoding.def().code.kind;
-        let (rows, columns) = (self.rows(), self.columns());
-        let band = packing.band(columns);
-        let mut all = vec![0; (rows.div_ceil(ROWS) * band) as usize];
-        let mut put = |at: u64, bytes: &[u8]| {
-            let from = at as usize;
-            all[from..from + bytes.len()].iter_mut().zip(bytes).for_each(|(to, b)| *to |= b);
-        };
-        for (n, k) in (0..rows).flat_map(|n| (0..columns).map(move |k| (n, k))) {
-            let unit = n / ROWS * band + k / packing.columns * packing.bytes;
-            let (row, column) = (n % ROWS, k % packing.columns);
-            let code = code_bits(kind, packing.added, self.code(n, k));
-            for plane in &packing.planes {
-                let place = packing.place(*plane, row, column);
-                let part = (code >> plane.shift & ((1 << plane.bits) - 1)) as u32;
-                put(unit + place.word, &(part << place.bit).to_le_bytes());
-            }
-            for factor in [Some(&packing.scale), packing.minimum.as_ref()].into_iter().flatten() {
-                let mut write = |element: Element, at: u64, term: &Term| {
-                    let bits = bits(element, term.eval(&self.at(n, k)));
-                    put(unit + at, &bits.to_le_bytes()[..element.size() as usize]);
-                };
-                if column % packing.group == 0 {
-                    let index = row * packing.groups() + column / packing.group;
-                    write(
-                        factor.element,
-                        factor.at + index * factor.element.size(),
-                        &factor.inner_term,
-                    );
-                }
-                if let (0, Some((element, at)), Some(term)) =
-                    (column, factor.outer, &factor.outer_term)
-                {
-                    write(element, at + row * element.size(), term);
-                }
-            }
-        }
-        Ok(all)
     }
 }
 

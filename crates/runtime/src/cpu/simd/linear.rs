@@ -63,15 +63,12 @@ fn compute(
     t: usize,
     w: &Weights<'_>,
     bias: Option<&Weights<'_>>,
-    mut y: ActMut<'_>,
+    y: ActMut<'_>,
     add: bool,
 ) {
     let (n, k) = (w.rows(), w.columns());
     assert_eq!(x.len(), t * k, "x is not [{t}, {k}]");
-    assert_eq!(y.len(), t * n, "y is not [{t}, {n}]");
-    if let Some(bias) = bias {
-        assert_eq!((bias.rows(), bias.columns()), (n, 1), "the bias is not [{n}]");
-    }
+    let epilogue = Epilogue::new(t, n, bias, y, add);
     if t == 0 || n == 0 {
         return;
     }
@@ -85,9 +82,7 @@ fn compute(
         x
     };
     let rows = (BLOCK_BYTES / w.row_bytes()).clamp(8, 256).next_multiple_of(4);
-    let y_dtype = y.dtype();
-    let y = Shared(y.as_bytes_mut().as_mut_ptr());
-    let job = Job { x: x.as_bytes(), pairs, tokens: t, w, bias, y, y_dtype, add, rows };
+    let job = Job { x: x.as_bytes(), pairs, tokens: t, w, epilogue, rows };
     let blocks = n.div_ceil(rows);
     let work = |block| isa.run(BlockOf { job: &job, block });
     if n * k * t < SERIAL {
@@ -104,20 +99,27 @@ struct Job<'a> {
     pairs: bool,
     tokens: usize,
     w: &'a Weights<'a>,
+    epilogue: Epilogue<'a>,
+    /// Rows of a block.
+    rows: usize,
+}
+
+/// What becomes of sums: `y = sums + bias`, rounded to its type.
+pub(super) struct Epilogue<'a> {
+    /// `N`.
+    n: usize,
     bias: Option<&'a Weights<'a>>,
     /// `[tokens, N]`
     y: Shared,
     y_dtype: Float,
     /// Whether the sums are added to what `y` holds.
     add: bool,
-    /// Rows of a block.
-    rows: usize,
 }
 
 /// Memory that several threads write, each its own part.
 struct Shared(*mut u8);
 
-// SAFETY: block b writes columns b * rows..(b + 1) * rows only, and is run once.
+// SAFETY: blocks are of columns of their own, and each is run once.
 unsafe impl Sync for Shared {}
 
 struct BlockOf<'a> {
@@ -137,11 +139,13 @@ impl Kernel for BlockOf<'_> {
         let (bias, sums) = scratch.as_mut().split_at_mut(rows);
         // SAFETY: the contract gives `S`.
         unsafe {
-            job.read_bias::<S>(start, bias);
+            job.epilogue.read_bias::<S>(start, bias);
             for t in (0..job.tokens).step_by(BLOCK_TOKENS) {
                 let sums = &mut sums[..rows * BLOCK_TOKENS.min(job.tokens - t)];
                 job.multiply::<S>(start, t, rows, sums);
-                with_element!(job.y_dtype, E => job.store::<S, E>(start, t, bias, sums));
+                for (c, sums) in sums.chunks_exact(rows).enumerate() {
+                    job.epilogue.store::<S>(t + c, start, bias, sums);
+                }
             }
         }
     }
@@ -178,52 +182,72 @@ impl Job<'_> {
             }
         }
     }
+}
 
-    /// Writes `sums + bias` to `y`, or adds it, rounded to its type.
-    #[inline(always)]
-    unsafe fn store<S: Simd, E: Element>(
-        &self,
-        start: usize,
+/// # Safety
+/// For those that are unsafe: the CPU has `S`'s instructions.
+impl<'a> Epilogue<'a> {
+    /// # Panics
+    /// If `y` is not `[t, n]`, or the bias is not `[n]`.
+    pub(super) fn new(
         t: usize,
-        bias: &[f32],
-        sums: &[f32],
-    ) {
-        let rows = bias.len();
-        for (c, sums) in sums.chunks_exact(rows).enumerate() {
-            let at = (t + c) * self.w.rows() + start;
-            // SAFETY: row t + c of y has this block's columns; loads are within `sums` and
-            // `bias`, both of `rows` elements.
-            unsafe {
-                let y = self.y.0.add(at * E::SIZE);
-                let (sums, bias) = (sums.as_ptr(), bias.as_ptr());
-                let mut i = 0;
-                while i + S::LANES <= rows {
-                    let mut sum =
-                        S::add(S::load_f32(sums.add(i).cast()), S::load_f32(bias.add(i).cast()));
-                    if self.add {
-                        sum = S::add(sum, E::load::<S>(y.add(i * E::SIZE)));
-                    }
-                    E::store::<S>(y.add(i * E::SIZE), sum);
-                    i += S::LANES;
+        n: usize,
+        bias: Option<&'a Weights<'a>>,
+        mut y: ActMut<'_>,
+        add: bool,
+    ) -> Self {
+        assert_eq!(y.len(), t * n, "y is not [{t}, {n}]");
+        if let Some(bias) = bias {
+            assert_eq!((bias.rows(), bias.columns()), (n, 1), "the bias is not [{n}]");
+        }
+        Epilogue { n, bias, y_dtype: y.dtype(), y: Shared(y.as_bytes_mut().as_mut_ptr()), add }
+    }
+
+    /// Writes the sums and the bias of a token's columns from `start` on to `y`, or adds them.
+    ///
+    /// # Safety
+    /// The token and the columns are `y`'s, and no other thread's.
+    #[inline(always)]
+    pub(super) unsafe fn store<S: Simd>(&self, t: usize, start: usize, bias: &[f32], sums: &[f32]) {
+        // SAFETY: as the caller's.
+        unsafe { with_element!(self.y_dtype, E => self.store_as::<S, E>(t, start, bias, sums)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_as<S: Simd, E: Element>(&self, t: usize, start: usize, bias: &[f32], sums: &[f32]) {
+        let rows = bias.len().min(sums.len());
+        // SAFETY: row t of y has these columns by contract; loads are within `sums` and `bias`, both of `rows`
+        // elements.
+        unsafe {
+            let y = self.y.0.add((t * self.n + start) * E::SIZE);
+            let (sums, bias) = (sums.as_ptr(), bias.as_ptr());
+            let mut i = 0;
+            while i + S::LANES <= rows {
+                let mut sum =
+                    S::add(S::load_f32(sums.add(i).cast()), S::load_f32(bias.add(i).cast()));
+                if self.add {
+                    sum = S::add(sum, E::load::<S>(y.add(i * E::SIZE)));
                 }
-                if i < rows {
-                    let n = rows - i;
-                    let mut sum = S::add(
-                        f32::load_tail::<S>(sums.add(i).cast(), n),
-                        f32::load_tail::<S>(bias.add(i).cast(), n),
-                    );
-                    if self.add {
-                        sum = S::add(sum, E::load_tail::<S>(y.add(i * E::SIZE), n));
-                    }
-                    E::store_tail::<S>(y.add(i * E::SIZE), sum, n);
+                E::store::<S>(y.add(i * E::SIZE), sum);
+                i += S::LANES;
+            }
+            if i < rows {
+                let n = rows - i;
+                let mut sum = S::add(
+                    f32::load_tail::<S>(sums.add(i).cast(), n),
+                    f32::load_tail::<S>(bias.add(i).cast(), n),
+                );
+                if self.add {
+                    sum = S::add(sum, E::load_tail::<S>(y.add(i * E::SIZE), n));
                 }
+                E::store_tail::<S>(y.add(i * E::SIZE), sum, n);
             }
         }
     }
 
-    /// The bias of the rows from `start`; zeros if there is none.
+    /// The bias of the columns from `start`; zeros if there is none.
     #[inline(always)]
-    unsafe fn read_bias<S: Simd>(&self, start: usize, out: &mut [f32]) {
+    pub(super) unsafe fn read_bias<S: Simd>(&self, start: usize, out: &mut [f32]) {
         let Some(bias) = self.bias else { return out.fill(0.0) };
         for (first, bytes) in bias.pieces(start, start + out.len()) {
             let out = &mut out[first - start..][..bytes.len() / bias.row_bytes()];

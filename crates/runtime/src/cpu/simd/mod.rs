@@ -15,6 +15,7 @@
     reason = "a body takes its features from the function that it is inlined into"
 )]
 
+mod codes;
 mod element;
 mod isa;
 mod linear;
@@ -25,6 +26,7 @@ mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use codes::{Codes, Rounding, linear_codes};
 pub use element::{Act, ActMut, Float, WeightError, Weights};
 pub use isa::{Isa, Level};
 pub use linear::{linear, linear_add};

@@ -1,0 +1,327 @@
+//! Making the packed form of a weight on the host: what the kernel `repack` makes of it on a GPU, bit for bit.
+//!
+//! An encoding's expressions are walked for each scale. Walked for each code, too, they would take minutes for a
+//! model, so bits of codes are moved as they are wherever that is what the expressions do, see [`Moves`].
+
+use super::decoder::Decoder;
+use super::packing::{Packing, Plane, ROWS, bits, code_bits};
+use super::{CodeKind, Element, Encoding, Stored, Term};
+use crate::random;
+
+/// Packs a weight, band by band: bands are eight rows each, and independent.
+pub struct Packer<'a> {
+    decoder: &'a Decoder<'a>,
+    packing: Packing,
+    kind: CodeKind,
+    moves: Option<Moves>,
+}
+
+impl<'a> Packer<'a> {
+    /// What packs the weight of `decoder`; an error where it has no packed form.
+    pub fn new(decoder: &'a Decoder<'a>) -> Result<Packer<'a>, String> {
+        let encoding = decoder.encoding();
+        let packing = Packing::of(encoding)?;
+        let kind = encoding.def().code.kind;
+        let moves = Moves::find(encoding, &packing);
+        Ok(Packer { decoder, packing, kind, moves })
+    }
+
+    /// How many there are.
+    pub fn bands(&self) -> u64 {
+        self.decoder.rows().div_ceil(ROWS)
+    }
+
+    /// Bytes of one.
+    pub fn band_bytes(&self) -> u64 {
+        self.packing.band(self.decoder.columns())
+    }
+
+    /// Writes a band, which `out` has the room for.
+    pub fn band(&self, band: u64, out: &mut [u8]) {
+        out.fill(0);
+        let columns = self.decoder.columns();
+        let rows = ROWS.min(self.decoder.rows().saturating_sub(band * ROWS));
+        for (i, unit) in out.chunks_exact_mut(self.packing.bytes as usize).enumerate() {
+            let from = i as u64 * self.packing.columns;
+            let until = columns.min(from + self.packing.columns);
+            for row in 0..rows {
+                let n = band * ROWS + row;
+                match &self.moves {
+                    Some(moves) if until - from == self.packing.columns => {
+                        let first = self.decoder.block(n, from);
+                        moves.run(first, row as usize, unit);
+                    }
+                    _ => (from..until).for_each(|k| self.code(n, k, row, k - from, unit)),
+                }
+                self.factors(n, row, from..until, unit);
+            }
+        }
+    }
+
+    /// Writes the code of a value.
+    fn code(&self, n: u64, k: u64, row: u64, column: u64, unit: &mut [u8]) {
+        let code = code_bits(self.kind, self.packing.added, self.decoder.code(n, k));
+        for plane in &self.packing.planes {
+            let place = self.packing.place(*plane, row, column);
+            let part = (code >> plane.shift & ((1 << plane.bits) - 1)) as u32;
+            let word = &mut unit[place.word as usize..][..4];
+            word.iter_mut().zip((part << place.bit).to_le_bytes()).for_each(|(to, b)| *to |= b);
+        }
+    }
+
+    /// Writes the scales and the minimums of a row of a unit, whose columns are `columns` of the weight.
+    fn factors(&self, n: u64, row: u64, columns: std::ops::Range<u64>, unit: &mut [u8]) {
+        let packing = &self.packing;
+        let mut write = |element: Element, at: u64, term: &Term, k: u64| {
+            let bits = bits(element, term.eval(&self.decoder.at(n, k))).to_le_bytes();
+            let size = element.size() as usize;
+            unit[at as usize..][..size].copy_from_slice(&bits[..size]);
+        };
+        for factor in [Some(&packing.scale), packing.minimum.as_ref()].into_iter().flatten() {
+            for (group, k) in columns.clone().step_by(packing.group as usize).enumerate() {
+                let index = row * packing.groups() + group as u64;
+                let at = factor.at + index * factor.element.size();
+                write(factor.element, at, &factor.inner_term, k);
+            }
+            if let (Some((element, at)), Some(term)) = (factor.outer, &factor.outer_term) {
+                write(element, at + row * element.size(), term, columns.start);
+            }
+        }
+    }
+}
+
+impl Decoder<'_> {
+    /// The packed form of the weight.
+    pub fn packed(&self) -> Result<Vec<u8>, String> {
+        let packer = Packer::new(self)?;
+        let mut all = vec![0; (packer.bands() * packer.band_bytes()) as usize];
+        let bands = all.chunks_exact_mut((packer.band_bytes() as usize).max(1));
+        bands.enumerate().for_each(|(i, band)| packer.band(i as u64, band));
+        Ok(all)
+    }
+}
+
+/// How the bits of blocks become those of a row of a unit, of an encoding whose codes are bits of the block: none
+/// depends on two, though it may be the opposite of one.
+///
+/// Such a map is found by asking: of blocks whose bit `i` is bit `j` of the number `i + 1`, one for each `j`, a code's
+/// bit tells the number of the bit that it is. Random blocks then tell whether that is all there is to it.
+struct Moves {
+    /// Bytes of the planes' words of 32 bits, those of row 0 of a unit.
+    words: Vec<Word>,
+    pieces: Vec<Piece>,
+    /// Bytes of the blocks of a row of a unit.
+    bytes: usize,
+}
+
+/// A word of a plane.
+struct Word {
+    /// Where it begins in row 0, and how far on in the next row.
+    at: usize,
+    stride: usize,
+    /// Bits that are the opposite of what they are in a block.
+    flipped: u32,
+    /// How many of the pieces are its own, which follow one another.
+    pieces: usize,
+}
+
+/// Neighbouring bits of a byte that are so in a code, too.
+#[derive(Clone, Copy)]
+struct Piece {
+    byte: u32,
+    down: u8,
+    mask: u8,
+    up: u8,
+}
+
+/// A bit of a code: the bit of the block that it is, and whether it is its opposite. One that is always the same has none.
+#[derive(Clone, Copy, PartialEq)]
+struct Source {
+    bit: Option<usize>,
+    flipped: bool,
+}
+
+impl Moves {
+    fn find(encoding: &Encoding, packing: &Packing) -> Option<Moves> {
+        let Stored::Blocks { values, .. } = encoding.def().stored else { return None };
+        let block = encoding.bytes(&[1, values])? as usize;
+        let bits = usize::try_from(encoding.def().code.bits).ok()?;
+        let codes = |bytes: &[u8]| -> Option<Vec<u64>> {
+            let decoder = encoding.decoder_of(1, values, bytes).ok()?;
+            let kind = encoding.def().code.kind;
+            let code = |k| code_bits(kind, packing.added, decoder.code(0, k));
+            Some((0..values).map(code).collect())
+        };
+        // Found.
+        let base = codes(&vec![0; block])?;
+        let mut numbers = vec![0usize; values as usize * bits];
+        for j in 0..usize::BITS - (block * 8).leading_zeros() {
+            let mut bytes = vec![0; block];
+            let set = (0..block * 8).filter(|i| (i + 1) >> j & 1 == 1);
+            set.for_each(|i| bytes[i / 8] |= 1 << (i % 8));
+            for (k, code) in codes(&bytes)?.into_iter().enumerate() {
+                let changed = code ^ base[k];
+                (0..bits).for_each(|b| numbers[k * bits + b] |= (changed as usize >> b & 1) << j);
+            }
+        }
+        let sources: Vec<Source> = numbers
+            .into_iter()
+            .enumerate()
+            .map(|(i, number)| Source {
+                bit: number.checked_sub(1),
+                flipped: base[i / bits] >> (i % bits) & 1 == 1,
+            })
+            .collect();
+        // And held to what expressions say.
+        let mut rng = random::named(encoding.name(), 0);
+        for _ in 0..8 {
+            let mut bytes = vec![0; block];
+            rng.fill(&mut bytes);
+            let is_bit = |s: &Source| {
+                s.flipped ^ s.bit.is_some_and(|i| bytes.get(i / 8).is_some_and(|b| b >> (i % 8) & 1 == 1))
+            };
+            let moved = sources.chunks_exact(bits).map(|code| {
+                code.iter().enumerate().map(|(b, s)| u64::from(is_bit(s)) << b).sum::<u64>()
+            });
+            if !moved.eq(codes(&bytes)?) {
+                return None;
+            }
+        }
+        Some(Moves::of(packing, &sources, bits, (values, block)))
+    }
+
+    /// Moves of the codes whose bits have these sources, of blocks of so many values and bytes.
+    fn of(
+        packing: &Packing,
+        sources: &[Source],
+        bits: usize,
+        (values, block): (u64, usize),
+    ) -> Moves {
+        let mut words: Vec<Word> = Vec::new();
+        let mut pieces = Vec::new();
+        for plane in &packing.planes {
+            let stride = packing.place(*plane, 1, 0).word - packing.place(*plane, 0, 0).word;
+            let mut placed: Vec<_> =
+                (0..packing.columns).map(|k| (packing.place(*plane, 0, k), k)).collect();
+            placed.sort_unstable_by_key(|(place, _)| place.word);
+            for same in placed.chunk_by(|(a, _), (b, _)| a.word == b.word) {
+                let (first, mut flipped) = (pieces.len(), 0);
+                for (place, k) in same {
+                    let before = (k / values) as usize * block;
+                    let code = (k % values) as usize * bits;
+                    let code = &sources[code..code + bits];
+                    flipped |= moved(*plane, code, before, place.bit, &mut pieces);
+                }
+                words.push(Word {
+                    at: same[0].0.word as usize,
+                    stride: stride as usize,
+                    flipped,
+                    pieces: pieces.len() - first,
+                });
+            }
+        }
+        Moves { words, pieces, bytes: packing.columns.div_ceil(values) as usize * block }
+    }
+
+    /// Writes a row of a unit's codes; its blocks begin where `blocks` does.
+    fn run(&self, blocks: &[u8], row: usize, unit: &mut [u8]) {
+        let blocks = &blocks[..self.bytes];
+        let mut pieces = &self.pieces[..];
+        for word in &self.words {
+            let (own, rest) = pieces.split_at(word.pieces);
+            let bits = own.iter().fold(word.flipped, |bits, p| {
+                bits ^ u32::from(blocks[p.byte as usize] >> p.down & p.mask) << p.up
+            });
+            unit[word.at + row * word.stride..][..4].copy_from_slice(&bits.to_le_bytes());
+            pieces = rest;
+        }
+    }
+}
+
+/// Adds the pieces of a code's part in a plane, whose lowest bit is bit `to` of its word; which bits of the word are flipped.
+fn moved(plane: Plane, code: &[Source], before: usize, to: u32, pieces: &mut Vec<Piece>) -> u32 {
+    let (mut flipped, mut last) = (0, None);
+    for b in 0..plane.bits {
+        let Some(source) = code.get((plane.shift + b) as usize) else { break };
+        flipped |= u32::from(source.flipped) << (to + b);
+        if let (Some(bit), true, Some(piece)) = (source.bit, last.is_some(), pieces.last_mut())
+            && last == bit.checked_sub(1)
+            && bit % 8 != 0
+        {
+            piece.mask = piece.mask << 1 | 1;
+        } else if let Some(bit) = source.bit {
+            let (byte, down) = ((before + bit / 8) as u32, (bit % 8) as u8);
+            pieces.push(Piece { byte, down, mask: 1, up: (to + b) as u8 });
+        }
+        last = source.bit;
+    }
+    flipped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::packing::packed_value;
+    use super::super::{Code, EncodingDef, Group};
+    use super::*;
+
+    /// Blocks of 32 values whose codes are `value`.
+    fn encoding(kind: CodeKind, bits: u32, value: &str) -> Encoding {
+        let field = |name: &str, ty: &str| (name.to_owned(), ty.to_owned());
+        Encoding::new(EncodingDef {
+            name: "tried".to_owned(),
+            doc: String::new(),
+            stored: Stored::Blocks {
+                values: 32,
+                fields: vec![field("d", "f16"), field("q", "u8 [32]"), field("s", "i8 [32]")],
+            },
+            tables: Vec::new(),
+            constants: Vec::new(),
+            lets: Vec::new(),
+            zero: None,
+            group: Group { n: Some(1), k: Some(32) },
+            code: Code { kind, bits, value: value.to_owned() },
+            scale: "d".to_owned(),
+            minimum: None,
+            when: None,
+            gguf: None,
+            packed: false,
+        })
+        .expect("a definition")
+    }
+
+    fn is_moved(encoding: &Encoding) -> bool {
+        Moves::find(encoding, &Packing::of(encoding).expect("a packed form")).is_some()
+    }
+
+    #[test]
+    fn values_survive() {
+        for (kind, bits, value, moves) in [
+            (CodeKind::Unsigned, 4, "q[k & 15] >> (k >> 4 & 1) * 4 & 15", true),
+            // A code of two bytes' bits.
+            (CodeKind::Unsigned, 6, "q[k & 31] & 15 | (q[31 - (k & 31)] >> 5 & 3) << 4", true),
+            (CodeKind::Signed, 8, "s[k & 31]", true),
+            (CodeKind::Unsigned, 8, "255 - q[k & 31]", true),
+            // What is no bit of the block.
+            (CodeKind::Unsigned, 4, "(q[k & 31] & 15) * (q[0] & 1)", false),
+            (CodeKind::Unsigned, 5, "(q[k & 31] & 15) + (q[0] & 15)", false),
+        ] {
+            let encoding = encoding(kind, bits, value);
+            assert_eq!(is_moved(&encoding), moves, "{value}");
+            // A unit and a part of one, a band and a part of one.
+            let (rows, columns) = (11, 160);
+            let mut rng = random::named(value, 1);
+            let tensors = encoding.random((rows, columns), true, &mut rng).expect("random bytes");
+            let parts = tensors.iter().map(|(_, bytes)| &bytes[..]).collect();
+            let decoder = encoding.decoder(rows, columns, parts).expect("their sizes");
+            let packed = decoder.packed().expect("a packed form");
+            let mut row = vec![0.0; columns as usize];
+            for n in 0..rows {
+                decoder.row(n, 0, &mut row);
+                for (k, value) in row.iter().enumerate() {
+                    let found = packed_value(&encoding, columns, &packed, n, k as u64);
+                    assert_eq!(found, Ok(*value), "{} at {n}, {k}", encoding.def().code.value);
+                }
+            }
+        }
+    }
+}

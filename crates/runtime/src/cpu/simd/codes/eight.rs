@@ -1,0 +1,93 @@
+//! Products of codes with activations of 8 bits.
+
+use std::ops::Range;
+
+use infernum_ir::encoding::CodeKind;
+
+use super::activations::{Chunk, Rounded};
+use super::factors::{Factors, LANES};
+use super::super::isa::{Isa, Level};
+use super::{CHUNK, Codes, E2M1, E2M1_ZERO, Lanes, ROWS};
+
+/// What is subtracted from codes as they are multiplied. Those of 8 bits are multiplied as signed numbers, from which
+/// 128 is subtracted already.
+pub(super) fn zero(w: &Codes<'_>) -> i32 {
+    match w.kind {
+        CodeKind::E2m1 => i32::from(E2M1_ZERO),
+        _ if is_wide(w) => w.packing.zero as i32 - 128,
+        _ => w.packing.zero as i32,
+    }
+}
+
+/// Whether codes take all bits of a byte.
+pub(super) fn is_wide(w: &Codes<'_>) -> bool {
+    w.packing.planes.iter().map(|p| p.bits).sum::<u32>() == 8
+}
+
+/// Sums `[tokens, stride]` of a band's rows.
+pub(super) fn band(
+    isa: Isa,
+    w: &Codes<'_>,
+    band: usize,
+    x: &Rounded,
+    tokens: Range<usize>,
+    sums: &mut [f32],
+    stride: usize,
+) {
+    let mut lanes = vec![[[0.0; LANES]; ROWS]; tokens.len()];
+    let mut factors = Factors::new(w);
+    for (i, unit) in w.band(band).enumerate() {
+        factors.read(isa, w, unit);
+        for chunk in 0..factors.chunks() {
+            let x = x.from(tokens.start, i * factors.chunks() + chunk);
+            #[cfg(target_arch = "x86_64")]
+            if isa.level() >= Level::Avx2 {
+                // SAFETY: that level says so.
+                unsafe { super::x86::chunk(w, &factors, (unit, chunk), x, &mut lanes) };
+                continue;
+            }
+            portable(w, &factors, (unit, chunk), x, &mut lanes);
+        }
+    }
+    for (lanes, sums) in lanes.iter().zip(sums.chunks_mut(stride)) {
+        for (lanes, sum) in lanes.iter().zip(sums) {
+            let [a, b, c, d, e, f, g, h] = *lanes;
+            *sum = ((a + e) + (b + f)) + ((c + g) + (d + h));
+        }
+    }
+}
+
+/// Adds a chunk's products.
+fn portable(
+    w: &Codes<'_>,
+    factors: &Factors,
+    (unit, chunk): (&[u8], usize),
+    (x, stride): (&[Chunk], usize),
+    lanes: &mut [Lanes],
+) {
+    let mut codes = [0; CHUNK];
+    for row in 0..ROWS {
+        w.bytes_of(unit, row, chunk, &mut codes);
+        let codes: [i32; CHUNK] = codes.map(|code| match w.kind {
+            CodeKind::E2m1 => i32::from(E2M1[usize::from(code & 15)]),
+            _ if is_wide(w) => i32::from(code) - 128,
+            _ => i32::from(code),
+        });
+        let (scales, minimums) = (factors.scales(row, chunk), factors.minimums(row, chunk));
+        for (c, lanes) in lanes.iter_mut().enumerate() {
+            let x = &x[c * stride];
+            for (half, scales) in scales.chunks_exact(LANES).enumerate() {
+                let mut sums = x.zeros[half].map(|zero| -zero);
+                for (i, (code, x)) in codes.iter().zip(&x.codes[half]).enumerate() {
+                    sums[i / 4 % LANES] += code * i32::from(*x);
+                }
+                for l in 0..LANES {
+                    lanes[row][l] += sums[l] as f32 * (scales[l] * x.scales[l]);
+                    if let Some(minimums) = minimums {
+                        lanes[row][l] -= minimums[half * LANES + l] * x.sums[half][l];
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Packed weights ([`infernum_ir::encoding::packing`]): `y = x · Wᵀ + bias` over codes as they are stored.
+//!
+//! A unit's eight rows are read a chunk of 128 columns at a time. A chunk's codes come out of their planes in an
+//! order of their own, which is that of a warp's lanes ([`order`]); it is `x` that is brought into that order, once a
+//! call. In the order of planes of bits, four neighbours are of one block of 32 columns, and every other two of them
+//! of one group of 16.
+//!
+//! Two ways to multiply:
+//! - `x` as it is: a band's values are made in f32 and multiplied as plain weights are.
+//! - `x` rounded to 8 bits ([`activations`]): whole numbers are multiplied, and sums of 32 products are scaled.
+
+mod activations;
+mod eight;
+mod factors;
+#[cfg(test)]
+mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use infernum_ir::Encoding;
+use infernum_ir::encoding::packing::ROWS as PACKED_ROWS;
+use infernum_ir::encoding::{CodeKind, Element, Packing};
+
+use super::element::{Act, ActMut, Weights};
+use super::isa::{Isa, Kernel};
+use super::linear::Epilogue;
+use super::ops;
+use super::threads::for_each_block;
+use super::tile::{Block, Wide};
+use super::vector::Simd;
+use activations::Rounded;
+use factors::Factors;
+
+/// Columns that are read at a time.
+const CHUNK: usize = 128;
+
+/// Rows of a unit.
+const ROWS: usize = PACKED_ROWS as usize;
+
+/// Packed bytes that a thread takes at a time, and bands at most.
+const BLOCK_BYTES: usize = 128 << 10;
+const BLOCK_BANDS: usize = 64;
+
+/// Tokens that pass over a block at a time.
+const BLOCK_TOKENS: usize = 64;
+
+/// A packed weight matrix `[N, K]`.
+#[derive(Clone, Copy)]
+pub struct Codes<'a> {
+    packing: &'a Packing,
+    kind: CodeKind,
+    rows: usize,
+    columns: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> Codes<'a> {
+    /// `None` where the encoding is no packed one, or the bytes are not those of so many rows and columns.
+    pub fn new(encoding: &'a Encoding, rows: usize, columns: usize, bytes: &'a [u8]) -> Option<Self> {
+        let packing = encoding.packing()?;
+        let size = rows.div_ceil(ROWS) as u64 * packing.band(columns as u64);
+        let kind = encoding.def().code.kind;
+        (size == bytes.len() as u64 && columns > 0).then_some(Codes { packing, kind, rows, columns, bytes })
+    }
+
+    /// `N`.
+    pub const fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// `K`.
+    pub const fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Chunks of a row, those of its last unit included.
+    fn chunks(&self) -> usize {
+        (self.packing.across(self.columns as u64) * self.packing.columns) as usize / CHUNK
+    }
+
+    /// The units of eight rows.
+    fn band(&self, band: usize) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let size = self.packing.band(self.columns as u64) as usize;
+        self.bytes[band * size..][..size].chunks_exact(self.packing.bytes as usize)
+    }
+
+    /// Groups of 16 columns have scales of their own.
+    fn halves(&self) -> bool {
+        self.packing.group < 32
+    }
+
+    /// Whether codes are whole numbers of 8 bits, once their zero is subtracted, or become such when doubled.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.kind, CodeKind::Unsigned | CodeKind::Signed | CodeKind::E2m1)
+    }
+
+    /// What the codes of a chunk mean, in the chunk's order.
+    fn values(&self, factors: &Factors, meanings: &[f32; 256], unit: &[u8], row: usize, chunk: usize, out: &mut [f32]) {
+        let mut codes = [0; CHUNK];
+        self.bytes_of(unit, row, chunk, &mut codes);
+        let blocks = Blocks::of(self.packing);
+        for (lane, (codes, out)) in codes.chunks_exact(4).zip(out.chunks_exact_mut(4)).enumerate() {
+            let block = blocks.of_lane(lane);
+            for j in 0..4 {
+                let half = usize::from(self.halves() && j % 2 == 1);
+                let (scale, minimum) = factors.of(row, chunk, half, block);
+                out[j] = meanings[usize::from(codes[j])] * scale - minimum;
+            }
+        }
+    }
+
+    /// What each code means, but for its scale.
+    fn meanings(&self) -> [f32; 256] {
+        let zero = self.packing.zero as f32;
+        std::array::from_fn(|code| match (self.kind, code as u8) {
+            (CodeKind::E4m3, code) => Element::F8e4m3.read(&[code]).float(),
+            (CodeKind::E5m2, code) => Element::F8e5m2.read(&[code]).float(),
+            // Twice that: scales are halved, see `Factors`.
+            (CodeKind::E2m1, code) => f32::from(E2M1[usize::from(code & 15)]) - f32::from(E2M1_ZERO),
+            (_, code) => f32::from(code) - zero,
+        })
+    }
+
+    /// The codes of a chunk, in its order.
+    fn bytes_of(&self, unit: &[u8], row: usize, chunk: usize, out: &mut [u8; CHUNK]) {
+        out.fill(0);
+        for plane in &self.packing.planes {
+            let (bits, from) = (plane.bits as usize, plane.at as usize);
+            if bits == 8 {
+                // Blocks lie in pairs.
+                for (pair, out) in out.chunks_exact_mut(64).enumerate() {
+                    out.copy_from_slice(&unit[from + (chunk * 2 + pair) * 512 + row * 64..][..64]);
+                }
+                continue;
+            }
+            let row_bytes = 16 * bits;
+            let plane_row = &unit[from + (chunk * ROWS + row) * row_bytes..][..row_bytes];
+            for (i, out) in out.iter_mut().enumerate() {
+                let (byte, bit) = place(bits, i);
+                *out |= (plane_row[byte] >> bit & ((1 << bits) - 1)) << plane.shift;
+            }
+        }
+    }
+
+    /// Writes the values of row `n`, in the order of columns.
+    ///
+    /// # Panics
+    /// If `out` is no row, or there is no such row.
+    pub fn row(&self, n: usize, out: &mut [f32]) {
+        assert!(n < self.rows && out.len() == self.columns, "row {n} of {} is not there", self.rows);
+        let order = order(self.packing);
+        let (mut factors, meanings, mut values) = (Factors::new(self), self.meanings(), [0.0; CHUNK]);
+        let mut columns = out.chunks_mut(CHUNK);
+        for unit in self.band(n / ROWS) {
+            factors.read(Isa::best(), self, unit);
+            for chunk in 0..factors.chunks() {
+                let Some(columns) = columns.next() else { return };
+                self.values(&factors, &meanings, unit, n % ROWS, chunk, &mut values);
+                for (column, value) in order.iter().zip(values) {
+                    if let Some(out) = columns.get_mut(usize::from(*column)) {
+                        *out = value;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where the bits of code `i` of a chunk lie in the row of a plane of 4, 2 or 1 bits: the byte, and the lowest bit.
+const fn place(bits: usize, i: usize) -> (usize, usize) {
+    // Codes lie in lanes of four, eight of which are a vector: of two quads and two steps of pairs.
+    let (vector, lane, j) = (i / 32, i % 32 / 4, i % 4);
+    let (quad, block) = (vector / 2 * 2 + lane / 4, lane % 4);
+    let (pair, odd) = (vector % 2 + 2 * (j % 2), j / 2);
+    match bits {
+        4 => (quad * 16 + block * 4 + odd * 2 + pair / 2, pair % 2 * 4),
+        2 => (quad * 8 + block / 2 * 4 + odd * 2 + block % 2, pair * 2),
+        _ => (quad * 4 + odd * 2 + block / 2, block % 2 * 4 + pair),
+    }
+}
+
+/// The columns of the codes of a chunk.
+fn order(packing: &Packing) -> [u8; CHUNK] {
+    let bytes = packing.planes.iter().any(|p| p.bits == 8);
+    std::array::from_fn(|i| {
+        let (block, quad, pair, odd) = if bytes {
+            let (j, pairs) = (i % 4, i % 8 / 4);
+            (i / 64 * 2 + i % 16 / 8, i % 64 / 16, 2 * pairs + 1 - j % 2, j / 2)
+        } else {
+            let (vector, lane, j) = (i / 32, i % 32 / 4, i % 4);
+            (lane % 4, vector / 2 * 2 + lane / 4, vector % 2 + 2 * (j % 2), j / 2)
+        };
+        (block * 32 + pair * 8 + quad * 2 + odd) as u8
+    })
+}
+
+/// Sums of a token, of each of a unit's rows: the lanes of a vector.
+type Lanes = [[f32; factors::LANES]; ROWS];
+
+/// Which block of 32 columns four neighbours of a chunk are of.
+#[derive(Clone, Copy)]
+enum Blocks {
+    /// In planes of bits.
+    InTurn,
+    /// In planes of bytes.
+    InPairs,
+}
+
+impl Blocks {
+    fn of(packing: &Packing) -> Blocks {
+        let bytes = packing.planes.iter().any(|p| p.bits == 8);
+        if bytes { Blocks::InPairs } else { Blocks::InTurn }
+    }
+
+    fn of_lane(self, lane: usize) -> usize {
+        match self {
+            Blocks::InTurn => lane % 4,
+            Blocks::InPairs => lane / 16 * 2 + lane % 4 / 2,
+        }
+    }
+}
+
+/// Twice what codes of `e2m1` mean, from 0 on.
+const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+/// What stands for zero among them.
+const E2M1_ZERO: u8 = 12;
+
+/// How a product of codes is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    /// Activations are used in full.
+    None,
+    /// They are rounded to 8 bits, as the op `round_groups` does in groups of 32.
+    Eight,
+}
+
+/// `y[T, N] = x[T, K] · w[N, K]ᵀ + bias[N]`, summed in f32 and rounded once; with `add`, added to what `y` holds before.
+/// The sum's order depends on the instruction set and on K only.
+///
+/// # Panics
+/// If the lengths of `x`, `y` and `bias` are not `t * K`, `t * N` and `[N, 1]`.
+#[allow(clippy::too_many_arguments, reason = "those of a product, as for plain weights")]
+pub fn linear_codes(
+    isa: Isa,
+    x: Act<'_>,
+    t: usize,
+    w: &Codes<'_>,
+    bias: Option<&Weights<'_>>,
+    y: ActMut<'_>,
+    add: bool,
+    rounding: Rounding,
+) {
+    assert_eq!(x.len(), t * w.columns, "x is not [{t}, {}]", w.columns);
+    let epilogue = Epilogue::new(t, w.rows, bias, y, add);
+    if t == 0 || w.rows == 0 {
+        return;
+    }
+    let x = Input::new(isa, w, x, t, rounding);
+    let size = w.packing.band(w.columns as u64) as usize;
+    let bands = (BLOCK_BYTES / size).clamp(1, BLOCK_BANDS);
+    let all = w.rows.div_ceil(ROWS);
+    for_each_block(all.div_ceil(bands), |block| {
+        let bands = block * bands..all.min((block + 1) * bands);
+        isa.run(BlockOf { isa, w, x: &x, bands, tokens: t, epilogue: &epilogue });
+    });
+}
+
+/// `x`, made ready for all bands.
+enum Input {
+    /// `[tokens, chunks, 128]`, in the chunk's order; zeros behind the columns.
+    Full(Vec<f32>),
+    Eight(Rounded),
+}
+
+impl Input {
+    fn new(isa: Isa, w: &Codes<'_>, x: Act<'_>, t: usize, rounding: Rounding) -> Input {
+        let mut wide = vec![0.0; x.len()];
+        ops::widen(isa, x, &mut wide);
+        let order = order(w.packing);
+        if rounding == Rounding::Eight && w.is_whole() {
+            return Input::Eight(Rounded::new(w, &wide, t, eight::zero(w)));
+        }
+        if rounding == Rounding::Eight {
+            wide.chunks_exact_mut(w.columns).for_each(activations::round_row);
+        }
+        let row = w.chunks() * CHUNK;
+        let mut all = vec![0.0; t * row];
+        for (to, from) in all.chunks_exact_mut(row).zip(wide.chunks_exact(w.columns)) {
+            for (to, from) in to.chunks_exact_mut(CHUNK).zip(from.chunks(CHUNK)) {
+                for (to, column) in to.iter_mut().zip(order) {
+                    *to = from.get(usize::from(column)).copied().unwrap_or(0.0);
+                }
+            }
+        }
+        Input::Full(all)
+    }
+}
+
+struct BlockOf<'a> {
+    isa: Isa,
+    w: &'a Codes<'a>,
+    x: &'a Input,
+    bands: std::ops::Range<usize>,
+    tokens: usize,
+    epilogue: &'a Epilogue<'a>,
+}
+
+impl Kernel for BlockOf<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let BlockOf { w, bands, epilogue, .. } = &self;
+        let start = bands.start * ROWS;
+        let rows = w.rows.min(bands.end * ROWS) - start;
+        let padded = bands.len() * ROWS;
+        let mut bias = vec![0.0; rows];
+        // SAFETY: the contract gives `S`.
+        unsafe { epilogue.read_bias::<S>(start, &mut bias) };
+        // [tokens, padded]
+        let mut sums = vec![0.0; self.tokens.min(BLOCK_TOKENS) * padded];
+        for t in (0..self.tokens).step_by(BLOCK_TOKENS) {
+            let tokens = BLOCK_TOKENS.min(self.tokens - t);
+            let sums = &mut sums[..tokens * padded];
+            for (i, band) in bands.clone().enumerate() {
+                let sums = &mut sums[i * ROWS..];
+                match self.x {
+                    Input::Eight(x) => {
+                        eight::band(self.isa, w, band, x, t..t + tokens, sums, padded);
+                    }
+                    // SAFETY: the contract gives `S`.
+                    Input::Full(x) => unsafe { full::<S>(self.isa, w, band, x, t..t + tokens, sums, padded) },
+                }
+            }
+            for (c, sums) in sums.chunks_exact(padded).enumerate() {
+                // SAFETY: the contract gives `S`; these rows are this block's own.
+                unsafe { epilogue.store::<S>(t + c, start, &bias, &sums[..rows]) }
+            }
+        }
+    }
+}
+
+/// Sums `[tokens, stride]` of a band's rows, of activations in full.
+///
+/// # Safety
+/// The CPU has `S`'s instructions.
+#[inline(always)]
+unsafe fn full<S: Simd>(
+    isa: Isa,
+    w: &Codes<'_>,
+    band: usize,
+    x: &[f32],
+    tokens: std::ops::Range<usize>,
+    sums: &mut [f32],
+    stride: usize,
+) {
+    let k = w.chunks() * CHUNK;
+    let (mut factors, meanings, mut values) = (Factors::new(w), w.meanings(), vec![0.0; ROWS * k]);
+    for (i, unit) in w.band(band).enumerate() {
+        factors.read(isa, w, unit);
+        for (chunk, row) in (0..factors.chunks()).flat_map(|c| (0..ROWS).map(move |r| (c, r))) {
+            let at = row * k + (i * factors.chunks() + chunk) * CHUNK;
+            w.values(&factors, &meanings, unit, row, chunk, &mut values[at..at + CHUNK]);
+        }
+    }
+    let x = &x[tokens.start * k..tokens.end * k];
+    assert!(sums.len() >= (tokens.len() - 1) * stride + ROWS, "sums are not [tokens, {stride}]");
+    let block = Block {
+        w: values.as_ptr().cast(),
+        rows: ROWS,
+        x: x.as_ptr().cast(),
+        tokens: tokens.len(),
+        k,
+        out: sums.as_mut_ptr(),
+        out_stride: stride,
+    };
+    // SAFETY: `values` is eight rows of k, `x` is rows of k, and the sums are there by the line above.
+    unsafe { block.run::<Wide<S, f32>>() }
+}
