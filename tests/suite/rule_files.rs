@@ -1,7 +1,8 @@
 //! Rules on graphs of their own: for each shipped rule, one on which it fires and one that it must
 //! leave alone. Snapshots hold what is explained, and the graph that comes out.
 //!
-//! `// tokens: 17..64` says which steps a file is for; without it, it is one decoded token.
+//! `// tokens: 17..64` says which steps a file is for; without it, it is one decoded token. `// target: cpu` says which
+//! target; without it, it is sm_90a.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use infernum_ir::interp::{Carried, Interpreter, Rounding, SeqShape, States, StepShape, Tensor};
 use infernum_ir::{Module, Param, Type, WeightRef, random, text, verify};
 use infernum_passes::Bucket;
-use infernum_passes::data::{Kernels, Rule};
+use infernum_passes::data::{Kernels, Numerics, Rule};
 use infernum_passes::fuse::{self, CostTable, Factor, FuseOptions, OpCost, Outcome, Report, fuse};
 
 use crate::support::nmse;
@@ -36,8 +37,9 @@ fn bucket(text: &str) -> Bucket {
 
 /// The rule alone, on a target on which all that it makes has a kernel and costs nothing: what is
 /// shown is the rewrite, whether it pays or not.
-fn options(rule: &Rule, kernels: &Kernels, bucket: Bucket) -> FuseOptions {
-    let mut costs = CostTable::named("sm_90a", None).unwrap_or_else(|e| panic!("{e}"));
+fn options(rule: &Rule, kernels: &Kernels, text: &str) -> FuseOptions {
+    let target = text.lines().find_map(|l| l.strip_prefix("// target: ")).unwrap_or("sm_90a");
+    let mut costs = CostTable::named(target, None).unwrap_or_else(|e| panic!("{e}"));
     let fused = kernels.ops.fused().map(|op| op.name.to_owned());
     costs.kernels = fuse::Kernels::Only(fused.collect());
     for made in rule.right.iter().filter(|s| rule.left.iter().all(|l| l.op != s.op)) {
@@ -48,7 +50,8 @@ fn options(rule: &Rule, kernels: &Kernels, bucket: Bucket) -> FuseOptions {
     FuseOptions {
         rules: Some(vec![rule.name.clone()]),
         explain: true,
-        ..FuseOptions::new("sm_90a", costs, bucket)
+        numerics: Numerics::Lossy,
+        ..FuseOptions::new(target, costs, bucket(text))
     }
 }
 
@@ -59,7 +62,7 @@ fn fused(rule: &Rule, file: &str, kernels: &Kernels) -> (Module, Module, Report)
     let before = text::parse_with(&text, &format!("{}/{file}", rule.name), &kernels.ops)
         .unwrap_or_else(|e| panic!("{e}"));
     verify(&before).unwrap_or_else(|e| panic!("{e}"));
-    let fused = fuse(&before, kernels, &options(rule, kernels, bucket(&text)))
+    let fused = fuse(&before, kernels, &options(rule, kernels, &text))
         .unwrap_or_else(|e| panic!("{}: {e}", rule.name));
     (before, fused.module, fused.report)
 }
@@ -127,7 +130,9 @@ fn each_rule_fires_where_it_should() {
         let kept = report.fired.iter().filter(|f| f.outcome == Outcome::Kept).count();
         assert!(kept > 0, "{}: {report}", rule.name);
         let error = nmse(&run(&after), &run(&before));
-        assert!(error <= 1e-20, "{}: NMSE {error:.2e}", rule.name);
+        // Activations of 8 bits: half of a 127th of the largest of 32.
+        let bound = if rule.numerics == Numerics::Lossy { 1e-4 } else { 1e-20 };
+        assert!(error <= bound, "{}: NMSE {error:.2e}", rule.name);
         snapshot(rule, "fires", &shown(&report, &after));
     }
 }

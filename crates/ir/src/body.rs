@@ -151,13 +151,14 @@ pub fn attr_value(attr: &Attr) -> Option<Value> {
     })
 }
 
-/// A type as a map of `dtype`, `shape`, `rank` and `const`; constant dimensions are numbers,
+/// A type as a map of `dtype`, `shape`, `rank` and `const`, of what is encoded `encoding` and the kind of its `codes`; constant dimensions are numbers,
 /// others text such as `T` or `T*4`. A state's shape is that of a row, `[heads, dim]`, or of a slot.
 pub fn type_value(ty: &Type) -> Value {
     let (dtype, shape, constant, encoding) = match ty {
         Type::Tensor(t) => (t.dtype, t.shape.clone(), t.constant, t.encoding.as_ref()),
         Type::State(s) => (s.dtype, s.dims(), false, None),
     };
+    let codes = encoding.map_or(Value::Null, |e| Value::Str(e.def().code.kind.name().to_owned()));
     let encoding = encoding.map_or(Value::Null, |e| Value::Str(e.to_string()));
     let shape: Vec<Value> = shape.into_iter().map(dim_value).collect();
     Value::Map(vec![
@@ -166,6 +167,7 @@ pub fn type_value(ty: &Type) -> Value {
         ("shape".to_owned(), Value::List(shape)),
         ("const".to_owned(), Value::Bool(constant)),
         ("encoding".to_owned(), encoding),
+        ("codes".to_owned(), codes),
     ])
 }
 

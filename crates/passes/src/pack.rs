@@ -8,12 +8,9 @@ use crate::Pass;
 
 pub(crate) const PASS: Pass = Pass {
     name: "pack",
-    doc: "on a GPU, has encoded weights read in their packed form, where they have one: it is made once, at load, and the \
-          one that is kept",
-    run: |module, cx| {
-        if !cx.fuse.costs.runs_templates() {
-            return Ok(module.clone());
-        }
+    doc: "has encoded weights read in their packed form, where they have one: it is made once, at load, and the one that \
+          is kept",
+    run: |module, _| {
         let graphs = module.graphs.iter().map(pack).collect::<Result<_, _>>()?;
         Ok(Module { graphs, ..module.clone() })
     },

@@ -99,6 +99,20 @@ pub enum CodeKind {
     Table,
 }
 
+impl CodeKind {
+    /// The name used in files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CodeKind::Unsigned => "unsigned",
+            CodeKind::Signed => "signed",
+            CodeKind::E4m3 => "e4m3",
+            CodeKind::E5m2 => "e5m2",
+            CodeKind::E2m1 => "e2m1",
+            CodeKind::Table => "table",
+        }
+    }
+}
+
 /// A definition that makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]

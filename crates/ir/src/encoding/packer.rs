@@ -178,7 +178,8 @@ impl Moves {
             let mut bytes = vec![0; block];
             rng.fill(&mut bytes);
             let is_bit = |s: &Source| {
-                s.flipped ^ s.bit.is_some_and(|i| bytes.get(i / 8).is_some_and(|b| b >> (i % 8) & 1 == 1))
+                s.flipped
+                    ^ s.bit.is_some_and(|i| bytes.get(i / 8).is_some_and(|b| b >> (i % 8) & 1 == 1))
             };
             let moved = sources.chunks_exact(bits).map(|code| {
                 code.iter().enumerate().map(|(b, s)| u64::from(is_bit(s)) << b).sum::<u64>()

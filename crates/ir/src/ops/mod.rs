@@ -37,6 +37,7 @@ mod repack;
 mod reshape;
 mod rmsnorm;
 mod rope;
+mod round_groups;
 mod scale;
 mod scan;
 mod scores;
@@ -99,6 +100,7 @@ pub static OPS: &[&OpDef] = &[
     &reshape::OP,
     &rmsnorm::OP,
     &rope::OP,
+    &round_groups::OP,
     &scale::OP,
     &scan::OP,
     &scores::OP,

@@ -27,6 +27,10 @@ pub use call::{CallModule, calls};
 /// Largest difference allowed, in units of the value's norm.
 pub const TOLERANCE: f64 = 1e-10;
 
+/// The same of a rule that rounds to fewer bits: large enough for sums whose terms nearly cancel, and too small for
+/// another formula.
+pub const LOSSY: f64 = 0.25;
+
 /// What checking one rule has shown.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {

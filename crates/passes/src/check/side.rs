@@ -8,7 +8,8 @@ use infernum_ir::interp::{StepShape, Tensor};
 use infernum_ir::{Attr, Eval, Graph, NodeKind, Op, OpCall, OperandDef, Param, Type, ValueId};
 
 use super::sample::{Rng, Trial};
-use super::{Element, TOLERANCE};
+use super::{Element, LOSSY, TOLERANCE};
+use crate::data::Numerics;
 use crate::data::Rule;
 
 /// How the sides of a rule fail to agree.
@@ -149,7 +150,8 @@ impl Planted {
         let mut largest = 0.0f64;
         for (root, a, b) in &pairs {
             let error = difference(values.get(*a), values.get(*b));
-            if error.is_nan() || error > TOLERANCE {
+            let bound = if rule.numerics == Numerics::Lossy { LOSSY } else { TOLERANCE };
+            if error.is_nan() || error > bound {
                 let at = furthest(values.get(*a), values.get(*b));
                 let difference = Difference { error, operands: operands.clone(), at };
                 return Err(Failure::Differs(format!("`{root}` differs"), difference));

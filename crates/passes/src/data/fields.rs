@@ -42,7 +42,7 @@ pub const KERNELS: [Structure; 2] = [
             (
                 "numerics",
                 true,
-                "what it does to results, with its kernel: `exact`: the same operations in the same order; `reassoc`: in another order; `rounds`: rounds elsewhere, or less often",
+                "what it does to results, with its kernel: `exact`: the same operations in the same order; `reassoc`: in another order; `rounds`: rounds elsewhere, or less often; `lossy`: rounds to fewer bits than the element type has",
             ),
             (
                 "vars",

@@ -20,6 +20,8 @@ pub enum Numerics {
     Reassoc,
     /// Rounds elsewhere, or less often.
     Rounds,
+    /// Rounds what was not rounded: to fewer bits than the element type has.
+    Lossy,
 }
 
 /// A rewrite: where `left` is found, its values may be computed as `right` says.

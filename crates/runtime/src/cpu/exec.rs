@@ -10,8 +10,8 @@ use rayon::ThreadPool;
 
 use super::kernels::{self, Args, Kernel, Operand, Plane, RopeTables, View, ViewMut};
 use super::memory::{HostMemory, MAX_ARGS, Parts};
-use super::simd;
-use super::simd::Isa;
+use super::packed;
+use super::simd::{self, Isa};
 use super::state::StepState;
 use crate::exec::weights::{Loaded, load};
 use crate::exec::{
@@ -100,6 +100,7 @@ impl CpuExecutor {
         plan_check::check(&plan, TargetKind::Cpu)?;
         let kernels = prepare(&plan, wrap)?;
         let mut weights = load(&plan, source)?;
+        packed::pack(&plan, &mut weights)?;
         widen_weights(&plan, &kernels, &mut weights);
         let zeroed = |what, bytes: Option<u64>| {
             let bytes = bytes.unwrap_or(u64::MAX);

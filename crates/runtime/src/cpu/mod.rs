@@ -3,6 +3,7 @@
 mod exec;
 pub(crate) mod kernels;
 pub(crate) mod memory;
+mod packed;
 pub mod simd;
 mod state;
 

@@ -168,15 +168,9 @@ impl Loaded {
         }
         let from = usize::try_from(start).ok()?.checked_mul(row)?;
         let to = from.checked_add(shape.first()?.checked_mul(row)?)?;
-        let (mut at, mut segments) = (0, Vec::new());
-        for segment in &self.segments {
-            let (lo, hi) = (from.max(at), to.min(at + segment.len()));
-            if lo < hi {
-                segments.push(segment.slice(lo - at..hi - at)?);
-            }
-            at += segment.len();
-        }
-        (to <= at).then_some(Loaded {
+        let held: usize = self.segments.iter().map(|s| s.len()).sum();
+        let segments = self.bytes(from, to - from);
+        (to <= held).then_some(Loaded {
             dtype: self.dtype,
             encoding: self.encoding.clone(),
             shape,
@@ -184,6 +178,42 @@ impl Loaded {
             unpacked: Vec::new(),
             values: None,
         })
+    }
+
+    /// Of a weight that is yet to be packed: its parts, as they are stored.
+    pub(crate) fn parts(&self) -> Result<Vec<Loaded>, String> {
+        let mut at = 0;
+        let part = |ty: &TensorType| {
+            let len = ty.bytes(&Dims::default()) as usize;
+            let whole =
+                Loaded { encoding: ty.encoding.clone(), unpacked: Vec::new(), ..self.clone() };
+            let part = Loaded { shape: sizes(ty), segments: whole.bytes(at, len), ..whole };
+            at += len;
+            part
+        };
+        let parts: Vec<Loaded> = self.unpacked.iter().map(part).collect();
+        let found: usize = self.segments.iter().map(|s| s.len()).sum();
+        if at == found { Ok(parts) } else { Err(format!("expected {at} bytes, found {found}")) }
+    }
+
+    /// Bytes `from..from + len`, in as many pieces as they lie in.
+    fn bytes(&self, from: usize, len: usize) -> Vec<Bytes> {
+        let (mut at, mut pieces) = (0, Vec::new());
+        for segment in &self.segments {
+            let (lo, hi) = (from.max(at), (from + len).min(at + segment.len()));
+            pieces.extend((lo < hi).then(|| segment.slice(lo - at..hi - at)).flatten());
+            at += segment.len();
+        }
+        pieces
+    }
+
+    /// Of a weight in its packed form: the bytes of matrix `index` of those that leading axes count.
+    pub(crate) fn packed(&self, index: usize) -> Option<(&Encoding, &[u8])> {
+        let encoding = self.encoding.as_ref().filter(|e| e.packing().is_some())?;
+        let [.., rows, columns] = self.shape[..] else { return None };
+        let size = encoding.bytes(&[rows as u64, columns as u64])? as usize;
+        let bytes = self.segments.first()?.get(index.checked_mul(size)?..)?.get(..size)?;
+        Some((encoding, bytes))
     }
 
     /// Copies into one piece.
@@ -220,6 +250,9 @@ impl Loaded {
     /// Of what is encoded, a decoder of each matrix; of anything else none.
     pub(crate) fn decoders(&self) -> Result<Vec<Decoder<'_>>, String> {
         let Some(encoding) = &self.encoding else { return Ok(Vec::new()) };
+        if encoding.packing().is_some() {
+            return Err(format!("{encoding}: values of its packed form are the kernels' business"));
+        }
         let [leading @ .., rows, columns] = &self.shape[..] else {
             return Err(format!("{encoding}: expected a matrix, found {:?}", self.shape));
         };

@@ -3,8 +3,8 @@
 
 use infernum_codegen::Arg;
 
-use super::super::simd::{self, ActMut};
-use super::linear::{product, with_rows};
+use super::super::simd::{self, ActMut, Rounding};
+use super::linear::{product, with_matrix, with_rows};
 use super::norm::{each_row, rms};
 use super::{Args, Float, Ids, Kernel, Site, Source, act, act_mut, float, math, parallel};
 
@@ -135,10 +135,10 @@ impl Chain {
         let (isa, t) = (args.isa, x.len() / (self.k * self.x.size()));
         let run = |y: ActMut<'_>| {
             let x = act(self.x, x);
-            with_rows(args.operands[self.w], self.weight, self.k, |w| match self.bias {
-                None => product(isa, x, t, w, None, y),
+            with_matrix(args.operands[self.w], self.weight, self.k, |w| match self.bias {
+                None => product(isa, x, t, w, None, y, Rounding::None),
                 Some(dtype) => with_rows(args.operands[self.w + 1], dtype, 1, |bias| {
-                    product(isa, x, t, w, Some(bias), y)
+                    product(isa, x, t, w, Some(bias), y, Rounding::None)
                 })?,
             })?
         };

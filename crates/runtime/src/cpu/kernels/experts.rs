@@ -2,8 +2,8 @@
 
 use infernum_codegen::Arg;
 
-use super::super::simd::{Float, Weights};
-use super::linear::product;
+use super::super::simd::{Float, Rounding, Weights};
+use super::linear::{Matrix, packed, product};
 use super::{Args, Kernel, Operand, Site, act, act_mut, float, parallel};
 use crate::exec::weights::Loaded;
 
@@ -17,9 +17,19 @@ struct ExpertLinear {
     each: usize,
     n: usize,
     k: usize,
+    rounding: Rounding,
 }
 
 pub(super) fn expert_linear(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    prepare(site, Rounding::None)
+}
+
+/// `expert_linear_a8(x, w, ids, bias?)`.
+pub(super) fn expert_linear_a8(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    prepare(site, Rounding::Eight)
+}
+
+fn prepare(site: &Site<'_>, rounding: Rounding) -> Result<Option<Box<dyn Kernel>>, String> {
     let w = site.tensor(1)?;
     let is_weight =
         |i: usize| matches!(&site.launch.operands[i], Some(v) if matches!(v.arg, Arg::Weight(_)));
@@ -41,6 +51,7 @@ pub(super) fn expert_linear(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, 
         each: site.dim(2, 0)?,
         n,
         k,
+        rounding,
     })))
 }
 
@@ -75,14 +86,20 @@ impl Kernel for ExpertLinear {
                     to.copy_from_slice(&x[row(s) * x_row..][..x_row]);
                 }
                 let (rows, y) = (act(self.x, xs), act_mut(self.x, ys));
-                with_expert(w, self.w, expert, self.n, self.k, |w| {
+                let multiply = |w: Matrix<'_>| {
                     let Some((bias, dtype)) = bias.zip(self.bias) else {
-                        return product(args.isa, rows, count, w, None, y);
+                        return product(args.isa, rows, count, w, None, y, self.rounding);
                     };
                     with_expert(bias, dtype, expert, self.n, 1, |b| {
-                        product(args.isa, rows, count, w, Some(b), y)
+                        product(args.isa, rows, count, w, Some(b), y, self.rounding)
                     })?
-                })??;
+                };
+                match packed(w, expert) {
+                    Some(w) => multiply(Matrix::Packed(w))?,
+                    None => with_expert(w, self.w, expert, self.n, self.k, |w| {
+                        multiply(Matrix::Plain(w))
+                    })??,
+                }
                 for (from, s) in ys.chunks_exact(y_row).zip(hits()) {
                     out[s * y_row..][..y_row].copy_from_slice(from);
                 }

@@ -2,9 +2,9 @@
 
 use infernum_codegen::Arg;
 
-use super::super::simd::{Float, Weights};
+use super::super::simd::{Float, Rounding, Weights};
 use super::experts::with_expert;
-use super::linear::product;
+use super::linear::{Matrix, product};
 use super::{Args, Kernel, Operand, Site, act, act_mut, float, parallel};
 
 struct HeadLinear {
@@ -47,7 +47,8 @@ impl Kernel for HeadLinear {
                     to.copy_from_slice(&from[..x_row]);
                 }
                 self.with_head(args.operands[1], head, |w| {
-                    product(args.isa, act(self.x, xs), tokens, w, None, act_mut(self.x, ys))
+                    let (x, y) = (act(self.x, xs), act_mut(self.x, ys));
+                    product(args.isa, x, tokens, Matrix::Plain(w), None, y, Rounding::None)
                 })??;
                 let to = out[head * y_row..].chunks_mut(self.heads * y_row);
                 for (to, from) in to.zip(ys.chunks_exact(y_row)) {

@@ -3,9 +3,27 @@
 use infernum_codegen::Arg;
 use infernum_ir::TensorType;
 
-use super::super::simd::{self, Act, ActMut, Float, Isa, Weights};
+use super::super::simd::{self, Act, ActMut, Codes, Float, Isa, Rounding, Weights};
 use super::{Args, Kernel, Operand, Site, Source, act, act_mut, float, parallel};
 use crate::exec::Bytes;
+use crate::exec::weights::Loaded;
+
+/// A weight matrix.
+#[derive(Clone, Copy)]
+pub(super) enum Matrix<'a> {
+    Plain(&'a Weights<'a>),
+    Packed(Codes<'a>),
+}
+
+impl Matrix<'_> {
+    /// `[N, K]`
+    fn shape(&self) -> (usize, usize) {
+        match self {
+            Matrix::Plain(w) => (w.rows(), w.columns()),
+            Matrix::Packed(w) => (w.rows(), w.columns()),
+        }
+    }
+}
 
 /// `y = x · wᵀ + bias`, and in `linear_add` a residual in the same sum.
 pub(super) struct Linear {
@@ -16,20 +34,30 @@ pub(super) struct Linear {
     bias: Option<Float>,
     y: Float,
     k: usize,
+    rounding: Rounding,
 }
 
 pub(super) fn linear(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
-    prepare(site, 0)
+    prepare(site, 0, Rounding::None)
+}
+
+/// `linear_a8(x, w, bias?)`.
+pub(super) fn linear_a8(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
+    prepare(site, 0, Rounding::Eight)
 }
 
 pub(super) fn linear_add(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
     let residual = &site.launch.operands[0];
     let same = residual.as_ref().map(|r| &r.ty) == site.launch.results.first().map(|r| &r.ty);
     // Wherever it lies, it is added in the result's type.
-    if same && site.activation(0).is_some() { prepare(site, 1) } else { Ok(None) }
+    if same && site.activation(0).is_some() { prepare(site, 1, Rounding::None) } else { Ok(None) }
 }
 
-fn prepare(site: &Site<'_>, first: usize) -> Result<Option<Box<dyn Kernel>>, String> {
+fn prepare(
+    site: &Site<'_>,
+    first: usize,
+    rounding: Rounding,
+) -> Result<Option<Box<dyn Kernel>>, String> {
     let k = site.dim(first, 0)?;
     let bias = site.optional(first + 2)?;
     let in_arena = |i: usize| {
@@ -41,7 +69,8 @@ fn prepare(site: &Site<'_>, first: usize) -> Result<Option<Box<dyn Kernel>>, Str
     let types = (site.activation(first), float(site.tensor(first + 1)?.dtype), site.result(0));
     Ok(match types {
         (Some(x), Some(w), Some(y)) if known && k > 0 => {
-            Some(Box::new(Linear { first, x, w, bias: bias.and_then(|b| float(b.dtype)), y, k }))
+            let bias = bias.and_then(|b| float(b.dtype));
+            Some(Box::new(Linear { first, x, w, bias, y, k, rounding }))
         }
         _ => None,
     })
@@ -58,13 +87,16 @@ impl Kernel for Linear {
             y.copy_from_slice(residual);
         }
         let y = act_mut(self.y, y);
-        with_rows(args.operands[first + 1], self.w, self.k, |w| {
+        with_matrix(args.operands[first + 1], self.w, self.k, |w| {
             let (isa, t) = (args.isa, x.len() / self.k);
+            let run = |bias: Option<&Weights<'_>>| {
+                product_onto(isa, x, t, w, bias, y, add, self.rounding)
+            };
             match self.bias {
-                None => product_onto(isa, x, t, w, None, y, add),
-                Some(dtype) => with_rows(args.operands[first + 2], dtype, 1, |bias| {
-                    product_onto(isa, x, t, w, Some(bias), y, add)
-                })?,
+                None => run(None),
+                Some(dtype) => {
+                    with_rows(args.operands[first + 2], dtype, 1, |bias| run(Some(bias)))?
+                }
             }
         })?
     }
@@ -74,35 +106,63 @@ impl Kernel for Linear {
     }
 }
 
-/// [`simd::linear`] with its preconditions checked.
+/// [`simd::linear`], or its like for codes, with its preconditions checked.
 pub(super) fn product(
     isa: Isa,
     x: Act<'_>,
     t: usize,
-    w: &Weights<'_>,
+    w: Matrix<'_>,
     bias: Option<&Weights<'_>>,
     y: ActMut<'_>,
+    rounding: Rounding,
 ) -> Result<(), String> {
-    product_onto(isa, x, t, w, bias, y, false)
+    product_onto(isa, x, t, w, bias, y, false, rounding)
 }
 
 /// As [`product`]; with `add`, added to what `y` holds.
+#[allow(clippy::too_many_arguments, reason = "those of a product")]
 fn product_onto(
     isa: Isa,
     x: Act<'_>,
     t: usize,
-    w: &Weights<'_>,
+    w: Matrix<'_>,
     bias: Option<&Weights<'_>>,
     y: ActMut<'_>,
     add: bool,
+    rounding: Rounding,
 ) -> Result<(), String> {
-    let (n, k) = (w.rows(), w.columns());
+    let (n, k) = w.shape();
     if x.len() != t * k || y.len() != t * n || bias.is_some_and(|b| b.rows() != n) {
         return Err(format!("x [{t}, {k}] and w [{n}, {k}] do not fit their memory"));
     }
-    let run = if add { simd::linear_add } else { simd::linear };
-    run(isa, x, t, w, bias, y);
+    match w {
+        Matrix::Plain(w) if add => simd::linear_add(isa, x, t, w, bias, y),
+        Matrix::Plain(w) => simd::linear(isa, x, t, w, bias, y),
+        Matrix::Packed(w) => simd::linear_codes(isa, x, t, &w, bias, y, add, rounding),
+    }
     Ok(())
+}
+
+/// A matrix of a weight in its packed form; `None` of any other.
+pub(super) fn packed(w: &Loaded, index: usize) -> Option<Codes<'_>> {
+    let (encoding, bytes) = w.packed(index)?;
+    let [.., rows, columns] = w.shape[..] else { return None };
+    Codes::new(encoding, rows, columns, bytes)
+}
+
+/// Lends an operand as a matrix of `columns`.
+pub(super) fn with_matrix<R>(
+    operand: Option<Operand<'_>>,
+    dtype: Float,
+    columns: usize,
+    f: impl FnOnce(Matrix<'_>) -> R,
+) -> Result<R, String> {
+    match operand {
+        Some(Operand::Weight(w, _)) if packed(w, 0).is_some() => packed(w, 0)
+            .map(|w| f(Matrix::Packed(w)))
+            .ok_or_else(|| "a weight is missing".to_owned()),
+        _ => with_rows(operand, dtype, columns, |w| f(Matrix::Plain(w))),
+    }
 }
 
 /// Lends an operand as rows of `columns`.

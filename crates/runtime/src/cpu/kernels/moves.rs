@@ -3,7 +3,8 @@
 use infernum_codegen::Arg;
 use infernum_ir::{StateKind, TensorType};
 
-use super::super::simd;
+use super::super::simd::{self, Codes, Isa};
+use super::linear::packed;
 use super::parallel;
 use super::{Args, Float, Ids, Kernel, Operand, Site, Source, act_mut, around, float};
 use crate::exec::elements::size;
@@ -161,17 +162,22 @@ pub(super) fn embedding(site: &Site<'_>) -> Prepared {
     let size = float(site.tensor(1)?.dtype).map(Float::size);
     let (Some(_), Some(size)) = (element(site, 0), size) else { return Ok(None) };
     let d = site.dim(1, 0)?;
-    Ok(Some(Box::new(Embedding { row_bytes: d * size })))
+    Ok(Some(Box::new(Embedding { row_bytes: d * size, y: site.result(0) })))
 }
 
 struct Embedding {
     row_bytes: usize,
+    /// The result's type, if it is a float.
+    y: Option<Float>,
 }
 
 impl Kernel for Embedding {
     fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
         let (ids, out, row_bytes) = (args.ids(0)?, args.take(0)?, self.row_bytes);
         if let Some(Operand::Weight(w, _)) = args.operands[1] {
+            if let (Some(table), Some(y)) = (packed(w, 0), self.y) {
+                return unpacked_rows(args.isa, out, ids, &table, y);
+            }
             return gather(out, row_bytes, ids, w.shape[0], |row| w.from(row * row_bytes));
         }
         let table = args.view(1)?.bytes;
@@ -182,6 +188,22 @@ impl Kernel for Embedding {
     fn reads_values(&self, _: usize) -> bool {
         false
     }
+}
+
+/// The rows `ids` of a table in its packed form.
+fn unpacked_rows(
+    isa: Isa,
+    out: &mut [u8],
+    ids: Ids<'_>,
+    table: &Codes<'_>,
+    y: Float,
+) -> Result<(), String> {
+    let mut values = vec![0.0; table.columns()];
+    for (i, out) in out.chunks_exact_mut((table.columns() * y.size()).max(1)).enumerate() {
+        table.row(ids.row(i, table.rows())?, &mut values);
+        simd::narrow(isa, &values, act_mut(y, out));
+    }
+    Ok(())
 }
 
 /// Copies the rows `ids`; `row` yields memory that begins with a row.

@@ -214,7 +214,13 @@ impl<'a> Epilogue<'a> {
     }
 
     #[inline(always)]
-    unsafe fn store_as<S: Simd, E: Element>(&self, t: usize, start: usize, bias: &[f32], sums: &[f32]) {
+    unsafe fn store_as<S: Simd, E: Element>(
+        &self,
+        t: usize,
+        start: usize,
+        bias: &[f32],
+        sums: &[f32],
+    ) {
         let rows = bias.len().min(sums.len());
         // SAFETY: row t of y has these columns by contract; loads are within `sums` and `bias`, both of `rows`
         // elements.

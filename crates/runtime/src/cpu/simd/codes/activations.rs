@@ -1,5 +1,7 @@
 //! Activations of 8 bits: in groups of 32 columns whole multiples of a 127th of the largest magnitude.
 
+use infernum_ir::encoding::CodeKind;
+
 use super::super::threads::for_each_chunk;
 use super::factors::LANES;
 use super::{CHUNK, Codes, order};
@@ -67,14 +69,18 @@ impl Rounded {
             let x = &x[t * w.columns..][..w.columns];
             for (chunk, x) in chunks.iter_mut().zip(x.chunks(CHUNK)) {
                 chunk.fill(x, &order, w.halves(), zero);
+                if w.kind == CodeKind::E2m1 {
+                    // Codes stand for twice what they mean, to be whole numbers.
+                    chunk.scales = chunk.scales.map(|scale| scale * 0.5);
+                }
             }
         });
         Rounded { chunks, row }
     }
 
-    /// The chunks from chunk `chunk` of token `t` on, and how many are of each token.
-    pub(super) fn from(&self, t: usize, chunk: usize) -> (&[Chunk], usize) {
-        (&self.chunks[t * self.row + chunk..], self.row)
+    /// The chunks from token `t` on, and how many are of each token.
+    pub(super) fn from(&self, t: usize) -> (&[Chunk], usize) {
+        (&self.chunks[t * self.row..], self.row)
     }
 }
 

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use infernum_ir::encoding::CodeKind;
 
+use super::super::isa::{Isa, Level};
 use super::activations::{Chunk, Rounded};
 use super::factors::{Factors, LANES};
-use super::super::isa::{Isa, Level};
 use super::{CHUNK, Codes, E2M1, E2M1_ZERO, Lanes, ROWS};
 
 /// What is subtracted from codes as they are multiplied. Those of 8 bits are multiplied as signed numbers, from which
@@ -35,24 +35,34 @@ pub(super) fn band(
     stride: usize,
 ) {
     let mut lanes = vec![[[0.0; LANES]; ROWS]; tokens.len()];
-    let mut factors = Factors::new(w);
-    for (i, unit) in w.band(band).enumerate() {
-        factors.read(isa, w, unit);
-        for chunk in 0..factors.chunks() {
-            let x = x.from(tokens.start, i * factors.chunks() + chunk);
-            #[cfg(target_arch = "x86_64")]
-            if isa.level() >= Level::Avx2 {
-                // SAFETY: that level says so.
-                unsafe { super::x86::chunk(w, &factors, (unit, chunk), x, &mut lanes) };
-                continue;
-            }
-            portable(w, &factors, (unit, chunk), x, &mut lanes);
-        }
-    }
+    multiply(isa, w, band, x.from(tokens.start), &mut lanes);
     for (lanes, sums) in lanes.iter().zip(sums.chunks_mut(stride)) {
         for (lanes, sum) in lanes.iter().zip(sums) {
             let [a, b, c, d, e, f, g, h] = *lanes;
             *sum = ((a + e) + (b + f)) + ((c + g) + (d + h));
+        }
+    }
+}
+
+/// Adds a band's products with the chunks of `x`, `stride` of which are a token's, to its lanes.
+fn multiply(
+    isa: Isa,
+    w: &Codes<'_>,
+    band: usize,
+    (x, stride): (&[Chunk], usize),
+    lanes: &mut [Lanes],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.level() >= Level::Avx2 {
+        // SAFETY: that level says that there is AVX2.
+        return unsafe { super::x86::band(w, band, (x, stride), lanes) };
+    }
+    let mut factors = Factors::new(w);
+    for (i, unit) in w.band(band).enumerate() {
+        factors.read(isa, w, unit);
+        for chunk in 0..factors.chunks() {
+            let x = &x[i * factors.chunks() + chunk..];
+            portable(w, &factors, (unit, chunk), (x, stride), lanes);
         }
     }
 }

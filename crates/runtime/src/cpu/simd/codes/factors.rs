@@ -1,12 +1,12 @@
 //! Scales and minimums of a unit.
 
+use infernum_ir::encoding::Element;
 use infernum_ir::encoding::packing::Factor;
-use infernum_ir::encoding::{CodeKind, Element};
 
 use super::super::element::Float;
 use super::super::isa::Isa;
 use super::super::ops;
-use super::{Codes, ROWS};
+use super::{CHUNK, Codes, ROWS};
 
 /// Lanes that a block's number stands in: in f32 vectors of eight, blocks 0 to 3 twice.
 pub(super) const LANES: usize = 8;
@@ -20,14 +20,22 @@ pub(super) struct Factors {
     minimums: Vec<f32>,
     chunks: usize,
     halves: usize,
+    /// `[chunks, halves]`: which group of a row each block is of.
+    places: Vec<[u8; 4]>,
 }
 
 impl Factors {
     pub(super) fn new(w: &Codes<'_>) -> Factors {
-        let (chunks, halves) = (w.packing.columns as usize / super::CHUNK, 1 + usize::from(w.halves()));
+        let (chunks, halves) = (w.packing.columns as usize / CHUNK, 1 + usize::from(w.halves()));
         let numbers = chunks * ROWS * halves * LANES;
         let minimums = if w.packing.minimum.is_some() { numbers } else { 0 };
-        Factors { scales: vec![0.0; numbers], minimums: vec![0.0; minimums], chunks, halves }
+        let group = w.packing.group as usize;
+        let place = |(chunk, half): (usize, usize)| {
+            std::array::from_fn(|block| ((chunk * CHUNK + block * 32 + half * 16) / group) as u8)
+        };
+        let places = (0..chunks).flat_map(|c| (0..halves).map(move |h| (c, h))).map(place);
+        let (scales, minimums) = (vec![0.0; numbers], vec![0.0; minimums]);
+        Factors { scales, minimums, chunks, halves, places: places.collect() }
     }
 
     /// Chunks of a unit.
@@ -40,10 +48,6 @@ impl Factors {
         self.spread(isa, w, unit, &w.packing.scale, false);
         if let Some(minimum) = &w.packing.minimum {
             self.spread(isa, w, unit, minimum, true);
-        }
-        if w.kind == CodeKind::E2m1 {
-            // Codes stand for twice what they mean, to be whole numbers.
-            self.scales.iter_mut().for_each(|s| *s *= 0.5);
         }
     }
 
@@ -61,13 +65,12 @@ impl Factors {
             }
         }
         let out = if minimum { &mut self.minimums } else { &mut self.scales };
-        let (halves, group) = (self.halves, w.packing.group as usize);
-        for (i, out) in out.chunks_exact_mut(LANES).enumerate() {
-            let (half, row, chunk) = (i % halves, i / halves % ROWS, i / halves / ROWS);
+        for (i, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let (half, row, chunk) =
+                (i % self.halves, i / self.halves % ROWS, i / self.halves / ROWS);
+            let at = &self.places[chunk * self.halves + half];
             let numbers = &numbers[row * groups..][..groups];
-            let four: [f32; 4] = std::array::from_fn(|block| {
-                numbers[(chunk * super::CHUNK + block * 32 + half * 16) / group]
-            });
+            let four = at.map(|at| numbers[usize::from(at)]);
             out[..4].copy_from_slice(&four);
             out[4..].copy_from_slice(&four);
         }

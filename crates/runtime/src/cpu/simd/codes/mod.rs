@@ -56,11 +56,22 @@ pub struct Codes<'a> {
 
 impl<'a> Codes<'a> {
     /// `None` where the encoding is no packed one, or the bytes are not those of so many rows and columns.
-    pub fn new(encoding: &'a Encoding, rows: usize, columns: usize, bytes: &'a [u8]) -> Option<Self> {
+    pub fn new(
+        encoding: &'a Encoding,
+        rows: usize,
+        columns: usize,
+        bytes: &'a [u8],
+    ) -> Option<Self> {
         let packing = encoding.packing()?;
         let size = rows.div_ceil(ROWS) as u64 * packing.band(columns as u64);
         let kind = encoding.def().code.kind;
-        (size == bytes.len() as u64 && columns > 0).then_some(Codes { packing, kind, rows, columns, bytes })
+        (size == bytes.len() as u64 && columns > 0).then_some(Codes {
+            packing,
+            kind,
+            rows,
+            columns,
+            bytes,
+        })
     }
 
     /// `N`.
@@ -95,7 +106,15 @@ impl<'a> Codes<'a> {
     }
 
     /// What the codes of a chunk mean, in the chunk's order.
-    fn values(&self, factors: &Factors, meanings: &[f32; 256], unit: &[u8], row: usize, chunk: usize, out: &mut [f32]) {
+    fn values(
+        &self,
+        factors: &Factors,
+        meanings: &[f32; 256],
+        unit: &[u8],
+        row: usize,
+        chunk: usize,
+        out: &mut [f32],
+    ) {
         let mut codes = [0; CHUNK];
         self.bytes_of(unit, row, chunk, &mut codes);
         let blocks = Blocks::of(self.packing);
@@ -115,8 +134,9 @@ impl<'a> Codes<'a> {
         std::array::from_fn(|code| match (self.kind, code as u8) {
             (CodeKind::E4m3, code) => Element::F8e4m3.read(&[code]).float(),
             (CodeKind::E5m2, code) => Element::F8e5m2.read(&[code]).float(),
-            // Twice that: scales are halved, see `Factors`.
-            (CodeKind::E2m1, code) => f32::from(E2M1[usize::from(code & 15)]) - f32::from(E2M1_ZERO),
+            (CodeKind::E2m1, code) => {
+                0.5 * (f32::from(E2M1[usize::from(code & 15)]) - f32::from(E2M1_ZERO))
+            }
             (_, code) => f32::from(code) - zero,
         })
     }
@@ -147,9 +167,14 @@ impl<'a> Codes<'a> {
     /// # Panics
     /// If `out` is no row, or there is no such row.
     pub fn row(&self, n: usize, out: &mut [f32]) {
-        assert!(n < self.rows && out.len() == self.columns, "row {n} of {} is not there", self.rows);
+        assert!(
+            n < self.rows && out.len() == self.columns,
+            "row {n} of {} is not there",
+            self.rows
+        );
         let order = order(self.packing);
-        let (mut factors, meanings, mut values) = (Factors::new(self), self.meanings(), [0.0; CHUNK]);
+        let (mut factors, meanings, mut values) =
+            (Factors::new(self), self.meanings(), [0.0; CHUNK]);
         let mut columns = out.chunks_mut(CHUNK);
         for unit in self.band(n / ROWS) {
             factors.read(Isa::best(), self, unit);
@@ -330,7 +355,9 @@ impl Kernel for BlockOf<'_> {
                         eight::band(self.isa, w, band, x, t..t + tokens, sums, padded);
                     }
                     // SAFETY: the contract gives `S`.
-                    Input::Full(x) => unsafe { full::<S>(self.isa, w, band, x, t..t + tokens, sums, padded) },
+                    Input::Full(x) => unsafe {
+                        full::<S>(self.isa, w, band, x, t..t + tokens, sums, padded)
+                    },
                 }
             }
             for (c, sums) in sums.chunks_exact(padded).enumerate() {

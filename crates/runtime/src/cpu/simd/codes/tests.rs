@@ -56,12 +56,14 @@ fn products_are_right() {
                     let mut y = vec![0.5; tokens * rows];
                     let (x, y_mut) = (Act::F32(&x), ActMut::F32(&mut y));
                     linear_codes(isa, x, tokens, &w, None, y_mut, true, rounding);
-                    let pairs = exact.chunks_exact(columns).flat_map(|x| {
-                        values.chunks_exact(columns).map(move |w| (x, w))
-                    });
+                    let pairs = exact
+                        .chunks_exact(columns)
+                        .flat_map(|x| values.chunks_exact(columns).map(move |w| (x, w)));
                     for (i, (y, (x, w))) in y.iter().zip(pairs).enumerate() {
-                        let products = || x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
-                        let (sum, size) = (products().sum::<f64>() + 0.5, products().map(f64::abs).sum::<f64>());
+                        let products =
+                            || x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                        let (sum, size) =
+                            (products().sum::<f64>() + 0.5, products().map(f64::abs).sum::<f64>());
                         // Minimums are taken off at the end, so that sums may be larger than the products.
                         let bound = 1e-5 * (size + 1.0);
                         assert!(
@@ -84,18 +86,69 @@ fn a_token_has_the_same_bits_among_others() {
         let Some((rows, columns)) = sizes(&encoding) else { continue };
         let Some((packed, _)) = weight(&encoding, rows, columns) else { continue };
         let w = Codes::new(&encoding, rows, columns, &packed).expect("its bytes");
-        let x: Vec<f32> = random::uniform("x", 2, 70 * columns).into_iter().map(|x| x as f32).collect();
+        let x: Vec<f32> =
+            random::uniform("x", 2, 70 * columns).into_iter().map(|x| x as f32).collect();
         for rounding in [Rounding::None, Rounding::Eight] {
             let product = |from: usize, tokens: usize| {
                 let mut y = vec![0.0; tokens * rows];
                 let x = Act::F32(&x[from * columns..(from + tokens) * columns]);
-                linear_codes(Isa::best(), x, tokens, &w, None, ActMut::F32(&mut y), false, rounding);
+                linear_codes(
+                    Isa::best(),
+                    x,
+                    tokens,
+                    &w,
+                    None,
+                    ActMut::F32(&mut y),
+                    false,
+                    rounding,
+                );
                 y
             };
             let all = product(0, 70);
             for t in [0, 3, 69] {
-                assert_eq!(product(t, 1), all[t * rows..(t + 1) * rows], "{encoding}, {rounding:?}");
+                assert_eq!(
+                    product(t, 1),
+                    all[t * rows..(t + 1) * rows],
+                    "{encoding}, {rounding:?}"
+                );
             }
+        }
+    }
+}
+
+#[test]
+#[ignore]
+fn zz_speed() {
+    for name in ["q4_0", "q4_k", "q6_k", "q8_0"] {
+        let encoding = encodings().into_iter().find(|e| e.name() == name).unwrap();
+        let (rows, columns) = (4096, 4096);
+        let size = encoding.bytes(&[rows as u64, columns as u64]).unwrap() as usize;
+        let packed: Vec<u8> = (0..size).map(|i| (i * 7 % 11) as u8).collect();
+        let w = Codes::new(&encoding, rows, columns, &packed).unwrap();
+        for tokens in [1usize, 64] {
+            let x: Vec<f32> = (0..tokens * columns).map(|i| (i % 13) as f32).collect();
+            let mut y = vec![0.0; tokens * rows];
+            let mut best = f64::MAX;
+            for _ in 0..if tokens == 1 { 30 } else { 4 } {
+                let t = std::time::Instant::now();
+                linear_codes(
+                    Isa::best(),
+                    Act::F32(&x),
+                    tokens,
+                    &w,
+                    None,
+                    ActMut::F32(&mut y),
+                    false,
+                    Rounding::Eight,
+                );
+                best = best.min(t.elapsed().as_secs_f64());
+            }
+            println!(
+                "{name} {tokens}: {:.3} ms, {:.2} GB/s, {:.1} GMAC/s",
+                best * 1e3,
+                size as f64 / best / 1e9,
+                (rows * columns * tokens) as f64 / best / 1e9
+            );
         }
     }
 }

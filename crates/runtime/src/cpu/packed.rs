@@ -1,0 +1,60 @@
+//! Weights take their packed form on the host.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use infernum_codegen::{Plan, Recipe};
+use infernum_ir::encoding::Packer;
+
+use crate::exec::weights::Loaded;
+use crate::exec::{Bytes, LoadError, TensorProblem};
+
+/// Packs all weights that are yet to be, and finds views of them.
+pub(crate) fn pack(plan: &Plan, weights: &mut [Loaded]) -> Result<(), LoadError> {
+    let problem = |message| {
+        LoadError::Tensors(vec![TensorProblem::Constant { op: "repack".to_owned(), message }])
+    };
+    for weight in weights.iter_mut().filter(|w| !w.unpacked.is_empty()) {
+        let bytes = packed(weight).map_err(problem)?;
+        weight.segments = vec![bytes];
+        weight.unpacked.clear();
+    }
+    for (i, weight) in plan.weights.iter().enumerate() {
+        let is_packed = weight.ty.encoding.as_ref().is_some_and(|e| e.packing().is_some());
+        if let (Recipe::Rows { weight: of, start }, true) = (&weight.recipe, is_packed) {
+            let row = infernum_codegen::row_bytes(&weight.ty).unwrap_or(0);
+            let from = start.saturating_mul(row) as usize;
+            let len = weight.ty.bytes(&Default::default()) as usize;
+            let whole = weights.get(*of as usize).and_then(|w| w.segments.first());
+            let part = whole.and_then(|bytes| bytes.slice(from..from.saturating_add(len)));
+            let outside = || format!("{} from row {start} is outside weight {of}", weight.ty);
+            weights[i].segments = vec![part.ok_or_else(|| problem(outside()))?];
+        }
+    }
+    Ok(())
+}
+
+/// The packed form of a weight: of its parts one after another, each matrix by itself.
+fn packed(weight: &Loaded) -> Result<Bytes, String> {
+    let mut all = Vec::new();
+    for part in weight.parts()? {
+        for decoder in part.decoders()? {
+            let packer = Packer::new(&decoder)?;
+            let (from, size) = (all.len(), packer.band_bytes() as usize);
+            all.resize(from + packer.bands() as usize * size, 0);
+            // Bands are independent of one another: every core takes some.
+            let bands = Mutex::new(all[from..].chunks_mut(size.max(1)).enumerate());
+            let next = || bands.lock().unwrap_or_else(PoisonError::into_inner).next();
+            thread::scope(|scope| {
+                for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+                    scope.spawn(|| {
+                        while let Some((i, band)) = next() {
+                            packer.band(i as u64, band);
+                        }
+                    });
+                }
+            });
+        }
+    }
+    Ok(all.into())
+}

@@ -1,0 +1,352 @@
+//! Products of codes with activations of 8 bits, by AVX2.
+//!
+//! Codes are bytes, in four vectors of eight lanes of four, as [`Chunk`] has activations. Products of bytes are added
+//! in pairs to 16 bits (`maddubs`), and such sums to one another as often as 16 bits have the room; then to 32.
+//!
+//! SAFETY, for every block here: [`band`] is told that there are AVX2, FMA and F16C and sees to it that there are as many chunks as are
+//! read, and that planes end within units; every load and store is an unaligned one.
+
+#![allow(clippy::wildcard_imports, reason = "thirty names, all with the prefix _mm")]
+
+mod spread;
+
+use std::arch::x86_64::*;
+
+use infernum_ir::encoding::CodeKind;
+
+use spread::Spread;
+
+use super::activations::Chunk;
+use super::factors::LANES;
+use super::{CHUNK, Codes, E2M1, Lanes, ROWS};
+
+/// What codes are made of, as bits of a constant: planes of 1, 2 and 4 bits, a second one of 4; and whether they are looked up.
+const ONES: u8 = 1;
+const TWOS: u8 = 2;
+const FOURS: u8 = 4;
+const HIGHS: u8 = 8;
+const LOOKUP: u8 = 16;
+
+/// A weight, and where in its units planes begin, in the order of the constants.
+struct Site<'a> {
+    w: &'a Codes<'a>,
+    planes: [usize; 4],
+}
+
+/// Adds a band's products with the chunks of `x`, `stride` of which are a token's, to its lanes.
+///
+/// # Safety
+/// The CPU has AVX2, FMA and F16C.
+///
+/// # Panics
+/// Where `x` has fewer chunks than the tokens that there are lanes for.
+pub(super) unsafe fn band(
+    w: &Codes<'_>,
+    band: usize,
+    (x, stride): (&[Chunk], usize),
+    lanes: &mut [Lanes],
+) {
+    assert!(stride == w.chunks() && x.len() >= lanes.len() * stride, "x has {} chunks", x.len());
+    let (mut planes, mut parts) = ([0; 4], 0);
+    for plane in &w.packing.planes {
+        let part = match plane.bits {
+            1 => ONES,
+            2 => TWOS,
+            _ if parts & FOURS == 0 => FOURS,
+            _ => HIGHS,
+        };
+        let end = plane.at + w.packing.columns * ROWS as u64 * u64::from(plane.bits) / 8;
+        assert!(end <= w.packing.bytes, "a plane ends behind its unit");
+        planes[part.trailing_zeros() as usize] = plane.at as usize;
+        parts |= part;
+    }
+    if w.kind == CodeKind::E2m1 {
+        parts |= LOOKUP;
+    }
+    let site = Site { w, planes };
+    macro_rules! run {
+        ($($parts:expr),+) => {
+            match (parts, w.halves()) {
+                $(
+                    (p, false) if p == const { $parts } => unsafe {
+                        site.run::<{ $parts }, 1>(band, x, stride, lanes);
+                    },
+                    (p, true) if p == const { $parts } => unsafe {
+                        site.run::<{ $parts }, 2>(band, x, stride, lanes);
+                    },
+                )+
+                _ => unreachable!("planes that no packing has: {parts}"),
+            }
+        };
+    }
+    run!(
+        ONES,
+        TWOS,
+        TWOS | ONES,
+        FOURS,
+        FOURS | ONES,
+        FOURS | TWOS,
+        FOURS | TWOS | ONES,
+        FOURS | HIGHS,
+        FOURS | LOOKUP
+    );
+}
+
+/// Bits of a code.
+const fn bits(parts: u8) -> u32 {
+    match parts {
+        // Looked up, they go up to 24.
+        p if p & LOOKUP != 0 => 5,
+        p if p & HIGHS != 0 => 8,
+        p => (p & 7) as u32,
+    }
+}
+
+/// How many sums of two products fit 16 bits together; of halves every other product is none.
+const fn room(bits: u32, halves: usize) -> usize {
+    let room = if bits <= 5 { 4 } else { 1 << 7usize.saturating_sub(bits as usize) };
+    if room * halves > 4 { 4 } else { room * halves }
+}
+
+impl Site<'_> {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn run<const PARTS: u8, const HALVES: usize>(
+        &self,
+        band: usize,
+        x: &[Chunk],
+        stride: usize,
+        lanes: &mut [Lanes],
+    ) {
+        let scales = Spread::new(self.w, &self.w.packing.scale);
+        let minimums = self.w.packing.minimum.as_ref().map(|m| Spread::new(self.w, m));
+        let chunks = self.w.packing.columns as usize / CHUNK;
+        for (i, unit) in self.w.band(band).enumerate() {
+            let outer = unsafe { scales.outer(unit) };
+            let mut outer_minimum = [0.0; ROWS];
+            if let Some(minimums) = &minimums {
+                outer_minimum = unsafe { minimums.outer(unit) };
+            }
+            for chunk in 0..chunks {
+                let x = &x[i * chunks + chunk..];
+                // Two rows share what is read of activations.
+                for row in (0..ROWS).step_by(2) {
+                    unsafe {
+                        let codes = [
+                            self.codes::<PARTS>(unit, chunk, row),
+                            self.codes::<PARTS>(unit, chunk, row + 1),
+                        ];
+                        let scales = [
+                            scales.of::<HALVES>(unit, &outer, chunk, row),
+                            scales.of::<HALVES>(unit, &outer, chunk, row + 1),
+                        ];
+                        let mut least = [[_mm256_setzero_ps(); HALVES]; 2];
+                        if let Some(minimums) = &minimums {
+                            least[0] = minimums.of::<HALVES>(unit, &outer_minimum, chunk, row);
+                            least[1] = minimums.of::<HALVES>(unit, &outer_minimum, chunk, row + 1);
+                        }
+                        for (c, lanes) in lanes.iter_mut().enumerate() {
+                            let x = x.get_unchecked(c * stride);
+                            let lanes = lanes.as_mut_ptr().add(row).cast::<[[f32; LANES]; 2]>();
+                            add::<PARTS, HALVES>(
+                                &codes,
+                                x,
+                                &scales,
+                                &least,
+                                minimums.is_some(),
+                                &mut *lanes,
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The codes of a row; those of 8 bits as signed numbers.
+    #[inline(always)]
+    unsafe fn codes<const PARTS: u8>(&self, unit: &[u8], chunk: usize, row: usize) -> [__m256i; 4] {
+        let plane = |part: u8, bits: usize| {
+            let at = self.planes[part.trailing_zeros() as usize];
+            unit.as_ptr().wrapping_add(at + (chunk * ROWS + row) * 16 * bits)
+        };
+        unsafe {
+            let mut codes = [_mm256_setzero_si256(); 4];
+            if PARTS & FOURS != 0 {
+                let (p, low) = (plane(FOURS, 4), _mm256_set1_epi8(0x0f));
+                for h in 0..2 {
+                    let v = _mm256_loadu_si256(p.add(32 * h).cast());
+                    codes[2 * h] = _mm256_and_si256(v, low);
+                    codes[2 * h + 1] = _mm256_and_si256(_mm256_srli_epi16::<4>(v), low);
+                }
+            }
+            if PARTS & HIGHS != 0 {
+                // Bit 7 is flipped: what stands for 128 is then zero.
+                let (p, high) = (plane(HIGHS, 4), _mm256_set1_epi8(0xf0u8 as i8));
+                let sign = _mm256_set1_epi8(0x80u8 as i8);
+                for h in 0..2 {
+                    let v = _mm256_loadu_si256(p.add(32 * h).cast());
+                    let even = _mm256_and_si256(_mm256_slli_epi16::<4>(v), high);
+                    let odd = _mm256_and_si256(v, high);
+                    codes[2 * h] = _mm256_xor_si256(_mm256_or_si256(codes[2 * h], even), sign);
+                    codes[2 * h + 1] =
+                        _mm256_xor_si256(_mm256_or_si256(codes[2 * h + 1], odd), sign);
+                }
+            }
+            if PARTS & TWOS != 0 {
+                let p = plane(TWOS, 2);
+                for h in 0..2 {
+                    let part = _mm256_broadcastsi128_si256(_mm_loadu_si128(p.add(16 * h).cast()));
+                    let v = _mm256_shuffle_epi8(part, table(&TWOS_FROM));
+                    let [even, odd] = if PARTS & FOURS != 0 { twos_at_4(v) } else { twos_at_0(v) };
+                    codes[2 * h] = _mm256_or_si256(codes[2 * h], even);
+                    codes[2 * h + 1] = _mm256_or_si256(codes[2 * h + 1], odd);
+                }
+            }
+            if PARTS & ONES != 0 {
+                let (p, to) = (plane(ONES, 1), _mm256_set1_epi8(1 << (PARTS & (TWOS | FOURS))));
+                for h in 0..2 {
+                    let part = _mm256_set1_epi64x(p.add(8 * h).cast::<i64>().read_unaligned());
+                    let v = _mm256_shuffle_epi8(part, table(&ONES_FROM));
+                    for s in 0..2 {
+                        let bit = table(&ONES_BIT[s]);
+                        let set = _mm256_cmpeq_epi8(_mm256_and_si256(v, bit), bit);
+                        let code = &mut codes[2 * h + s];
+                        *code = _mm256_or_si256(*code, _mm256_and_si256(set, to));
+                    }
+                }
+            }
+            if PARTS & LOOKUP != 0 {
+                let meanings = _mm256_broadcastsi128_si256(_mm_loadu_si128(E2M1.as_ptr().cast()));
+                for v in &mut codes {
+                    *v = _mm256_shuffle_epi8(meanings, *v);
+                }
+            }
+            codes
+        }
+    }
+}
+
+/// Adds two rows' products with a token's chunk to their sums, vectors of lanes; scales and minimums are the rows', one for
+/// each half.
+#[inline(always)]
+unsafe fn add<const PARTS: u8, const HALVES: usize>(
+    codes: &[[__m256i; 4]; 2],
+    x: &Chunk,
+    scales: &[[__m256; HALVES]; 2],
+    minimums: &[[__m256; HALVES]; 2],
+    has_minimums: bool,
+    sums: &mut [[f32; LANES]; 2],
+) {
+    unsafe {
+        let mut acc = [_mm256_loadu_ps(sums[0].as_ptr()), _mm256_loadu_ps(sums[1].as_ptr())];
+        for half in 0..HALVES {
+            let whole = products::<PARTS, HALVES>(codes, &x.codes[half]);
+            let zeros = _mm256_loadu_si256(x.zeros[half].as_ptr().cast());
+            let x_scale = _mm256_loadu_ps(x.scales.as_ptr());
+            for r in 0..2 {
+                let whole = _mm256_cvtepi32_ps(_mm256_sub_epi32(whole[r], zeros));
+                acc[r] = _mm256_fmadd_ps(whole, _mm256_mul_ps(scales[r][half], x_scale), acc[r]);
+            }
+            if has_minimums {
+                let x_sums = _mm256_loadu_ps(x.sums[half].as_ptr());
+                for r in 0..2 {
+                    acc[r] = _mm256_fnmadd_ps(minimums[r][half], x_sums, acc[r]);
+                }
+            }
+        }
+        for r in 0..2 {
+            _mm256_storeu_ps(sums[r].as_mut_ptr(), acc[r]);
+        }
+    }
+}
+
+/// Sums of two rows' products in each lane, of all four vectors.
+#[inline(always)]
+unsafe fn products<const PARTS: u8, const HALVES: usize>(
+    codes: &[[__m256i; 4]; 2],
+    x: &[i8; CHUNK],
+) -> [__m256i; 2] {
+    let room = const { room(bits(PARTS), HALVES) };
+    unsafe {
+        let mut wide = [_mm256_setzero_si256(); 2];
+        let mut narrow = wide;
+        for i in 0..4 {
+            let x = _mm256_loadu_si256(x.as_ptr().add(32 * i).cast());
+            for r in 0..2 {
+                let pairs = if PARTS & HIGHS != 0 {
+                    // Of two signed numbers, one gives its sign to the other.
+                    let code = codes[r][i];
+                    _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(x, code))
+                } else {
+                    _mm256_maddubs_epi16(codes[r][i], x)
+                };
+                narrow[r] = if i % room == 0 { pairs } else { _mm256_add_epi16(narrow[r], pairs) };
+                if i % room == room - 1 {
+                    let sums = _mm256_madd_epi16(narrow[r], _mm256_set1_epi16(1));
+                    wide[r] = if i < room { sums } else { _mm256_add_epi32(wide[r], sums) };
+                }
+            }
+        }
+        wide
+    }
+}
+
+/// The two bits of each code, of words of 16 bits that have the same byte twice: at bit 0, and those of the other
+/// vector.
+#[inline(always)]
+unsafe fn twos_at_0(v: __m256i) -> [__m256i; 2] {
+    unsafe {
+        let (low, high) = (_mm256_set1_epi16(0x0003), _mm256_set1_epi16(0x0300));
+        [
+            pick(v, low, _mm256_srli_epi16::<4>(v), high),
+            pick(_mm256_srli_epi16::<2>(v), low, _mm256_srli_epi16::<6>(v), high),
+        ]
+    }
+}
+
+/// As [`twos_at_0`], at bit 4.
+#[inline(always)]
+unsafe fn twos_at_4(v: __m256i) -> [__m256i; 2] {
+    unsafe {
+        let (low, high) = (_mm256_set1_epi16(0x0030), _mm256_set1_epi16(0x3000));
+        [
+            pick(_mm256_slli_epi16::<4>(v), low, v, high),
+            pick(_mm256_slli_epi16::<2>(v), low, _mm256_srli_epi16::<2>(v), high),
+        ]
+    }
+}
+
+/// Bits of one and of another.
+#[inline(always)]
+unsafe fn pick(a: __m256i, of_a: __m256i, b: __m256i, of_b: __m256i) -> __m256i {
+    unsafe { _mm256_or_si256(_mm256_and_si256(a, of_a), _mm256_and_si256(b, of_b)) }
+}
+
+#[inline(always)]
+unsafe fn table(bytes: &[u8; 32]) -> __m256i {
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+/// For each byte of a vector, the byte of a row's part of a plane of two bits, and of one, that its code's bits are in;
+/// of the latter the bit, too.
+static TWOS_FROM: [u8; 32] = from(2, 0);
+static ONES_FROM: [u8; 32] = from(1, 0);
+static ONES_BIT: [[u8; 32]; 2] = [bit(0), bit(32)];
+
+const fn from(bits: usize, first: usize) -> [u8; 32] {
+    let (mut bytes, mut i) = ([0; 32], 0);
+    while i < 32 {
+        bytes[i] = super::place(bits, first + i).0 as u8;
+        i += 1;
+    }
+    bytes
+}
+
+const fn bit(first: usize) -> [u8; 32] {
+    let (mut bytes, mut i) = ([0; 32], 0);
+    while i < 32 {
+        bytes[i] = 1 << super::place(1, first + i).1;
+        i += 1;
+    }
+    bytes
+}
