@@ -35,11 +35,13 @@ impl Rehearsal {
             name: entry.name.clone(),
             vocab: frontend.tokenizer().vocab_size(),
             width: 0,
-            frontend,
+            frontend: Arc::new(frontend),
             max_length,
             worker: Arc::new(worker),
             metrics: Arc::new(metrics.model(&entry.name, 16, 1)),
             about: About::of(&model),
+            banks: Arc::default(),
+            adapter: None,
         });
         let router = app::router(&Arc::new(App::new(&args, vec![entry], metrics)?));
         let runtime = Builder::new_current_thread().enable_all().build()?;
