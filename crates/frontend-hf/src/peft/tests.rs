@@ -112,3 +112,28 @@ fn files_are_no_larger_than_they_may_be() {
     std::fs::create_dir(dir.path().join(WEIGHTS)).unwrap();
     assert!(matches!(Adapter::read(dir.path(), 1), Err(AdapterError::NotAFile { .. })));
 }
+
+#[test]
+fn damaged_files_are_read_or_refused() {
+    let (config, weights) = (config().to_string().into_bytes(), weights(&Q));
+    for (at, by) in (0..400).flat_map(|at| [1, 0x20, 0x80, 0xff].map(|by| (at, by))) {
+        let damaged = |bytes: &[u8]| {
+            let mut bytes = bytes.to_vec();
+            let at = at % bytes.len();
+            bytes[at] ^= by;
+            bytes
+        };
+        for (config, weights) in [
+            (damaged(&config), weights.clone()),
+            (config.clone(), damaged(&weights)),
+            (config[..at % config.len()].to_vec(), weights.clone()),
+            (config.clone(), weights[..at % weights.len()].to_vec()),
+        ] {
+            let Ok(adapter) = Adapter::from_bytes(&config, weights) else { continue };
+            for (_, low) in adapter.modules() {
+                let elements = (adapter.a(low).1.len(), adapter.b(low).1.len());
+                assert!(elements.0 as u64 >= low.rank * low.columns && elements.1 as u64 >= low.rows * low.rank);
+            }
+        }
+    }
+}
