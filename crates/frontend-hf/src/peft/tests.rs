@@ -132,7 +132,10 @@ fn damaged_files_are_read_or_refused() {
             let Ok(adapter) = Adapter::from_bytes(&config, weights) else { continue };
             for (_, low) in adapter.modules() {
                 let elements = (adapter.a(low).1.len(), adapter.b(low).1.len());
-                assert!(elements.0 as u64 >= low.rank * low.columns && elements.1 as u64 >= low.rows * low.rank);
+                assert!(
+                    elements.0 as u64 >= low.rank * low.columns
+                        && elements.1 as u64 >= low.rows * low.rank
+                );
             }
         }
     }
