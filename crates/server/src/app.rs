@@ -133,14 +133,14 @@ impl App {
             names.collect::<Vec<_>>().join(", ")
         };
         let entry = match (name, &self.models[..]) {
-            (Some(name), all) => match all.iter().find(|m| m.name == name) {
-                Some(entry) => entry,
-                None => {
+            (Some(name), all) => {
+                let Some(entry) = all.iter().find(|m| m.name == name) else {
                     let mut adapted = all.iter().flat_map(Entry::adapters);
                     let found = adapted.find(|served| served.name == name);
                     return found.ok_or_else(|| ApiError::unknown_model(name, &known()));
-                }
-            },
+                };
+                entry
+            }
             (None, [one]) => one,
             (None, _) => {
                 let message = format!("model: expected one of {}", known());

@@ -169,7 +169,7 @@ fn rounded(values: &[f64], dtype: DType) -> Result<Bytes, OutOfRange> {
         DType::F16 => f64::from(half::f16::MAX),
         _ => f64::from(half::bf16::MAX),
     };
-    if let Some(found) = values.iter().find(|v| !(v.abs() <= limit)) {
+    if let Some(found) = values.iter().find(|v| v.is_nan() || v.abs() > limit) {
         return Err((*found, limit));
     }
     let mut bytes = vec![0; values.len() * elements::size(dtype)];
