@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use infernum::CompileOptions;
 use infernum_codegen::Plan;
 use infernum_codegen::compile::{Options, compile};
+use infernum_codegen::cuda::{Library, TunedVariants};
 use infernum_frontend_hf::LowerOptions;
 use infernum_frontend_hf::peft::Adapter;
 use infernum_ir::{DType, Sym};
@@ -43,10 +45,11 @@ impl Adapted {
         let machine = machine();
         let pipeline = if pipeline == "default" { machine.pipeline() } else { pipeline };
         let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
-        let (target, costs) = machine.costs(&Default::default()).expect("a built-in cost table");
+        let (target, costs) =
+            machine.costs(&CompileOptions::default()).expect("a built-in cost table");
         let (device, kernels) =
             (machine.device(), Kernels::load(None, &[]).expect("built-in ones"));
-        let (templates, tuned) = (Default::default(), Default::default());
+        let (templates, tuned) = (Library::default(), TunedVariants::default());
         let f = &self.fixture;
         let mut limits = f.limits();
         (limits.chunk, limits.sequences) = (3 * limits.chunk, 3);
