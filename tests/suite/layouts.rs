@@ -36,6 +36,7 @@ fn planned(fixture: &Fixture, target: &str, kernels: &Kernels) -> Plan {
         kernels,
         costs: (target, &costs),
         rules: None,
+        adapters: None,
         explain: false,
         limits: fixture.limits(),
         templates: &infernum_codegen::cuda::Library::default(),

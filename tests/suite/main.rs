@@ -1,5 +1,6 @@
 //! End-to-end tests: fixtures, filetests, mutations.
 
+mod adapters;
 mod batch;
 mod encodings;
 mod engine;

@@ -26,6 +26,7 @@ fn size(config: &str, max_length: u64) -> CacheSize {
         kernels: &kernels,
         costs: ("cpu", &costs),
         rules: None,
+        adapters: None,
         explain: false,
         limits: Limits { chunk: 128, sequences: 1, max_length },
         templates: &templates,

@@ -74,6 +74,7 @@ fn problems() -> BTreeMap<String, (ExtractionProblem, Extracted)> {
             kernels: &kernels,
             costs: (target, &costs),
             rules: None,
+            adapters: None,
             explain: false,
             limits: Limits { chunk: 512, sequences: 1, max_length: 8192 },
             templates: &infernum_codegen::cuda::Library::default(),

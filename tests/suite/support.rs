@@ -140,6 +140,7 @@ impl Fixture {
             kernels,
             costs: (&target, &costs),
             rules: None,
+            adapters: None,
             explain: false,
             limits,
             templates: &templates,

@@ -4,7 +4,7 @@ use infernum_frontend_hf::{LowerOptions, Model, ModelError};
 use infernum_ir::{Dims, Module, SourceWarning, Sym, Type, VerifyError, takes_whole, verify};
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{self, CostTable, FuseOptions, Report};
-use infernum_passes::{Context, Pipeline};
+use infernum_passes::{Adapters, Context, Pipeline};
 
 use crate::check::MAX_ROWS;
 use crate::cuda::{Choices, CudaError, Device, Library, TunedVariants, attach, meant_for};
@@ -26,6 +26,8 @@ pub struct Options<'a> {
     pub rules: Option<Vec<String>>,
     /// Whether to look for near misses and for what lost on cost.
     pub explain: bool,
+    /// What adapters it is to have room for.
+    pub adapters: Option<&'a Adapters>,
     /// The largest step.
     pub limits: Limits,
     /// The templates of kernels.
@@ -164,6 +166,7 @@ struct Stage {
 static SHARED: &[Stage] = &[
     Stage { name: "lower", run: lower },
     Stage { name: "verify", run: |s| check(&s.module, "lower") },
+    Stage { name: "adapters", run: adapters },
     Stage { name: "pick", run: pick },
 ];
 
@@ -271,6 +274,14 @@ fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let lowered = s.options.model.lower(s.options.lower, s.options.kernels.ops.encodings())?;
     (s.module, s.warnings) = (lowered.module, lowered.warnings);
     Ok(())
+}
+
+/// Products that adapters may change have a low-rank part; of what has no adapters nothing changes.
+fn adapters(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
+    let Some(wanted) = s.options.adapters else { return Ok(()) };
+    let adapted = infernum_passes::adapters(&s.module, wanted);
+    s.module = adapted.map_err(|message| CompileError::Pass { pass: "adapters", message })?;
+    check(&s.module, "adapters")
 }
 
 /// A GPU picks the tokens of its sequences itself; a CPU's logits are at hand for the host.

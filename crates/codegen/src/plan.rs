@@ -303,6 +303,9 @@ pub struct Weight {
 pub enum Recipe {
     /// A tensor as it is stored.
     Tensor(String),
+    /// No tensor of the checkpoint, but memory that is zero at first, and of which a row along the first axis is
+    /// filled when an adapter is loaded: by its name.
+    Bank(String),
     /// Tensors of one shape, along a new first axis.
     Stack(Vec<Recipe>),
     /// Tensors joined along their first axis.
@@ -351,7 +354,7 @@ impl Recipe {
         visit: &mut dyn FnMut(&'r TensorType, &'r TensorType),
     ) {
         match self {
-            Recipe::Tensor(_) | Recipe::Stack(_) | Recipe::Rows { .. } => {}
+            Recipe::Tensor(_) | Recipe::Bank(_) | Recipe::Stack(_) | Recipe::Rows { .. } => {}
             Recipe::Concat(parts) => parts.iter().for_each(|w| w.recipe.repacked(&w.ty, visit)),
             Recipe::Op { op, operands, .. } => {
                 for w in operands.iter().flatten() {
@@ -375,7 +378,7 @@ impl Recipe {
                 }
             }
             Recipe::Concat(parts) => parts.iter().for_each(|w| w.recipe.tensors(&w.ty, found)),
-            Recipe::Rows { .. } => {} // the other weight's
+            Recipe::Bank(_) | Recipe::Rows { .. } => {} // the other weight's
             Recipe::Op { operands, .. } => {
                 operands.iter().flatten().for_each(|w| w.recipe.tensors(&w.ty, found));
             }
@@ -472,6 +475,20 @@ impl Plan {
     pub fn stored_bytes(&self) -> u64 {
         let stored = self.weights.iter().filter(|w| !matches!(w.recipe, Recipe::Rows { .. }));
         stored.map(|w| w.ty.bytes(&Dims::default())).fold(0, u64::saturating_add)
+    }
+
+    /// The memory for adapters: indices of weights, with the names of what adapters have for them, and types.
+    pub fn banks(&self) -> impl Iterator<Item = (usize, &str, &TensorType)> {
+        self.weights.iter().enumerate().filter_map(|(i, w)| match &w.recipe {
+            Recipe::Bank(name) => Some((i, name.as_str(), &w.ty)),
+            _ => None,
+        })
+    }
+
+    /// How many adapters steps may use.
+    pub fn adapter_slots(&self) -> u64 {
+        let slots = self.banks().filter_map(|(_, _, ty)| ty.shape.first()?.as_const());
+        slots.min().unwrap_or(0)
     }
 
     /// Bytes of KV cache for one token.

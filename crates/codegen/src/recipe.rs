@@ -1,6 +1,6 @@
 //! Constant values become recipes.
 
-use infernum_ir::{Attr, Graph, Memory, NodeKind, Param, Type, ValueId};
+use infernum_ir::{Attr, Graph, Memory, NodeKind, Param, Type, ValueId, in_layer};
 
 use crate::plan::{Recipe, Weight};
 
@@ -28,6 +28,7 @@ fn unfold(graph: &Graph, value: ValueId, layer: Option<u32>, nodes: &mut usize) 
                 None => tensors.pop()?,
             }
         }
+        NodeKind::Param(Param::Bank(name)) => Recipe::Bank(in_layer(name, layer)),
         NodeKind::Param(_) => return None,
         NodeKind::Op { op, attrs } => {
             let operands = graph.operands(value.node).into_iter();

@@ -9,6 +9,7 @@ pub mod lower;
 mod mmap;
 mod model;
 mod modules;
+pub mod peft;
 mod pyjson;
 mod pyrepr;
 pub mod safetensors;

@@ -31,8 +31,8 @@ pub use machine::{CPU, Machine};
 #[cfg(feature = "cli")]
 pub use options::named;
 pub use options::{
-    CacheOptions, CompileOptions, DeviceId, DeviceIdError, ModelOptions, Needs, RunOptions,
-    check_data, name_on_hub,
+    CacheOptions, CompileOptions, DeviceId, DeviceIdError, LoraOptions, ModelOptions, Needs,
+    RunOptions, check_data, name_on_hub,
 };
 pub use prefill::prefill;
 pub use progress::{Progress, Stage};

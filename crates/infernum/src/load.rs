@@ -86,6 +86,10 @@ impl<'a> Loader<'a> {
         let (pipeline, kernels) =
             (self.compile.pipeline(self.machine.pipeline())?, self.compile.kernels()?);
         let (target, costs) = self.machine.costs(self.compile)?;
+        let adapters = self.compile.lora.adapters()?;
+        if adapters.is_some() && self.model.files.gguf().is_some() {
+            return Err(Error::AdaptersOfGguf);
+        }
         let options = Options {
             model: self.model,
             lower: LowerOptions {
@@ -97,6 +101,7 @@ impl<'a> Loader<'a> {
             kernels: &kernels,
             costs: (&target, &costs),
             rules: None,
+            adapters: adapters.as_ref(),
             explain: false,
             limits: self.limits(capacity),
             templates: &templates,

@@ -14,10 +14,10 @@ use infernum_codegen::cuda;
 use infernum_frontend_hf::spec::Library;
 use infernum_frontend_hf::{CheckpointError, Config, Model, ModelError, ModelFiles};
 use infernum_ir::DType;
-use infernum_passes::Pipeline;
 use infernum_passes::check::Cache;
 use infernum_passes::data::{DataError, Kernels};
 use infernum_passes::fuse::{CostTable, Measurements};
+use infernum_passes::{Adapters, Pipeline};
 
 use crate::error::Error;
 use crate::progress::Progress;
@@ -103,6 +103,9 @@ pub struct CompileOptions {
     /// Element type of activations and KV cache; the checkpoint's own when left out.
     #[cfg_attr(feature = "cli", arg(long, value_parser = activation_dtype))]
     pub dtype: Option<DType>,
+    #[cfg_attr(feature = "cli", command(flatten))]
+    /// What adapters it has room for.
+    pub lora: LoraOptions,
     /// Longest sequence in tokens; what the model allows, up to 4096, when left out.
     #[cfg_attr(feature = "cli", arg(long, value_name = "TOKENS"))]
     pub max_length: Option<u64>,
@@ -164,8 +167,51 @@ impl Default for CompileOptions {
             costs: None,
             cache: CacheOptions::default(),
             dtype: None,
+            lora: LoraOptions::default(),
             max_length: None,
         }
+    }
+}
+
+/// What low-rank adapters a model is compiled for.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "cli", derive(clap::Args))]
+pub struct LoraOptions {
+    /// Low-rank adapters (LoRA) to have room for: 0 for none.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "N"))]
+    pub max_loras: Option<u64>,
+    /// The highest rank that an adapter may have; memory is taken for it, whatever ranks there are.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "N", default_value_t = LORA_RANK))]
+    pub max_lora_rank: u64,
+    /// Modules that adapters may change, by the ends of their names, such as `q_proj,v_proj`: separated by commas, or one an option.
+    /// All products of the layers that can be adapted when left out.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "NAME", value_delimiter = ','))]
+    pub lora_targets: Vec<String>,
+}
+
+/// The highest rank where nothing else is said.
+const LORA_RANK: u64 = 16;
+/// Adapters, and ranks, at most: more are a mistake, and take memory before they fail.
+const MOST_LORAS: u64 = 1024;
+
+impl Default for LoraOptions {
+    fn default() -> LoraOptions {
+        LoraOptions { max_loras: None, max_lora_rank: LORA_RANK, lora_targets: Vec::new() }
+    }
+}
+
+impl LoraOptions {
+    /// The room for adapters, if there is to be some.
+    pub fn adapters(&self) -> Result<Option<Adapters>, Error> {
+        let slots = self.max_loras.unwrap_or(0);
+        let sizes = [("--max-loras", slots.max(1)), ("--max-lora-rank", self.max_lora_rank)];
+        if let Some((option, found)) =
+            sizes.into_iter().find(|(_, n)| !(1..=MOST_LORAS).contains(n))
+        {
+            return Err(Error::Adapters { option, found, limit: MOST_LORAS });
+        }
+        let targets = Some(self.lora_targets.clone()).filter(|targets| !targets.is_empty());
+        Ok((slots > 0).then_some(Adapters { slots, rank: self.max_lora_rank, targets }))
     }
 }
 

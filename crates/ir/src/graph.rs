@@ -77,6 +77,9 @@ pub enum Param {
     Carry(u32),
     /// A tensor of the checkpoint.
     Weight(WeightRef),
+    /// Memory beside the checkpoint's weights that is zero at first and changes between steps, by name: a row of it for
+    /// each adapter; `{layer}` stands for the layer's number.
+    Bank(String),
     /// A plane of this layer's KV cache, by name.
     State(String),
     /// A plane of the KV cache of a layer that runs before, with this step's rows, to be read.
@@ -99,6 +102,8 @@ pub enum StepInput {
     ContextPositions,
     /// Which of its sequence's two texts each token is of, 0 or 1: `u32[T]`. Of a sequence of one text all are 0.
     Segments,
+    /// The adapter that each token is computed with: one more than its row in the banks, 0 for none; `u32[T]`.
+    Adapters,
     /// The tokens whose logits are wanted, `u32[B]` or `u32[T]`.
     OutputRows,
     /// How the token after each of these is picked, `u32[B, 16]` or `u32[T, 16]`: the words of a
@@ -148,18 +153,19 @@ impl Param {
         match self {
             Param::State(plane) => Some((None, plane)),
             Param::Shared { plane, layer } => Some((Some(*layer), plane)),
-            Param::Step(_) | Param::Carry(_) | Param::Weight(_) => None,
+            Param::Step(_) | Param::Carry(_) | Param::Weight(_) | Param::Bank(_) => None,
         }
     }
 }
 
 impl StepInput {
     /// Every input, with its name in IR text and in specs.
-    pub const ALL: [(StepInput, &'static str); 6] = [
+    pub const ALL: [(StepInput, &'static str); 7] = [
         (StepInput::Tokens, "tokens"),
         (StepInput::Positions, "positions"),
         (StepInput::ContextPositions, "context_positions"),
         (StepInput::Segments, "segments"),
+        (StepInput::Adapters, "adapters"),
         (StepInput::OutputRows, "output_rows"),
         (StepInput::Picks, "picks"),
     ];
@@ -167,7 +173,7 @@ impl StepInput {
     /// Its type, in a step whose output has these rows.
     pub fn ty(self, rows: Sym) -> TensorType {
         let (dtype, sym) = match self {
-            StepInput::Tokens | StepInput::Segments => (DType::U32, Sym::T),
+            StepInput::Tokens | StepInput::Segments | StepInput::Adapters => (DType::U32, Sym::T),
             StepInput::Positions => (DType::I32, Sym::T),
             StepInput::ContextPositions => (DType::I32, Sym::S),
             StepInput::OutputRows => (DType::U32, rows),
@@ -185,13 +191,18 @@ impl StepInput {
     }
 }
 
+/// The name of a tensor in a layer.
+pub fn in_layer(name: &str, layer: Option<u32>) -> String {
+    match layer {
+        Some(layer) => name.replace("{layer}", &layer.to_string()),
+        None => name.to_owned(),
+    }
+}
+
 impl WeightRef {
     /// The checkpoint names it stands for in one layer, in stacking order.
     pub fn tensors(&self, layer: Option<u32>) -> Vec<String> {
-        let name = match layer {
-            Some(layer) => self.name.replace("{layer}", &layer.to_string()),
-            None => self.name.clone(),
-        };
+        let name = in_layer(&self.name, layer);
         match self.stack {
             Some(n) => (0..n).map(|e| name.replace("{expert}", &e.to_string())).collect(),
             None => vec![name],

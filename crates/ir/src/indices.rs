@@ -106,8 +106,9 @@ fn of_graph(
                 Param::Step(StepInput::OutputRows) => Indices::OutputRows,
                 Param::Step(StepInput::Segments) => Indices::Below(2),
                 Param::Carry(i) => carried.get(*i as usize).copied().unwrap_or(Indices::Unknown),
-                Param::Step(StepInput::Picks)
+                Param::Step(StepInput::Picks | StepInput::Adapters)
                 | Param::Weight(_)
+                | Param::Bank(_)
                 | Param::State(_)
                 | Param::Shared { .. } => Indices::Unknown,
             }],

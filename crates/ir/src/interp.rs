@@ -27,6 +27,8 @@ pub struct StepShape {
     /// Where in its sequence each second text begins, for those that have one: their places among the sequences, in order,
     /// and rows.
     pub seconds: Vec<(usize, usize)>,
+    /// The adapters of sequences that have one: their places among the sequences, in order, and numbers from 1.
+    pub adapters: Vec<(usize, u32)>,
     /// Tokens that yield a row of output, in order; the last of each sequence where this is empty.
     pub outputs: Vec<u32>,
     /// How the tokens after the rows of output are picked.
@@ -90,6 +92,15 @@ impl StepShape {
         self.seqs.iter().enumerate().flat_map(move |(i, s)| {
             let second = seconds.next_if(|(seq, _)| *seq == i).map_or(usize::MAX, |(_, row)| *row);
             (s.context - s.new..s.context).map(move |row| u32::from(row >= second))
+        })
+    }
+
+    /// The adapter of each token, from 1; 0 for none.
+    pub fn token_adapters(&self) -> impl Iterator<Item = u32> + '_ {
+        let mut adapters = self.adapters.iter().peekable();
+        self.seqs.iter().enumerate().flat_map(move |(i, s)| {
+            let own = adapters.next_if(|(seq, _)| *seq == i).map_or(0, |(_, adapter)| *adapter);
+            std::iter::repeat_n(own, s.new)
         })
     }
 
@@ -247,6 +258,9 @@ impl<'a> Interpreter<'a> {
         let vector = |data: Vec<f64>| Tensor { shape: vec![data.len()], data };
         let value = match param {
             Param::Weight(weight) => (self.weights)(weight, layer, ty)?,
+            Param::Bank(name) => {
+                (self.weights)(&WeightRef { name: name.clone(), stack: None }, layer, ty)?
+            }
             Param::Carry(i) => carried
                 .get(*i as usize)
                 .cloned()
@@ -263,6 +277,9 @@ impl<'a> Interpreter<'a> {
                 vector(step.seqs.iter().flat_map(|s| (0..s.context).map(|p| p as f64)).collect())
             }
             Param::Step(StepInput::Segments) => vector(step.segments().map(f64::from).collect()),
+            Param::Step(StepInput::Adapters) => {
+                vector(step.token_adapters().map(f64::from).collect())
+            }
             Param::Step(StepInput::OutputRows) => {
                 let rows = ty.tensor()?.sizes(&step.dims())[0];
                 if rows == step.dims().t as usize {

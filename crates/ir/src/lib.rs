@@ -32,7 +32,7 @@ pub use encoding::Encoding;
 pub use files::is_there;
 pub use fused::{Fused, FusedDef, Instance, OpSet};
 pub use graph::{
-    CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
+    CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef, in_layer,
 };
 pub use indices::{Indices, RowPick, row_picks, token_rows};
 pub use names::nearest;

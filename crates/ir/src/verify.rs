@@ -58,6 +58,7 @@ pub fn verify(module: &Module) -> Result<(), VerifyError> {
         if check_references(graph, &mut at) {
             check_types(graph, &mut at);
             check_states(graph, &mut at);
+            check_banks(graph, &mut at);
             check_shared(graph, &mut at);
             check_rings(graph, &mut at);
         } else {
@@ -186,7 +187,8 @@ fn check_param(i: usize, node: &Node, report: Report<'_>) {
         (Param::Carry(_), Type::Tensor(t)) if !t.constant => None,
         (Param::Carry(_), _) => Some("a tensor that is not const".to_owned()),
         (Param::Weight(w), Type::Tensor(t)) => weight_type(w, t),
-        (Param::Weight(_), Type::State(_)) => Some("a const tensor".to_owned()),
+        (Param::Bank(_), Type::Tensor(t)) => bank_type(t),
+        (Param::Weight(_) | Param::Bank(_), Type::State(_)) => Some("a const tensor".to_owned()),
         (Param::State(plane) | Param::Shared { plane, .. }, Type::State(_)) => {
             (!is_name(plane)).then(|| format!("a plane named with {NAME}"))
         }
@@ -217,6 +219,29 @@ fn weight_type(weight: &WeightRef, found: &TensorType) -> Option<String> {
         .stack
         .filter(|&n| found.shape.first() != Some(&Dim::Const(n)))
         .map(|n| format!("a first axis of {n}"))
+}
+
+/// What a bank should have been, if it is not that.
+fn bank_type(found: &TensorType) -> Option<String> {
+    let sized = found.shape.iter().all(|d| d.as_const().is_some());
+    let fits = found.constant && found.encoding.is_none() && found.rank() == 3 && sized;
+    (!fits).then(|| "a const tensor of three constant dimensions, not encoded".to_owned())
+}
+
+/// What is computed from constants alone is computed once, but banks change.
+fn check_banks(graph: &Graph, report: Report<'_>) {
+    let banks = graph.params().filter(|(_, param, _)| matches!(param, Param::Bank(_)));
+    for (value, ..) in banks {
+        let fixed =
+            |n: &usize| matches!(graph.node(*n).types.first(), Some(Type::Tensor(t)) if t.constant);
+        if let Some(user) = graph.users(value).map(|(n, _)| n).find(fixed) {
+            let name = graph.value_name(value);
+            report(
+                Some(user),
+                format!("computes a constant of the bank `%{name}`, which changes between steps"),
+            );
+        }
+    }
 }
 
 /// A state is threaded: each version has at most one writer, reads come from versions in the
@@ -412,7 +437,9 @@ fn check_schedule(module: &Module, findings: &mut Vec<Finding>) {
                         ),
                     }
                 }
-                Param::Weight(w) if site.layer.is_none() && w.name.contains("{layer}") => {
+                Param::Weight(WeightRef { name, .. }) | Param::Bank(name)
+                    if site.layer.is_none() && name.contains("{layer}") =>
+                {
                     "the name has {layer}, found a call without one".to_owned()
                 }
                 _ => continue,

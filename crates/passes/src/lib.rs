@@ -4,11 +4,13 @@
 //! is data: `kernels/pipelines/*.ron`. What `fuse` does is data too: fused ops
 //! (`kernels/fused/*.ron`) and the rules that put them in place (`kernels/rules/*.ron`).
 
+mod adapters;
 mod bucket;
 mod canonicalise;
 pub mod check;
 pub mod data;
 pub mod fuse;
+mod names;
 mod pack;
 mod pick;
 mod pipeline;
@@ -17,6 +19,7 @@ mod rings;
 
 use infernum_ir::Module;
 
+pub use adapters::{Adapters, adaptable, adapters, bank_a, bank_b, is_target};
 pub use bucket::Bucket;
 pub use pick::{greedy_steps, pick};
 pub use pipeline::{Pipeline, PipelineError};

@@ -4,6 +4,7 @@
 use infernum_ir::{AttrDef, Graph, Module, Op, Param, StepInput, Sym, Type, ValueId};
 
 use crate::Pass;
+use crate::names::free;
 
 pub(crate) const GREEDY: Pass = Pass {
     name: "greedy",
@@ -110,12 +111,4 @@ fn replace_logits(graph: &mut Graph, with: &[ValueId]) {
     let rest = graph.results().iter().skip(1);
     let results = with.iter().chain(rest).copied().collect();
     graph.set_results(results);
-}
-
-/// A name that no value has.
-fn free(graph: &Graph, name: &str) -> String {
-    let taken = |name: &String| graph.nodes().any(|(_, node)| node.names.contains(name));
-    let mut candidates =
-        (1..).map(|i| if i == 1 { name.to_owned() } else { format!("{name}.{i}") });
-    candidates.find(|name| !taken(name)).unwrap_or_default()
 }

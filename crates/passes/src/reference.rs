@@ -52,6 +52,9 @@ pub fn page(kernels: &Kernels, library: &Library) -> Result<String, ReferenceErr
             StepInput::Segments => {
                 "u32 [T]: which of its sequence's two texts each token is of, 0 or 1; only models that compute sequences whole tell"
             }
+            StepInput::Adapters => {
+                "u32 [T]: the adapter of each token, from 1, or 0: the compiler adds what reads it"
+            }
             StepInput::OutputRows => "u32 [B]: the rows whose logits are wanted, below T",
             StepInput::Picks => "u32 [B, 16]: how the token after each of these is picked",
         };

@@ -13,15 +13,16 @@ mod sampling;
 
 pub use check::KernelVerdict;
 pub use engine::{
-    Allowed, Batching, BlockPool, Constraint, Cursor, Engine, EngineError, EngineLimits,
+    AdapterId, Allowed, Batching, BlockPool, Constraint, Cursor, Engine, EngineError, EngineLimits,
     EngineOptions, Event, FinishReason, KvMode, Next, OptionsError, Policy, Request, RequestId,
     State, Stats,
 };
 pub use exec::groups::{longest_sequence, most_blocks, tables};
 pub use exec::{
-    Bytes, CheckpointWeights, ExecError, Executor, GroupKind, GroupRows, LoadError, LogitRows,
-    Observed, Observer, PickedRows, PlanExecutor, RandomWeights, SequenceSteps, StepInputs,
-    StepOutput, TensorBytes, TensorProblem, Ticket, TunedProduct, WeightSource,
+    AdapterBanks, AdapterFault, AdapterWeights, Bytes, CheckpointWeights, ExecError, Executor,
+    GroupKind, GroupRows, LoadError, LogitRows, Observed, Observer, PickedRows, PlanExecutor,
+    RandomWeights, SequenceSteps, StepInputs, StepOutput, TensorBytes, TensorProblem, Ticket,
+    TunedProduct, WeightSource,
 };
 pub use infernum_ir::picking::Edits;
 pub use sampling::{

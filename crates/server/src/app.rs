@@ -1,5 +1,6 @@
 //! What all requests share, and what every one passes through on its way to its route.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -52,6 +53,8 @@ pub(crate) struct App {
     pub(crate) request_timeout: Option<Duration>,
     /// Responses that clients may ask for again.
     pub(crate) responses: Store,
+    /// Where clients may load adapters from, if they may.
+    pub(crate) lora_root: Option<PathBuf>,
     cors: Option<CorsLayer>,
     draining: AtomicBool,
 }
@@ -79,6 +82,7 @@ impl App {
             bodies: Budget::new(args.limits.max_body_bytes.saturating_mul(BODIES)),
             request_timeout: (seconds > 0).then(|| Duration::from_secs(seconds)),
             responses: Store::new(args.limits.max_responses, args.limits.max_response_bytes),
+            lora_root: args.adapters.root()?,
             cors: cors(&args.listen.cors_origin)?,
             draining: AtomicBool::new(false),
         })
@@ -121,15 +125,21 @@ impl App {
     }
 
     /// A model by name, which may be left out where there is but one.
-    pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Served>, ApiError> {
+    pub(crate) fn model(&self, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
         let known = || {
-            let names: Vec<String> = self.models.iter().map(|m| format!("`{}`", m.name)).collect();
-            names.join(", ")
+            let adapters = self.models.iter().flat_map(Entry::adapters);
+            let adapters = adapters.map(|served| format!("`{}`", served.name));
+            let names = self.models.iter().map(|m| format!("`{}`", m.name)).chain(adapters);
+            names.collect::<Vec<_>>().join(", ")
         };
         let entry = match (name, &self.models[..]) {
             (Some(name), all) => {
-                let found = all.iter().find(|m| m.name == name);
-                found.ok_or_else(|| ApiError::unknown_model(name, &known()))?
+                let Some(entry) = all.iter().find(|m| m.name == name) else {
+                    let mut adapted = all.iter().flat_map(Entry::adapters);
+                    let found = adapted.find(|served| served.name == name);
+                    return found.ok_or_else(|| ApiError::unknown_model(name, &known()));
+                };
+                entry
             }
             (None, [one]) => one,
             (None, _) => {
@@ -137,14 +147,14 @@ impl App {
                 return Err(ApiError::malformed(message).param("model"));
             }
         };
-        entry.served().ok_or_else(|| {
+        entry.served().cloned().ok_or_else(|| {
             let message = format!("the model `{}` is loading", entry.name);
             ApiError::unavailable("model_loading", message, LOADING)
         })
     }
 
     /// As [`App::model`], for new work.
-    pub(crate) fn model_for_work(&self, name: Option<&str>) -> Result<&Arc<Served>, ApiError> {
+    pub(crate) fn model_for_work(&self, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
         if self.draining() {
             let message = "the server is shutting down";
             return Err(ApiError::unavailable("shutting_down", message, LOADING));

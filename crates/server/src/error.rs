@@ -153,6 +153,11 @@ impl ApiError {
         ApiError::new(StatusCode::UNAUTHORIZED, INVALID, message).code("invalid_api_key")
     }
 
+    /// Something that is not allowed here.
+    pub(crate) fn forbidden(code: &'static str, message: &str) -> ApiError {
+        ApiError::new(StatusCode::FORBIDDEN, INVALID, message).code(code)
+    }
+
     /// Called by a name that it does not go by.
     pub(crate) fn host(name: &str) -> ApiError {
         let message = format!(
@@ -358,6 +363,12 @@ impl From<&EngineError> for ApiError {
             EngineError::Sampling(SamplingError { name, .. }) => ApiError::value(name, message),
             EngineError::Logprobs { .. } => ApiError::value("logprobs", message),
             EngineError::NoTokens { .. } => ApiError::malformed(message).param("model"),
+            EngineError::NoAdapter => {
+                ApiError::malformed(message).param("model").because("model_not_found")
+            }
+            EngineError::NoAdapterSlot { .. } => {
+                ApiError::malformed(message).because("no_adapter_slot")
+            }
             EngineError::GreedyOnly => ApiError::unsupported("temperature", message),
             EngineError::Exec(_) => ApiError::internal(message),
         }

@@ -188,7 +188,7 @@ impl Generation {
         let choices = job.requests.iter().enumerate().map(choice).collect();
         let prompts = job.requests.iter().step_by(job.per_prompt);
         let prompt_tokens = prompts.map(|r| r.tokens.len()).sum();
-        let running = worker.submit(job.requests, rooms).map_err(|_| gone())?;
+        let running = served.submit(job.requests, rooms).map_err(|_| gone())?;
         let arrival = Instant::now();
         let mut generation = Generation {
             served: served.clone(),

@@ -3,6 +3,7 @@
 //! A request's way: `app` (limits, keys) → `api` (JSON, checks, tokens, on threads of `lanes`) → `worker` (the
 //! engine's thread) → `generation` (tokens to text) → JSON, or `sse` where it streams.
 
+mod adapters;
 mod api;
 mod app;
 mod auth;
@@ -68,6 +69,8 @@ pub struct Args {
     limits: LimitArgs,
     #[command(flatten)]
     engine: EngineArgs,
+    #[command(flatten)]
+    adapters: adapters::AdapterArgs,
     #[command(flatten)]
     compile: CompileOptions,
     #[command(flatten)]
@@ -249,6 +252,7 @@ pub fn run(args: Args) -> Outcome {
             );
         }
     }
+    args.adapters.check(&models)?;
     let args = Arc::new(args);
     let prefix = if args.metrics_compat == "vllm" { "vllm" } else { "infernum" };
     let entries = models.iter().map(|m| Entry::new(&m.name)).collect();

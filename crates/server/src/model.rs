@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::error::Error;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,14 +13,17 @@ use infernum::{
 use infernum_frontend_hf::Model;
 use infernum_frontend_hf::checkpoint::Checkpoint;
 use infernum_ir::Sym;
-use infernum_runtime::{Engine, GroupKind, KvMode, PlanExecutor, StepInputs, most_blocks};
+use infernum_runtime::{
+    AdapterBanks, AdapterId, Engine, GroupKind, KvMode, PlanExecutor, Request, StepInputs,
+    most_blocks,
+};
 
 use super::Args;
 use super::app::App;
 use super::error::ApiError;
-use super::metrics::ModelMetrics;
+use super::metrics::{Counted, ModelMetrics};
 use super::outbox::Outbox;
-use super::worker::{Inbox, Worker, connect};
+use super::worker::{Gone, Inbox, Running, Worker, connect};
 
 /// A model as the command line names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,9 +63,10 @@ impl NamedModel {
 }
 
 /// A model that is ready.
+#[derive(Clone)]
 pub(crate) struct Served {
     pub(crate) name: String,
-    pub(crate) frontend: Frontend,
+    pub(crate) frontend: Arc<Frontend>,
     pub(crate) max_length: usize,
     pub(crate) vocab: usize,
     /// Numbers of a row of output: of what does not generate, those of a vector, or scores.
@@ -70,6 +74,10 @@ pub(crate) struct Served {
     pub(crate) worker: Arc<Worker>,
     pub(crate) metrics: Arc<ModelMetrics>,
     pub(crate) about: About,
+    /// What adapters it has room for.
+    pub(crate) banks: Arc<AdapterBanks>,
+    /// Where this is a model with an adapter: which one, and the model's name.
+    pub(crate) adapter: Option<(AdapterId, String)>,
 }
 
 /// What a model is, for those who list models.
@@ -95,6 +103,26 @@ impl About {
 }
 
 impl Served {
+    /// The model with an adapter, under a name of its own.
+    pub(crate) fn adapted(&self, name: &str, adapter: AdapterId) -> Served {
+        Served {
+            name: name.to_owned(),
+            adapter: Some((adapter, self.name.clone())),
+            ..self.clone()
+        }
+    }
+
+    /// Hands requests to the engine, to be computed with the adapter, if there is one.
+    pub(crate) fn submit(
+        &self,
+        mut requests: Vec<Request>,
+        rooms: Vec<Counted>,
+    ) -> Result<Running, Gone> {
+        let adapter = self.adapter.as_ref().map(|(adapter, _)| *adapter);
+        requests.iter_mut().for_each(|request| request.adapter = adapter);
+        self.worker.submit(requests, rooms)
+    }
+
     /// Refuses `n` choices that would have to wait behind a full queue, before they are encoded.
     pub(crate) fn check_room(&self, n: usize) -> Result<(), ApiError> {
         let worker = &self.worker;
@@ -112,18 +140,47 @@ pub(crate) struct Entry {
     /// Seconds since 1970.
     pub(crate) created: u64,
     ready: OnceLock<Arc<Served>>,
+    /// The model with each of its adapters.
+    adapters: RwLock<Vec<Arc<Served>>>,
 }
 
 impl Entry {
     pub(crate) fn new(name: &str) -> Entry {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let created = now.unwrap_or_default().as_secs();
-        Entry { name: name.to_owned(), created, ready: OnceLock::new() }
+        Entry {
+            name: name.to_owned(),
+            created,
+            ready: OnceLock::new(),
+            adapters: RwLock::default(),
+        }
     }
 
     /// The model is loaded.
     pub(crate) fn set(&self, served: Served) {
         let _ = self.ready.set(Arc::new(served)); // each is loaded once
+    }
+
+    /// The model with its adapters, in the order of their loading.
+    pub(crate) fn adapters(&self) -> Vec<Arc<Served>> {
+        self.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Adds the model with an adapter; false, adding nothing, where there is one of its name.
+    pub(crate) fn add_adapter(&self, served: Served) -> bool {
+        let mut all = self.adapters.write().unwrap_or_else(PoisonError::into_inner);
+        let is_new = all.iter().all(|known| known.name != served.name);
+        if is_new {
+            all.push(Arc::new(served));
+        }
+        is_new
+    }
+
+    /// Takes an adapter out, by name.
+    pub(crate) fn remove_adapter(&self, name: &str) -> Option<Arc<Served>> {
+        let mut all = self.adapters.write().unwrap_or_else(PoisonError::into_inner);
+        let at = all.iter().position(|known| known.name == name)?;
+        Some(all.remove(at))
     }
 
     /// The model, once it is loaded.
@@ -159,7 +216,7 @@ pub(crate) fn load_all(
             .map_err(|e| format!("cannot start a thread: {e}"))?;
         threads.push(thread);
         let parts = loaded.recv().unwrap_or_else(|_| Err("it panicked".to_owned()));
-        let parts = parts.map_err(|e| format!("model `{}`: {e}", entry.name))?;
+        let mut parts = parts.map_err(|e| format!("model `{}`: {e}", entry.name))?;
         let metrics = &app.metrics;
         let metrics = Arc::new(metrics.model(&entry.name, StepInputs::BLOCK_SIZE, parts.blocks));
         tracing::info!(
@@ -170,7 +227,14 @@ pub(crate) fn load_all(
             ms = start.elapsed().as_millis() as u64,
             "ready"
         );
-        entry.set(parts.serve(&entry.name, &metrics, deliver));
+        let adapters = std::mem::take(&mut parts.adapters);
+        let served = parts.serve(&entry.name, &metrics, deliver);
+        let adapted = adapters.iter().map(|(name, id)| served.adapted(name, *id));
+        for adapted in adapted.collect::<Vec<_>>() {
+            tracing::info!(adapter = adapted.name, of = entry.name, "ready");
+            entry.add_adapter(adapted);
+        }
+        entry.set(served);
     }
     Ok(threads)
 }
@@ -186,6 +250,9 @@ struct Parts {
     on: String,
     worker: Worker,
     outbox: Outbox,
+    banks: AdapterBanks,
+    /// Adapters that were named on the command line.
+    adapters: Vec<(String, AdapterId)>,
 }
 
 impl Parts {
@@ -198,13 +265,15 @@ impl Parts {
         deliver(self.outbox, metrics.clone());
         Served {
             name: name.to_owned(),
-            frontend: self.frontend,
+            frontend: Arc::new(self.frontend),
             max_length: self.max_length,
             vocab: self.vocab,
             width: self.width,
             worker: Arc::new(self.worker),
             metrics: metrics.clone(),
             about: self.about,
+            banks: Arc::new(self.banks),
+            adapter: None,
         }
     }
 }
@@ -213,8 +282,9 @@ type Loaded = (Parts, Engine<Box<dyn PlanExecutor>>, Inbox);
 
 fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let (model, random_weights) = (named.folder.clone(), args.random_weights);
-    let options =
-        ModelOptions { model, random_weights, encoding: None, compile: args.compile.clone() };
+    let mut compile = args.compile.clone();
+    compile.lora.max_loras = args.adapters.room(&compile.lora);
+    let options = ModelOptions { model, random_weights, encoding: None, compile };
     let progress = Told::default();
     let progress = |p: Progress<'_>| progress.log(p);
     let model = options.open_with_progress(&progress)?;
@@ -246,6 +316,7 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     let (groups, chunk) = (GroupKind::of_plan(&plan), loader.chunk());
     let cache = (&groups[..], chunk, block_bytes(&plan));
     let capacity = args.engine.with_cache(capacity, cache, &machine);
+    let banks = AdapterBanks::of(&plan);
     let (vocab, width) = (plan.vocabulary() as usize, plan.width() as usize);
     let mut executor = loader.load(plan, capacity)?;
     if !args.no_tune_products {
@@ -255,7 +326,8 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
     }
     let (blocks, on) = (executor.kv_blocks(), executor.describe());
     let options = args.engine.options(sequences);
-    let engine = loader.engine(executor, capacity, options)?;
+    let mut engine = loader.engine(executor, capacity, options)?;
+    let adapters = args.adapters.load(&banks, &mut engine)?;
     let unread = usize::try_from(args.limits.max_unread_bytes).unwrap_or(usize::MAX);
     let (worker, inbox, outbox) = connect(sequences, args.limits.queue, unread);
     // A sequence can be no longer than the cache.
@@ -268,7 +340,19 @@ fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
                        a shorter --max-length or a larger cache";
         return Err(message.into());
     }
-    let parts = Parts { frontend, max_length, vocab, width, blocks, about, on, worker, outbox };
+    let parts = Parts {
+        frontend,
+        max_length,
+        vocab,
+        width,
+        blocks,
+        about,
+        on,
+        worker,
+        outbox,
+        banks,
+        adapters,
+    };
     Ok((parts, engine, inbox))
 }
 

@@ -35,11 +35,13 @@ impl Rehearsal {
             name: entry.name.clone(),
             vocab: frontend.tokenizer().vocab_size(),
             width: 0,
-            frontend,
+            frontend: Arc::new(frontend),
             max_length,
             worker: Arc::new(worker),
             metrics: Arc::new(metrics.model(&entry.name, 16, 1)),
             about: About::of(&model),
+            banks: Arc::default(),
+            adapter: None,
         });
         let router = app::router(&Arc::new(App::new(&args, vec![entry], metrics)?));
         let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -93,11 +95,17 @@ mod tests {
         let vectors = ["/rerank", "/score", "/v1/embeddings", "/v1/rerank"];
         let mut paths = rehearsal.paths().to_vec();
         paths.sort_unstable();
-        let mut all = [&counting[..], &writing, &vectors].concat();
+        let adapters = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"];
+        let mut all = [&counting[..], &writing, &vectors, &adapters].concat();
         all.sort_unstable();
         assert_eq!(paths, all);
         for path in all {
             assert_eq!(ask(path, "{").0, 400, "{path}");
+        }
+        for path in adapters {
+            let (status, answer) = ask(path, r#"{"lora_name": "x", "lora_path": "x"}"#);
+            let code = answer["error"]["code"].as_str();
+            assert_eq!((status, code), (403, Some("adapters_not_allowed")), "{path}");
         }
         for path in vectors {
             let (status, answer) = ask(path, pairs);

@@ -109,7 +109,7 @@ async fn some_rows(
 ) -> Result<Vec<Box<[f32]>>, ApiError> {
     let mut rows: Vec<Box<[f32]>> = vec![Box::default(); prompts.len()];
     let mut left = prompts.len();
-    let mut running = served.worker.submit(prompts, rooms).map_err(|_| gone())?;
+    let mut running = served.submit(prompts, rooms).map_err(|_| gone())?;
     while left > 0 {
         let (choice, output) = running.next().await.ok_or_else(gone)?;
         match output {

@@ -10,8 +10,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use infernum_runtime::{Engine, Event, Executor, FinishReason, Request, RequestId, Stats};
+use infernum_runtime::{
+    AdapterId, AdapterWeights, Engine, EngineError, Event, Executor, FinishReason, Request,
+    RequestId, Stats,
+};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 
 use super::limits::payer;
 use super::metrics::Counted;
@@ -27,6 +31,10 @@ const EPOCH: u64 = 0x9e37_79b9_7f4a_7c15;
 pub(super) enum Command {
     Submit(Box<Submission>),
     Cancel(u64, End),
+    /// Puts an adapter into a free slot of the engine's; whoever waits for it may have gone.
+    LoadAdapter(Box<AdapterWeights>, oneshot::Sender<Result<AdapterId, EngineError>>),
+    /// Takes no more requests of it.
+    UnloadAdapter(AdapterId),
     /// Requests that follow share no prefix with those before.
     ForgetPrefixes,
     /// Nothing else follows.
@@ -160,6 +168,22 @@ impl Worker {
     /// Has requests from now on find nothing in the prefix cache of what was computed before.
     pub(crate) fn forget_prefixes(&self) {
         let _ = self.commands.send(Command::ForgetPrefixes); // it may be gone already
+    }
+
+    /// Has the engine take an adapter, between two steps.
+    pub(crate) async fn load_adapter(
+        &self,
+        weights: AdapterWeights,
+    ) -> Result<Result<AdapterId, EngineError>, Gone> {
+        let (sender, loaded) = oneshot::channel();
+        let command = Command::LoadAdapter(Box::new(weights), sender);
+        self.commands.send(command).map_err(|_| Gone)?;
+        loaded.await.map_err(|_| Gone)
+    }
+
+    /// Has the engine take no more requests of an adapter; those that it has run to their ends.
+    pub(crate) fn unload_adapter(&self, adapter: AdapterId) {
+        let _ = self.commands.send(Command::UnloadAdapter(adapter)); // it may be gone already
     }
 
     /// Ends the engine's thread after the step under way; what still runs gets no more.
@@ -353,6 +377,12 @@ impl<E: Executor> Stepper<E> {
     fn apply(&mut self, command: Command) {
         match command {
             Command::Stop => self.stopped = true,
+            Command::LoadAdapter(weights, loaded) => {
+                if let Err(Ok(unclaimed)) = loaded.send(self.engine.load_adapter(&weights)) {
+                    self.engine.unload_adapter(unclaimed); // nobody knows its name
+                }
+            }
+            Command::UnloadAdapter(adapter) => self.engine.unload_adapter(adapter),
             Command::ForgetPrefixes => self.epoch += 1,
             Command::Submit(submission) => {
                 let Submission { key, mut request, sink } = *submission;

@@ -94,6 +94,7 @@ pub fn run(args: &Args) -> Outcome {
     };
     let tuned = args.gpu.as_ref().map(|name| TunedFile::shipped(name, args.model.data.as_deref()));
     let tuned = tuned.transpose()?.map_or_else(TunedVariants::default, TunedVariants::of);
+    let adapters = args.model.lora.adapters()?;
     let options = Options {
         model: &model,
         lower: LowerOptions { dtype: args.model.dtype, max_length: Some(max_length), rows: Sym::B },
@@ -101,6 +102,7 @@ pub fn run(args: &Args) -> Outcome {
         kernels: &kernels,
         costs: (&target, &costs),
         rules: None,
+        adapters: adapters.as_ref(),
         explain: args.explain || args.html.is_some(),
         limits: Limits { chunk: args.chunk, sequences: args.sequences, max_length },
         templates: &templates,

@@ -39,6 +39,8 @@ fn recipe(place: &str, ty: &TensorType, recipe: &Recipe) -> Checked {
     is_constant(place, ty)?;
     match recipe {
         Recipe::Tensor(_) => Ok(()),
+        Recipe::Bank(_) if ty.rank() == 3 && ty.encoding.is_none() => Ok(()),
+        Recipe::Bank(_) => fault(place, format!("expected a bank of three dimensions, found {ty}")),
         Recipe::Rows { .. } => {
             fault(place, "expected rows of a weight at the top of a recipe only")
         }

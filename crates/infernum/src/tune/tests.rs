@@ -24,6 +24,7 @@ fn compiled(limits: Limits, run: impl FnOnce(&Plan, &Kernels, &Library, &Device)
         kernels: &kernels,
         costs: ("sm_90a", &costs),
         rules: None,
+        adapters: None,
         explain: false,
         limits,
         templates: &templates,

@@ -3,6 +3,7 @@
 pub(crate) mod common;
 mod pointwise;
 
+mod adapt;
 mod add;
 mod alibi;
 mod argmax;
@@ -66,6 +67,7 @@ use crate::{Dims, Type};
 
 /// Every primitive, in alphabetical order.
 pub static OPS: &[&OpDef] = &[
+    &adapt::OP,
     &add::OP,
     &alibi::OP,
     &argmax::OP,

@@ -343,7 +343,7 @@ impl<'a> Parser<'a> {
     ) -> Res<(NodeKind, Vec<Option<ValueId>>)> {
         self.space();
         let start = self.at;
-        let word = self.word("an op, or weight, carry, state, step")?;
+        let word = self.word("an op, or weight, bank, carry, state, step")?;
         self.space();
         if self.rest().starts_with('(') {
             let op = self.ops.find(word).map_err(|message| Error { at: start, message })?;
@@ -389,6 +389,7 @@ impl<'a> Parser<'a> {
                     if self.eat_word("stack") { Some(self.number("a count")?) } else { None };
                 Param::Weight(WeightRef { name, stack })
             }
+            "bank" => Param::Bank(self.quoted()?),
             _ => return self.expected(&format!("`(` after the op `{word}`")),
         };
         Ok((NodeKind::Param(param), Vec::new()))

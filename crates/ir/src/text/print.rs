@@ -74,6 +74,7 @@ fn write_node(out: &mut String, graph: &Graph, index: usize) -> fmt::Result {
     match &node.kind {
         NodeKind::Param(Param::Step(input)) => write!(out, "step {}", input.name())?,
         NodeKind::Param(Param::Carry(i)) => write!(out, "carry {i}")?,
+        NodeKind::Param(Param::Bank(name)) => write!(out, "bank {name:?}")?,
         NodeKind::Param(Param::State(plane)) => write!(out, "state {plane}")?,
         NodeKind::Param(Param::Shared { plane, layer }) => {
             write!(out, "state {plane} of layer {layer}")?;

@@ -99,6 +99,11 @@ fn params(graph: &mut Graph) -> Vec<ValueId> {
     let weight = WeightRef { name: "coded.{layer}".into(), stack: None };
     let ty = TensorType::encoded(encoding, &[2, 32]);
     pool.push(graph.param("coded", Param::Weight(weight), ty));
+    for (bank, shape) in [("bank_a", [2, 1, 4]), ("bank_b", [2, 8, 1])] {
+        let ty = TensorType::weight(DType::F32, &shape);
+        // For `adapt` alone: no constant may be made of them.
+        graph.param(bank, Param::Bank(format!("{bank}.{{layer}}")), ty);
+    }
     for (plane, heads) in [("k", 2), ("v", 1)] {
         let ty = StateType::paged(DType::F32, heads, 4);
         pool.push(graph.param(plane, Param::State(plane.into()), ty));
@@ -141,9 +146,13 @@ fn try_op(
             "ids" => graph.find("tokens"),
             "rows" => graph.find("output_rows"),
             "picks" => graph.find("picks"),
+            "slots" => graph.find("adapters"),
+            "a" if op.name == "adapt" => graph.find("bank_a"),
+            "b" if op.name == "adapt" => graph.find("bank_b"),
             _ => None,
         };
-        let usual = step.filter(|_| rng.below(2) == 0);
+        // Numbers of adapters are not followed to where they come from, as those of rows are.
+        let usual = step.filter(|_| ["slots", "a", "b"].contains(&def.name) || rng.below(2) == 0);
         operands.push((!absent).then(|| usual.unwrap_or_else(|| rng.pick(pool))));
     }
     if matches!(op.effect, Effect::Writes) && written.contains(&operands[0]) {

@@ -69,6 +69,10 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %sd = cast(%sf) {dtype: DT} : DT[T, 12]
   %best, %picked = topk(%sd, _) {k: 3, groups: 1, keep: 1} : DT[T, 3], u32[T, 3]
   %order, %starts = group_rows(%picked) {groups: 12} : u32[T, 3], u32[13]
+  %chosen = slice(%picked) {axis: 1, start: 0, len: 1} : u32[T, 1]
+  %slots = reshape(%chosen) {shape: [T]} : u32[T]
+  %la = weight "la" : const DT[11, 5, $N]
+  %lb = weight "lb" : const DT[11, $NK, 5]
   %qh = reshape(%x) {shape: [T, $H, $D]} : DT[T, $H, $D]
   %kh = reshape(%k) {shape: [T, $G, $D]} : DT[T, $G, $D]
   %vh = reshape(%v) {shape: [T, $G, $E]} : DT[T, $G, $E]
@@ -523,6 +527,8 @@ pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = expert_linear(%each, %gate, %picked, %gb, %order, %starts) : DT[T, 3, $K]", "%r"),
     Case("%r, %s = group_rows(%picked) {groups: 12} : u32[T, 3], u32[13]", "%r, %s"),
     Case("%r = gather_rows(%x, %rows) : DT[B, $N]", "%r"),
+    Case("%r = adapt(%k, %x, %la, %lb, %slots) {start: 0} : DT[T, $K]", "%r, %x"),
+    Case("%r = adapt(%k, %x, %la, %lb, %slots) {start: 1} : DT[T, $K]", "%r, %k"),
     Case("%r = head_linear(%qh, %wh) : DT[T, $H, $E]", "%r, %x"),
     Case(
         "%ks = kv_write(%k0, %kh) : state DT[$G, $D]\n  %vs = kv_write(%v0, %vh) : state DT[$G, $E]",

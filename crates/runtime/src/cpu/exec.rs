@@ -15,8 +15,8 @@ use super::simd::{self, Isa};
 use super::state::StepState;
 use crate::exec::weights::{Loaded, load};
 use crate::exec::{
-    ExecError, Executor, GroupKind, LoadError, Observed, Observer, PlanExecutor, StepInputs,
-    StepOutput, Ticket, WeightSource, elements, plan_check,
+    AdapterWeights, ExecError, Executor, GroupKind, LoadError, Observed, Observer, PlanExecutor,
+    StepInputs, StepOutput, Ticket, WeightSource, elements, plan_check,
 };
 
 /// How to set an executor up.
@@ -228,6 +228,20 @@ impl Executor for CpuExecutor {
         GroupKind::of_layout(&self.core.layout)
     }
 
+    fn adapter_slots(&self) -> usize {
+        self.plan().adapter_slots() as usize
+    }
+
+    fn set_adapter(&mut self, slot: usize, weights: &AdapterWeights) -> Result<(), ExecError> {
+        weights.check(self.plan(), slot)?;
+        for (weight, bytes) in weights.rows() {
+            let set =
+                self.core.weights.get_mut(weight).and_then(|w| w.set_row(slot, bytes.clone()));
+            set.ok_or_else(|| ExecError::adapter("the plan's banks are others"))?;
+        }
+        Ok(())
+    }
+
     fn computed(&self) -> Duration {
         self.computed
     }
@@ -254,6 +268,7 @@ impl Core {
         }
         inputs.check_groups(&self.layout)?;
         inputs.check_whole(&self.plan)?;
+        inputs.check_adapters(&self.plan)?;
         let (limits, rows) = (self.plan.limits, self.plan.output_rows);
         self.step.fill(inputs, &limits, self.options.kv_blocks, rows)?;
         self.rope.begin_step();

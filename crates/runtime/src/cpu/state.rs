@@ -24,6 +24,7 @@ pub(crate) struct StepState {
     positions: Vec<i32>,
     context_positions: Vec<i32>,
     segments: Vec<u32>,
+    adapters: Vec<u32>,
     output_rows: Vec<u32>,
     /// The words of each row's pick.
     picks: Vec<u32>,
@@ -50,6 +51,7 @@ impl StepState {
         refill(&mut self.places, self.step.tokens());
         refill(&mut self.tokens, inputs.tokens().iter().copied());
         refill(&mut self.segments, inputs.step().segments());
+        refill(&mut self.adapters, inputs.step().token_adapters());
         refill(&mut self.positions, self.places.iter().map(|p| p.row as i32));
         self.group = 0;
         self.rows.resize_with(inputs.groups().len(), Vec::new);
@@ -122,6 +124,7 @@ impl StepState {
             StepInput::Positions => bytemuck::cast_slice(&self.positions),
             StepInput::ContextPositions => bytemuck::cast_slice(&self.context_positions),
             StepInput::Segments => bytemuck::cast_slice(&self.segments),
+            StepInput::Adapters => bytemuck::cast_slice(&self.adapters),
             StepInput::OutputRows => bytemuck::cast_slice(&self.output_rows),
             StepInput::Picks => bytemuck::cast_slice(&self.picks),
         }

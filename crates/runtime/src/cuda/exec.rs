@@ -26,8 +26,9 @@ use super::upload::Weights;
 use super::watch::{DeviceState, Watch};
 use crate::exec::weights::load;
 use crate::exec::{
-    ExecError, Executor, GpuError, GroupKind, LoadError, LogitRows, Observed, Observer, PickedRows,
-    PlanExecutor, StepInputs, StepOutput, Ticket, TunedProduct, WeightSource, elements,
+    AdapterWeights, ExecError, Executor, GpuError, GroupKind, LoadError, LogitRows, Observed,
+    Observer, PickedRows, PlanExecutor, StepInputs, StepOutput, Ticket, TunedProduct, WeightSource,
+    elements,
 };
 
 /// Runs a plan on a GPU.
@@ -129,8 +130,9 @@ impl CudaExecutor {
         let table = longest.div_ceil(StepInputs::BLOCK_SIZE);
         let table = if rings { table } else { table.min(options.kv_blocks) };
         let slots = 2 * cache.slot_blocks as usize;
-        let segments = if reads(&plan, StepInput::Segments) { plan.limits.t as usize } else { 0 };
-        let room = Room { table, slots, groups: cache.groups.len(), picks, segments };
+        let per_token = |input| if reads(&plan, input) { plan.limits.t as usize } else { 0 };
+        let (segments, adapters) = (per_token(StepInput::Segments), per_token(StepInput::Adapters));
+        let room = Room { table, slots, groups: cache.groups.len(), picks, segments, adapters };
         let layout = Layout::new(&plan.limits, room, read);
         let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
         let layout = layout.at(inputs.address());
@@ -194,6 +196,7 @@ impl CudaExecutor {
         turn.finish()?;
         inputs.check_groups(&core.cache)?;
         inputs.check_whole(&core.plan)?;
+        inputs.check_adapters(&core.plan)?;
         let (blocks, rows) = (core.options.kv_blocks, core.plan.output_rows);
         let columns = core.plan.outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(0);
         if !inputs.step().picks.sets_hold(columns as usize) {
@@ -368,6 +371,18 @@ impl Executor for CudaExecutor {
 
     fn takes_whole(&self) -> bool {
         self.core.plan.takes_whole
+    }
+
+    fn adapter_slots(&self) -> usize {
+        self.core.plan.adapter_slots() as usize
+    }
+
+    fn set_adapter(&mut self, slot: usize, weights: &AdapterWeights) -> Result<(), ExecError> {
+        let core = &self.core;
+        weights.check(&core.plan, slot)?;
+        core.gpu.bind()?;
+        core.weights.set_rows(&core.gpu, &core.stream, slot, weights)?;
+        Ok(())
     }
 
     fn is_reproducible(&self) -> bool {

@@ -22,6 +22,7 @@ pub(super) struct Layout {
     picks: usize,
     /// Tokens of which it is told which text they are of, at most.
     segments: usize,
+    adapters: usize,
     offsets: [usize; FIELDS],
     end: usize,
     /// Whether kernels are launched for parts of the rows, which only then have headers.
@@ -43,6 +44,8 @@ pub(super) struct Room {
     pub(super) picks: usize,
     /// Tokens of which it is told which text they are of, at most: none where no kernel reads that.
     pub(super) segments: usize,
+    /// Tokens of which it is told which adapter they have, at most: none where no kernel reads that.
+    pub(super) adapters: usize,
 }
 
 /// Where a slot is read that is zero.
@@ -52,7 +55,7 @@ const NO_BLOCK: u32 = u32::MAX;
 const HEADER: usize = size_of::<abi::Step>();
 
 /// Arrays behind the headers.
-const FIELDS: usize = Field::Segments as usize + 1;
+const FIELDS: usize = Field::Adapters as usize + 1;
 
 /// One of them.
 #[derive(Clone, Copy)]
@@ -71,13 +74,14 @@ enum Field {
     Blocks,
     Picks,
     Segments,
+    Adapters,
 }
 
 impl Layout {
     /// `contexts`: whether kernels read `context_positions`, which only then has room. `parts`: whether any is
     /// launched for a part of the rows.
     pub(super) fn new(limits: &Dims, room: Room, (contexts, parts): (bool, bool)) -> Layout {
-        let Room { table, slots, groups, picks, segments } = room;
+        let Room { table, slots, groups, picks, segments, adapters } = room;
         let (t, b, seqs) = (limits.t as usize, limits.b as usize, limits.seqs as usize);
         let stride = table.min((limits.s as usize).div_ceil(StepInputs::BLOCK_SIZE));
         let stride = stride.max(slots).max(1);
@@ -96,6 +100,7 @@ impl Layout {
             4 * seqs * stride * groups,
             4 * PickRow::WORDS * picks,
             4 * segments,
+            4 * adapters,
         ];
         let headers = groups * if parts { Part::ALL.len() } else { 1 };
         let (mut offsets, mut end) = ([0; FIELDS], (headers * HEADER).next_multiple_of(64));
@@ -105,7 +110,18 @@ impl Layout {
             end += sizes[field].next_multiple_of(64);
         }
         end += if parts { PromptArrays::bytes(limits) } else { 0 };
-        Layout { base: 0, limits: *limits, stride, picks, segments, offsets, end, parts, groups }
+        Layout {
+            base: 0,
+            limits: *limits,
+            stride,
+            picks,
+            segments,
+            adapters,
+            offsets,
+            end,
+            parts,
+            groups,
+        }
     }
 
     /// Where kernels of a group's layers that are launched for a part of the rows find what they must know of it.
@@ -146,6 +162,7 @@ impl Layout {
             StepInput::Positions => Field::Positions,
             StepInput::ContextPositions => Field::ContextPositions,
             StepInput::Segments => Field::Segments,
+            StepInput::Adapters => Field::Adapters,
             StepInput::OutputRows => Field::OutputRows,
             StepInput::Picks => Field::Picks,
         })
@@ -172,6 +189,8 @@ impl Layout {
         w.extend(Field::Tokens, inputs.tokens());
         let segments = inputs.step().segments().take(self.segments);
         segments.for_each(|segment| w.push(Field::Segments, segment));
+        let adapters = inputs.step().token_adapters().take(self.adapters);
+        adapters.for_each(|adapter| w.push(Field::Adapters, adapter));
         let contexts =
             self.offsets[Field::Seq as usize] > self.offsets[Field::ContextPositions as usize];
         let (mut token, mut row, mut pair) = (0u32, 0u32, 0u64);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::driver::{DeviceMemory, Event, Gpu, Pinned, Result, Stream};
-use crate::exec::LoadError;
 use crate::exec::weights::Loaded;
+use crate::exec::{AdapterWeights, LoadError};
 use infernum_codegen::{Recipe, Weight, row_bytes};
 use infernum_ir::{Dims, TensorType};
 
@@ -76,6 +76,23 @@ impl Weights {
 
     pub(super) fn address(&self, weight: u32) -> Option<u64> {
         Some(self.memory.address() + self.offsets.get(weight as usize)?)
+    }
+
+    /// Copies an adapter to its row of each bank, behind the steps that were submitted; on return its bytes are there.
+    pub(super) fn set_rows(
+        &self,
+        gpu: &Arc<Gpu>,
+        stream: &Stream,
+        row: usize,
+        adapter: &AdapterWeights,
+    ) -> Result<()> {
+        let largest = adapter.rows().map(|(_, bytes)| bytes.len()).max().unwrap_or(0);
+        let mut ring = Ring::new(gpu, largest.min(PART))?;
+        for (weight, bytes) in adapter.rows() {
+            let Some(bank) = self.address(weight as u32) else { continue };
+            ring.send(stream, &[&bytes[..]], bank + (row * bytes.len()) as u64)?;
+        }
+        stream.synchronize()
     }
 
     pub(super) fn bytes(&self) -> u64 {

@@ -155,7 +155,7 @@ impl BlockPool {
     /// The blocks that a group keeps under a prefix.
     pub fn kept(&self, prefix: Prefix, group: usize) -> Option<&[u32]> {
         match prefix {
-            Prefix::Root(_) => None,
+            Prefix::Root(..) => None,
             Prefix::Node(node) => self.prefixes.blocks(node, group),
         }
     }
@@ -301,12 +301,12 @@ mod tests {
             // What was last written to each block: a group's, of a text of a salt.
             let mut written = vec![None; 24];
             let mut sequences: [(Vec<u32>, Prefix); 5] =
-                std::array::from_fn(|_| (Vec::new(), Prefix::Root(0)));
+                std::array::from_fn(|_| (Vec::new(), Prefix::Root(0, 0)));
             for (who, tokens, alphabet, salt) in steps {
                 let (blocks, prefix) = &mut sequences[who];
                 pool.release_all(blocks);
                 pool.leave(*prefix);
-                *prefix = Prefix::Root(salt);
+                *prefix = Prefix::Root(salt, 0);
                 let text: Vec<u32> = (0..tokens as u32).map(|i| i % (alphabet + 1)).collect();
                 for (i, part) in text.chunks_exact(4).enumerate() {
                     let whole = |group: usize| Some((group, salt, text[..4 * (i + 1)].to_vec()));
@@ -352,7 +352,7 @@ mod tests {
     #[test]
     fn what_was_unused_longest_is_given_away_first() {
         let mut pool = BlockPool::new(3, 1);
-        let root = Prefix::Root(0);
+        let root = Prefix::Root(0, 0);
         for token in 0..3 {
             let mut blocks = Vec::new();
             assert!(pool.grow(&mut blocks, 1));
@@ -367,13 +367,14 @@ mod tests {
         let mut blocks = Vec::new();
         assert!(pool.grow(&mut blocks, 1));
         assert!(pool.find(root, &[1]).is_none() && pool.find(root, &[2]).is_some());
-        assert!(pool.find(Prefix::Root(1), &[0]).is_none(), "another tenant's");
+        assert!(pool.find(Prefix::Root(1, 0), &[0]).is_none(), "another tenant's");
+        assert!(pool.find(Prefix::Root(0, 1), &[0]).is_none(), "another adapter's");
     }
 
     #[test]
     fn a_prefix_is_known_while_anything_hangs_on_it() {
         let mut pool = BlockPool::for_groups(2, 1, 1, &[1, 1]);
-        let first = pool.enter(Prefix::Root(0), &[7]);
+        let first = pool.enter(Prefix::Root(0, 0), &[7]);
         let second = pool.enter(first, &[8]);
         let mut block = Vec::new();
         assert!(pool.grow(&mut block, 1));
@@ -384,6 +385,6 @@ mod tests {
         assert!(pool.kept(first, 1).is_none() && pool.kept(second, 0).is_none());
         pool.release_all(&mut block);
         assert!(pool.grow(&mut block, 2), "both blocks are free");
-        assert_eq!((pool.find(Prefix::Root(0), &[7]), pool.prefixes.len()), (None, 0));
+        assert_eq!((pool.find(Prefix::Root(0, 0), &[7]), pool.prefixes.len()), (None, 0));
     }
 }

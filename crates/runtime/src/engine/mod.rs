@@ -5,6 +5,7 @@
 //! same. A step is: see that all have the memory they need ([`schedule`]), admit who waits, fill the
 //! inputs, submit, and settle what came of the step *before*, while the executor computes this one.
 
+mod adapters;
 mod constraint;
 mod drive;
 mod held;
@@ -25,9 +26,10 @@ pub use constraint::{Allowed, Constraint, Cursor, Next};
 use infernum_ir::Task;
 pub use kv::BlockPool;
 pub use options::{Batching, EngineLimits, EngineOptions, KvMode, OptionsError, Policy, Stats};
-pub use request::{EngineError, Event, FinishReason, Request, RequestId, State};
+pub use request::{AdapterId, EngineError, Event, FinishReason, Request, RequestId, State};
 use slab::Slab;
 
+use self::adapters::Slots;
 use self::memory::Groups;
 use self::schedule::longest_whole;
 use self::sequence::{Rank, Sequence};
@@ -41,6 +43,7 @@ pub struct Engine<E: Executor> {
     options: EngineOptions,
     pool: BlockPool,
     groups: Groups,
+    adapters: Slots,
     sequences: Slab<Sequence>,
     /// Those with memory, and those without.
     running: Vec<usize>,
@@ -125,9 +128,11 @@ impl<E: Executor> Engine<E> {
         if !options.prefix_cache {
             groups.snapshot_every = 0;
         }
+        let executor_slots = executor.adapter_slots();
         Ok(Engine {
             executor,
             inputs,
+            adapters: Slots::new(executor_slots),
             groups,
             sequences: Slab::new(),
             running: Vec::new(),
@@ -179,6 +184,9 @@ impl<E: Executor> Engine<E> {
         };
         if let Some(output) = output.filter(|_| generates) {
             return Err(EngineError::NoTokens { output });
+        }
+        if request.adapter.is_some_and(|id| !self.adapters.takes(id)) {
+            return Err(EngineError::NoAdapter);
         }
         request.sampling.check()?;
         let told = request.logprobs.max(request.prompt_logprobs);

@@ -7,8 +7,8 @@ use hashbrown::HashTable;
 /// A text's first full blocks. All that is computed of its last block depends on all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Prefix {
-    /// No block. Texts of one salt share what follows.
-    Root(u64),
+    /// No block. Texts of one salt and one adapter, 0 for none, share what follows.
+    Root(u64, u64),
     /// The block of this node, after what that depends on.
     Node(u32),
 }
@@ -102,7 +102,7 @@ impl Prefixes {
     /// The prefix that is a block shorter; the root is its own.
     pub(super) fn shorter(&self, prefix: Prefix) -> Prefix {
         match prefix {
-            Prefix::Root(_) => prefix,
+            Prefix::Root(..) => prefix,
             Prefix::Node(node) => self.nodes[node as usize].after,
         }
     }

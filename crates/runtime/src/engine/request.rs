@@ -1,8 +1,10 @@
 //! What is asked of the engine, and what it tells.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use super::Constraint;
+use super::kv::Prefix;
 use crate::exec::ExecError;
 use crate::sampling::{Logprobs, MOST_TOLD, SamplingError, SamplingParams};
 
@@ -34,12 +36,23 @@ pub struct Request {
     pub priority: i32,
     /// Cached prefixes are shared among requests of the same salt only: one for each tenant.
     pub salt: u64,
+    /// The adapter that it is computed with.
+    pub adapter: Option<AdapterId>,
 }
+
+/// Names an adapter that an engine has loaded: no other one ever has its name, not one of the same files either.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AdapterId(pub(super) NonZeroU64);
 
 impl Request {
     /// A greedy continuation.
     pub fn new(tokens: Vec<u32>, max_tokens: usize) -> Request {
         Request { tokens, max_tokens, ..Request::default() }
+    }
+
+    /// What its first block depends on besides tokens.
+    pub(super) fn root(&self) -> Prefix {
+        Prefix::Root(self.salt, self.adapter.map_or(0, |adapter| adapter.0.get()))
     }
 }
 
@@ -138,6 +151,13 @@ pub enum EngineError {
          {block_size}; ask for fewer, or give the cache more memory"
     )]
     CacheTooSmall { tokens: usize, blocks: usize, block_size: usize },
+    #[error("the adapter was unloaded, or is none of this engine's")]
+    NoAdapter,
+    #[error(
+        "all {slots} slot(s) for adapters are taken, some perhaps by requests of adapters that were unloaded; unload one, or \
+         raise --max-loras"
+    )]
+    NoAdapterSlot { slots: usize },
     #[error(transparent)]
     Exec(#[from] ExecError),
 }

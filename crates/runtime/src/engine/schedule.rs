@@ -227,6 +227,8 @@ impl<E: Executor> Engine<E> {
             inputs.push_rows(&s.tokens[past..context], context, held)?;
         }
         s.request.second.into_iter().for_each(|row| inputs.set_second(row));
+        let adapter = s.request.adapter.and_then(|id| self.adapters.find(id));
+        adapter.into_iter().for_each(|slot| inputs.set_adapter(slot));
         inputs.yield_rows(rows)?;
         planned.output = inputs.last_outputs().start;
         if planned.yields && !generates {

@@ -67,7 +67,7 @@ impl Sequence {
             truncations: 0,
             coming: None,
             kept: 0,
-            prefix: Prefix::Root(request.salt),
+            prefix: request.root(),
             told: 1,
             running: false,
             started: false,
@@ -160,7 +160,7 @@ impl Sequence {
     /// Forgets what is in the cache; its blocks are with others already.
     pub(super) fn restart(&mut self) {
         (self.computed, self.submitted, self.kept) = (0, 0, 0);
-        self.prefix = Prefix::Root(self.request.salt);
+        self.prefix = self.request.root();
     }
 
     pub(super) fn state(&self) -> State {

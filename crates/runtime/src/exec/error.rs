@@ -101,6 +101,9 @@ pub enum ExecError {
     /// An ill-formed step.
     #[error("the step's inputs: {0}")]
     Inputs(String),
+    /// An adapter that cannot be taken.
+    #[error("the adapter: {0}")]
+    Adapter(String),
     /// A launch failed.
     #[error("{launch}: {message}")]
     Launch {
@@ -137,6 +140,10 @@ pub enum GpuError {
 }
 
 impl ExecError {
+    pub(crate) fn adapter(message: &str) -> ExecError {
+        ExecError::Adapter(message.to_owned())
+    }
+
     /// Checks a step's sizes against a plan's.
     pub(crate) fn check_limits(found: &Dims, limits: &Dims) -> Result<(), ExecError> {
         let sizes = [

@@ -6,7 +6,7 @@ use infernum_codegen::Plan;
 use infernum_ir::Task;
 use serde::Serialize;
 
-use super::{ExecError, GroupKind, Observer, PickedRows, StepInputs, StepOutput};
+use super::{AdapterWeights, ExecError, GroupKind, Observer, PickedRows, StepInputs, StepOutput};
 
 /// Names a submitted step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +49,16 @@ pub trait Executor {
     /// ([`StepInputs::generated`]) each time that it is computed, or one of a prompt each time.
     fn is_reproducible(&self) -> bool {
         false
+    }
+
+    /// How many adapters it holds: [`StepInputs::set_adapter`] names one.
+    fn adapter_slots(&self) -> usize {
+        0
+    }
+
+    /// Puts an adapter into a slot, in place of what was there. No step under way or to come may use what was there before.
+    fn set_adapter(&mut self, _slot: usize, _weights: &AdapterWeights) -> Result<(), ExecError> {
+        Err(ExecError::adapter("this executor holds none"))
     }
 
     /// How its groups of layers keep their state; steps have what it needs of each group, in order.
@@ -145,6 +155,14 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn is_reproducible(&self) -> bool {
         (**self).is_reproducible()
+    }
+
+    fn adapter_slots(&self) -> usize {
+        (**self).adapter_slots()
+    }
+
+    fn set_adapter(&mut self, slot: usize, weights: &AdapterWeights) -> Result<(), ExecError> {
+        (**self).set_adapter(slot, weights)
     }
 
     fn groups(&self) -> Vec<GroupKind> {

@@ -1,6 +1,7 @@
 //! What every executor and whoever drives one agree on: the inputs and the output of a step, the
 //! traits, errors, and how a plan and its weights are read. It knows no target.
 
+mod adapters;
 pub(crate) mod elements;
 mod error;
 mod executor;
@@ -12,6 +13,7 @@ mod sources;
 mod step;
 pub(crate) mod weights;
 
+pub use adapters::{AdapterBanks, AdapterFault, AdapterWeights};
 pub use error::{ExecError, GpuError, LoadError, TensorProblem};
 pub use executor::{Executor, PlanExecutor, Ticket, TunedProduct};
 pub use groups::{GroupKind, GroupRows};

@@ -159,6 +159,7 @@ impl StepInputs {
     pub fn clear(&mut self) {
         self.step.seqs.clear();
         self.step.seconds.clear();
+        self.step.adapters.clear();
         self.step.outputs.clear();
         (self.first_output, self.lists_outputs) = (0, false);
         (self.generated, self.has_prompts) = (0, false);
@@ -199,6 +200,26 @@ impl StepInputs {
     pub fn set_second(&mut self, row: usize) {
         let last = self.step.seqs.len().checked_sub(1);
         self.step.seconds.extend(last.map(|seq| (seq, row)));
+    }
+
+    /// The last sequence pushed is computed with the adapter in this slot of the executor's banks.
+    pub fn set_adapter(&mut self, slot: usize) {
+        let last = self.step.seqs.len().checked_sub(1);
+        self.step.adapters.extend(last.map(|seq| (seq, slot as u32 + 1)));
+    }
+
+    /// Refuses adapters that a plan has no slots for.
+    pub(crate) fn check_adapters(&self, plan: &Plan) -> Result<(), ExecError> {
+        let slots = plan.adapter_slots();
+        match self.step.adapters.iter().find(|(_, adapter)| u64::from(*adapter) > slots) {
+            None => Ok(()),
+            Some((_, adapter)) => {
+                let slot = adapter - 1;
+                Err(ExecError::Inputs(format!(
+                    "adapter slot {slot} is outside the plan's {slots} slot(s)"
+                )))
+            }
+        }
     }
 
     /// Rows of output of the last sequence pushed: see [`StepInputs::yield_rows`].

@@ -224,6 +224,13 @@ impl Loaded {
         }
     }
 
+    /// Of a bank: the bytes of one of its rows.
+    pub(crate) fn set_row(&mut self, row: usize, bytes: Bytes) -> Option<()> {
+        let segment = self.segments.get_mut(row).filter(|s| s.len() == bytes.len())?;
+        *segment = bytes;
+        Some(())
+    }
+
     /// Makes `values`, if the type is a float.
     pub(crate) fn widen(&mut self) {
         if self.values.is_none() && self.dtype.is_float() && self.encoding.is_none() {
@@ -320,6 +327,7 @@ fn resolve(
     let mut unpacked = Vec::new();
     let segments = match &weight.recipe {
         Recipe::Tensor(name) => tensors(name, ty, source, problems)?,
+        Recipe::Bank(_) => zero_bank(ty)?,
         Recipe::Stack(parts) => {
             let ty = TensorType { shape: ty.shape.get(1..)?.to_vec(), ..ty.clone() };
             let part = |p: &Recipe| {
@@ -386,6 +394,14 @@ fn resolve(
     };
     let (dtype, encoding) = (ty.dtype, ty.encoding.clone());
     Some(Loaded { dtype, encoding, shape: sizes(ty), segments, unpacked, values: None })
+}
+
+/// A bank without adapters: its rows share one piece, until they are set.
+fn zero_bank(ty: &TensorType) -> Option<Vec<Bytes>> {
+    let rows = *sizes(ty).first()?;
+    let row = usize::try_from(infernum_codegen::row_bytes(ty)?).ok()?;
+    let zeros = Bytes::from(vec![0; row]);
+    Some(vec![zeros; rows])
 }
 
 /// The result of an op that only selects contiguous parts of its operand.

@@ -191,6 +191,13 @@ const CASES: &[(&str, &str)] = &[
   %r = head_linear(%q, %w) : DT[T, 6, 5]"#,
         "%r",
     ),
+    // Ids of tokens stand for adapters; 0 is none.
+    (
+        r#"%a = weight "low" : const DT[31, 4, 42]
+  %b = weight "high" : const DT[31, 45, 4]
+  %r = adapt(%y, %x, %a, %b, %ids) {start: 3} : DT[T, 42]"#,
+        "%r",
+    ),
     ("%r = softmax(%x, _) : DT[T, 42]", "%r"),
     ("%r = mix(%sc, %ks) : DT[T, 6, 7]", "%r"),
     (

@@ -235,7 +235,7 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
     let parts = parse_parts::<CompletionFields, CommonFields>(&asked.bytes)?;
     let (fields, common_fields) = (parts.own, parts.common);
     let mut warnings = Warnings::new(&parts.unknown, parts.options.without_effect());
-    let served = app.model_for_work(common_fields.model.as_deref())?.clone();
+    let served = app.model_for_work(common_fields.model.as_deref())?;
     parts.options.check()?;
     let mut common = common_fields.check(&parts.options, &served, asked.tenant)?;
     let wanted = token_limit("max_tokens", common_fields.max_tokens, 0)?;

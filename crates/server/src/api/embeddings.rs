@@ -125,7 +125,7 @@ pub(crate) async fn create_embeddings(
 
 fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
     let (request, unknown) = parse::<EmbeddingRequest>(&asked.bytes)?;
-    let served = app.model_for_work(request.model.as_deref())?.clone();
+    let served = app.model_for_work(request.model.as_deref())?;
     check_task(&served, &[Task::Embed], "embeddings")?;
     check_prompts("input", request.input.count())?;
     let size = dimensions(&served, request.dimensions)?;

@@ -8,6 +8,7 @@ pub(crate) mod common;
 pub(crate) mod completions;
 mod conversation;
 pub(crate) mod embeddings;
+pub(crate) mod lora;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod ollama;
@@ -45,6 +46,8 @@ routes![
     rerank::create_ranking,
     rerank::create_ranking_by_its_other_name,
     rerank::create_scores,
+    lora::load_lora_adapter,
+    lora::unload_lora_adapter,
     models::list_models,
     models::retrieve_model,
     tokens::tokenize,

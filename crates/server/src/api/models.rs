@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use crate::app::App;
 use crate::error::{ApiError, json};
-use crate::model::Entry;
+use crate::model::{Entry, Served};
 
 /// A model.
 #[derive(Serialize, ToSchema)]
@@ -22,6 +22,9 @@ pub(crate) struct ModelInfo {
     owned_by: &'static str,
     /// The longest sequence, prompt and output together, in tokens.
     max_model_len: usize,
+    /// Of an adapter: the model that it changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<String>,
 }
 
 /// All of them.
@@ -32,15 +35,21 @@ pub(crate) struct ModelList {
     data: Vec<ModelInfo>,
 }
 
-fn info(app: &App, entry: &Entry) -> Result<ModelInfo, ApiError> {
-    let served = app.model(Some(&entry.name))?;
-    Ok(ModelInfo {
-        id: entry.name.clone(),
+fn info(entry: &Entry, served: &Served) -> ModelInfo {
+    ModelInfo {
+        id: served.name.clone(),
         object: "model",
         created: entry.created,
         owned_by: "infernum",
         max_model_len: served.max_length,
-    })
+        parent: served.adapter.as_ref().map(|(_, model)| model.clone()),
+    }
+}
+
+/// A model, and behind it its adapters.
+fn family(app: &App, entry: &Entry) -> Result<Vec<ModelInfo>, ApiError> {
+    let served = std::iter::once(app.model(Some(&entry.name))?).chain(entry.adapters());
+    Ok(served.map(|served| info(entry, &served)).collect())
 }
 
 /// The models that there are.
@@ -49,8 +58,9 @@ fn info(app: &App, entry: &Entry) -> Result<ModelInfo, ApiError> {
     (status = 503, description = "They are loading", body = inline(crate::error::ErrorResponse<'static>)),
 ))]
 pub(crate) async fn list_models(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let data: Result<Vec<_>, _> = app.models.iter().map(|entry| info(&app, entry)).collect();
-    Ok(json(StatusCode::OK, &ModelList { object: "list", data: data? }))
+    let data: Result<Vec<_>, _> = app.models.iter().map(|entry| family(&app, entry)).collect();
+    let data = data?.into_iter().flatten().collect();
+    Ok(json(StatusCode::OK, &ModelList { object: "list", data }))
 }
 
 /// One model.
@@ -65,8 +75,9 @@ pub(crate) async fn retrieve_model(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
-    app.model(Some(&name))?;
-    let entry = app.models.iter().find(|m| m.name == name);
+    let served = app.model(Some(&name))?;
+    let model = served.adapter.as_ref().map_or(&served.name, |(_, model)| model);
+    let entry = app.models.iter().find(|m| m.name == *model);
     let entry = entry.ok_or_else(|| ApiError::unknown_model(&name, "others"))?;
-    Ok(json(StatusCode::OK, &info(&app, entry)?))
+    Ok(json(StatusCode::OK, &info(entry, &served)))
 }

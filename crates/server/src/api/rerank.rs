@@ -371,7 +371,7 @@ async fn rank(app: &Arc<App>, request: Request) -> Result<Response, ApiError> {
 
 fn prepare_ranking(app: &App, asked: &Asked) -> Result<PreparedRanking, ApiError> {
     let (request, unknown) = parse::<RerankRequest>(&asked.bytes)?;
-    let served = app.model_for_work(request.model.as_deref())?;
+    let served = &app.model_for_work(request.model.as_deref())?;
     check_model(served)?;
     check_prompts("documents", request.documents.len())?;
     let most = within("top_n", request.top_n.unwrap_or(i64::MAX), 1, i64::MAX)? as usize;
@@ -406,7 +406,7 @@ pub(crate) async fn create_scores(
 
 fn prepare_scores(app: &App, asked: &Asked) -> Result<(Pairs, Warnings), ApiError> {
     let (request, unknown) = parse::<ScoreRequest>(&asked.bytes)?;
-    let served = app.model_for_work(request.model.as_deref())?;
+    let served = &app.model_for_work(request.model.as_deref())?;
     check_model(served)?;
     let (first, second) = (request.text_1.into_vec(), request.text_2.into_vec());
     check_prompts("text_1", first.len())?;

@@ -26,7 +26,7 @@ pub(crate) struct Version {
 ))]
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<StatusCode, ApiError> {
     for entry in &app.models {
-        check(app.model_for_work(Some(&entry.name))?)?;
+        check(&*app.model_for_work(Some(&entry.name))?)?;
     }
     Ok(StatusCode::OK)
 }

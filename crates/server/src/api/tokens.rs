@@ -74,7 +74,7 @@ pub(crate) async fn tokenize(
 
 fn count(app: &App, asked: &Asked) -> Result<Response, ApiError> {
     let (request, unknown) = parse::<TokenizeRequest>(&asked.bytes)?;
-    let served = app.model(request.model.as_deref())?;
+    let served = &app.model(request.model.as_deref())?;
     let limit = most_tokens(served);
     let tokens = match (request.prompt, request.messages) {
         (Some(text), None) => {
@@ -122,7 +122,7 @@ pub(crate) async fn detokenize(
 
 fn spell(app: &App, asked: &Asked) -> Result<Response, ApiError> {
     let (request, unknown) = parse::<DetokenizeRequest>(&asked.bytes)?;
-    let served = app.model(request.model.as_deref())?;
+    let served = &app.model(request.model.as_deref())?;
     check_count("tokens", request.tokens.len(), most_tokens(served))?;
     let tokens: Vec<u32> = request.tokens.iter().map(|t| t.0).collect();
     if let Some(token) = tokens.iter().find(|t| **t as usize >= served.vocab) {

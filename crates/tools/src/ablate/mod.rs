@@ -259,6 +259,7 @@ impl Ablation<'_> {
             kernels: self.kernels,
             costs: (&self.target, self.costs),
             rules: only,
+            adapters: None,
             explain: false,
             limits: loader.limits(capacity),
             templates: &templates,

@@ -153,6 +153,7 @@ fn source(param: &Param) -> String {
         }
         Param::Carry(_) => "from the layer before".to_owned(),
         Param::Weight(weight) => weight.name.clone(),
+        Param::Bank(name) => format!("adapters' {name}"),
         Param::State(plane) => format!("cache plane {plane}"),
         Param::Shared { plane, layer } => format!("cache plane {plane} of layer {layer}"),
     }

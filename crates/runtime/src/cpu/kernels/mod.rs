@@ -4,6 +4,7 @@
 
 #![allow(clippy::unnecessary_wraps, reason = "the table's functions have one type")]
 
+mod adapt;
 mod argmax;
 mod attention;
 mod causal_conv;
@@ -59,6 +60,7 @@ type Prepare = fn(&Site<'_>) -> Result<Option<Box<dyn Kernel>>, String>;
 /// Every op with a kernel of its own.
 static CPU_KERNELS: &[(&str, Prepare)] = &[
     (Launch::COPY, moves::copy),
+    ("adapt", adapt::adapt),
     ("add_rmsnorm", norm::add_rmsnorm),
     ("argmax", argmax::argmax),
     ("attention", paged::attention),

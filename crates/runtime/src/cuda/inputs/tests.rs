@@ -6,7 +6,7 @@ use infernum_ir::picking::Edits;
 use crate::sampling::{SamplingParams, SeenToken, Tell, TokenPick};
 
 fn room(blocks: usize, picks: usize) -> Room {
-    Room { table: blocks, slots: 0, groups: 1, picks, segments: 0 }
+    Room { table: blocks, slots: 0, groups: 1, picks, segments: 0, adapters: 0 }
 }
 
 #[test]

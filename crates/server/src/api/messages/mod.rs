@@ -57,7 +57,7 @@ pub(crate) async fn create_message(
 fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
     let (request, options, unknown) = parse_own::<MessagesRequest>(&asked.bytes)?;
     let mut warnings = Warnings::new(&unknown, options.without_effect());
-    let served = app.model_for_work(request.model())?.clone();
+    let served = app.model_for_work(request.model())?;
     options.check()?;
     let (common, conversation) = request.read(&served, &mut warnings)?;
     let common = common.check(&options, &served, asked.tenant)?;
@@ -92,7 +92,7 @@ pub(crate) async fn count_message_tokens(
 fn count(app: &App, asked: &Asked) -> Result<Response, ApiError> {
     let (request, options, unknown) = parse_own::<CountRequest>(&asked.bytes)?;
     let mut warnings = Warnings::new(&unknown, options.without_effect());
-    let served = app.model(request.model.as_deref())?;
+    let served = &app.model(request.model.as_deref())?;
     options.check()?;
     let conversation = request.conversation(served, &mut warnings)?;
     let input_tokens = conversation.prompt(served, most_tokens(served))?.len();

@@ -20,7 +20,7 @@ use super::warnings::Warnings;
 use crate::app::App;
 use crate::error::{ApiError, json};
 use crate::generation::Generation;
-use crate::model::Served;
+use crate::model::{Entry, Served};
 use crate::sse;
 use answer::{Kind, OllamaAnswer, Streamed};
 use request::{OllamaChat, OllamaGenerate, Settings};
@@ -72,11 +72,13 @@ pub(crate) async fn ollama_generate(
 
 /// A model for new work, by a name as Ollama has them: what has no tag has `latest`.
 fn model(app: &App, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
-    app.model_for_work(name.map(|name| untagged(app, name))).cloned()
+    app.model_for_work(name.map(|name| untagged(app, name)))
 }
 
 fn untagged<'a>(app: &App, name: &'a str) -> &'a str {
-    let known = app.models.iter().any(|entry| entry.name == name);
+    let adapted = || app.models.iter().flat_map(Entry::adapters);
+    let known = app.models.iter().any(|entry| entry.name == name)
+        || adapted().any(|served| served.name == name);
     if known { name } else { name.strip_suffix(":latest").unwrap_or(name) }
 }
 

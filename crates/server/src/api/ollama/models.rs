@@ -80,7 +80,7 @@ fn modified(entry: &Entry) -> String {
 ))]
 pub(crate) async fn list_tags(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let tag = |entry: &Entry| {
-        let served = app.model(Some(&entry.name))?;
+        let served = &app.model(Some(&entry.name))?;
         Ok(Tag {
             name: entry.name.clone(),
             model: entry.name.clone(),
@@ -136,7 +136,7 @@ pub(crate) async fn show_model(
 fn show(app: &App, asked: &Asked) -> Result<Response, ApiError> {
     let (request, unknown) = parse::<ShowRequest>(&asked.bytes)?;
     let name = request.model.as_deref().map(|name| untagged(app, name));
-    let served = app.model(name)?;
+    let served = &app.model(name)?;
     let entry = app.models.iter().find(|entry| entry.name == served.name);
     let frontend = &served.frontend;
     let dialect = frontend.dialect();

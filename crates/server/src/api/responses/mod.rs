@@ -106,7 +106,7 @@ impl Parsed {
     fn prepare(self, app: &App) -> Result<Prepared<Plan>, ApiError> {
         let Parsed { asked, request, options, unknown, earlier } = self;
         let mut warnings = Warnings::new(&unknown, options.without_effect());
-        let served = app.model_for_work(request.model.as_deref())?.clone();
+        let served = app.model_for_work(request.model.as_deref())?;
         options.check()?;
         let common = request.common()?.check(&options, &served, asked.tenant)?;
         let earlier = earlier.map_or(Ok(Vec::new()), |stored| {
