@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use infernum_codegen::{Plan, Recipe};
+use infernum_ir::Dims;
 use infernum_ir::encoding::Packer;
 
 use crate::exec::weights::Loaded;
@@ -24,7 +25,7 @@ pub(crate) fn pack(plan: &Plan, weights: &mut [Loaded]) -> Result<(), LoadError>
         if let (Recipe::Rows { weight: of, start }, true) = (&weight.recipe, is_packed) {
             let row = infernum_codegen::row_bytes(&weight.ty).unwrap_or(0);
             let from = start.saturating_mul(row) as usize;
-            let len = weight.ty.bytes(&Default::default()) as usize;
+            let len = weight.ty.bytes(&Dims::default()) as usize;
             let whole = weights.get(*of as usize).and_then(|w| w.segments.first());
             let part = whole.and_then(|bytes| bytes.slice(from..from.saturating_add(len)));
             let outside = || format!("{} from row {start} is outside weight {of}", weight.ty);

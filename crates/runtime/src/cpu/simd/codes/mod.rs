@@ -356,7 +356,7 @@ impl Kernel for BlockOf<'_> {
                     }
                     // SAFETY: the contract gives `S`.
                     Input::Full(x) => unsafe {
-                        full::<S>(self.isa, w, band, x, t..t + tokens, sums, padded)
+                        full::<S>(self.isa, w, band, x, t..t + tokens, sums, padded);
                     },
                 }
             }

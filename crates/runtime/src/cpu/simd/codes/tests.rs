@@ -117,7 +117,7 @@ fn a_token_has_the_same_bits_among_others() {
 }
 
 #[test]
-#[ignore]
+#[ignore = "x"]
 fn zz_speed() {
     for name in ["q4_0", "q4_k", "q6_k", "q8_0"] {
         let encoding = encodings().into_iter().find(|e| e.name() == name).unwrap();

@@ -7,6 +7,7 @@
 //! read, and that planes end within units; every load and store is an unaligned one.
 
 #![allow(clippy::wildcard_imports, reason = "thirty names, all with the prefix _mm")]
+#![allow(clippy::needless_range_loop, reason = "indices of several arrays of vectors at once")]
 
 mod spread;
 
