@@ -92,7 +92,8 @@ fn from_environment(arg: &Arg, variable: &dyn Fn(&str) -> Option<String>) -> Opt
     let key = arg.get_long()?.to_owned();
     let place = variable_name(&key);
     // Kubernetes sets such variables for a service of our name: INFERNUM_PORT=tcp://10.0.0.1:80
-    let value = variable(&place).filter(|v| !v.is_empty() && !v.starts_with("tcp://"))?;
+    let foreign = |v: &String| key == "port" && v.starts_with("tcp://");
+    let value = variable(&place).filter(|v| !v.is_empty() && !foreign(v))?;
     let values = if is_list(arg) {
         value.split(',').map(|v| v.trim().to_owned()).filter(|v| !v.is_empty()).collect()
     } else {

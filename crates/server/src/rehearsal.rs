@@ -6,13 +6,14 @@ use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{Request, header};
 use infernum::{Frontend, ModelOptions};
+use infernum_link::Facts;
 use tokio::runtime::{Builder, Runtime};
 use tower::ServiceExt;
 
 use super::app::{self, App};
 use super::metrics::Metrics;
-use super::model::{About, Entry, Served};
-use super::worker::connect;
+use super::model::{Entry, Served};
+use super::worker::{Line, Worker};
 use super::{Args, routes};
 
 /// The routes over the demo model, whose engine has stopped: a request is read, checked, rendered and encoded
@@ -29,18 +30,25 @@ impl Rehearsal {
         let args = Args::given(&[])?;
         let model = ModelOptions::default().open_bare()?;
         let frontend = Frontend::open(&model)?;
-        let (worker, ..) = connect(256, args.limits.queue, 1 << 20);
         let (entry, metrics) = (Entry::new("ember"), Metrics::new("infernum")?);
-        entry.set(Served {
-            name: entry.name.clone(),
+        let facts = Facts {
+            max_length,
             vocab: frontend.tokenizer().vocab_size(),
             width: 0,
-            frontend,
-            max_length,
-            worker: Arc::new(worker),
-            metrics: Arc::new(metrics.model(&entry.name, 16, 1)),
-            about: About::of(&model),
-        });
+            blocks: 1,
+            sequences: 256,
+            queue: args.limits.queue,
+            family: "llama".to_owned(),
+            format: "safetensors".to_owned(),
+            bytes: 0,
+            on: String::new(),
+        };
+        // Nobody runs the engine.
+        let (handle, _) = infernum_link::engine();
+        let of_model = Arc::new(metrics.model(&entry.name, 16, 1));
+        let (line, _) = Line::local(&handle, &facts, args.limits.queue, of_model.clone());
+        let worker = Worker::new(vec![line], args.limits.unread());
+        entry.set(Served::new("ember", frontend, facts, worker, of_model));
         let router = app::router(&Arc::new(App::new(&args, vec![entry], metrics)?));
         let runtime = Builder::new_current_thread().enable_all().build()?;
         Ok(Rehearsal { runtime, router, paths: routes::taking_bodies() })
