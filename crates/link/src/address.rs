@@ -69,10 +69,23 @@ mod tests {
 
     #[test]
     fn addresses_are_read() {
-        for text in ["ipc:///run/e.sock", "tcp://127.0.0.1:9000", "tcp://[::1]:0", "tcp://gpu-3:9000"] {
+        for text in
+            ["ipc:///run/e.sock", "tcp://127.0.0.1:9000", "tcp://[::1]:0", "tcp://gpu-3:9000"]
+        {
             assert_eq!(text.parse::<Address>().expect(text).to_string(), text);
         }
-        for text in ["", "ipc://", "ipc:///", "ipc://run/e", "tcp://", "tcp://a", "tcp://:1", "tcp://a:x", "/e", "a:1"] {
+        for text in [
+            "",
+            "ipc://",
+            "ipc:///",
+            "ipc://run/e",
+            "tcp://",
+            "tcp://a",
+            "tcp://:1",
+            "tcp://a:x",
+            "/e",
+            "a:1",
+        ] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
     }

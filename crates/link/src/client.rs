@@ -76,7 +76,10 @@ impl Dial {
     }
 
     /// Connects, again and again, and tells what the engine says, until the [`Remote`] is dropped.
-    pub fn follow(self, front_end: impl FrontEnd + 'static) -> (Remote, impl Future<Output = ()> + Send) {
+    pub fn follow(
+        self,
+        front_end: impl FrontEnd + 'static,
+    ) -> (Remote, impl Future<Output = ()> + Send) {
         let (sender, commands) = unbounded_channel();
         (Remote(sender), Follower { dial: self, commands, front_end }.run())
     }
@@ -115,7 +118,9 @@ impl<F: FrontEnd> Follower<F> {
         let (mut pause, mut said) = (FIRST_PAUSE, String::new());
         loop {
             let dial = self.dial.clone();
-            let Some(connected) = self.meanwhile(async move { dial.connect().await }).await else { return };
+            let Some(connected) = self.meanwhile(async move { dial.connect().await }).await else {
+                return;
+            };
             let suited = connected.and_then(|(stream, offer)| {
                 self.front_end.offered(&offer).map_err(LinkError::Unsuitable)?;
                 Ok((stream, offer))
@@ -248,7 +253,12 @@ fn pay(bytes: &mut Vec<u8>, taken: &Taken) -> Result<(), LinkError> {
 }
 
 /// Writes a command, or says why a request cannot be written.
-fn push<F: FrontEnd>(bytes: &mut Vec<u8>, command: Command, front_end: &Shared<'_, F>, most: usize) {
+fn push<F: FrontEnd>(
+    bytes: &mut Vec<u8>,
+    command: Command,
+    front_end: &Shared<'_, F>,
+    most: usize,
+) {
     let mut command = command;
     let mut key = None;
     let mut refusal = None;
@@ -257,7 +267,8 @@ fn push<F: FrontEnd>(bytes: &mut Vec<u8>, command: Command, front_end: &Shared<'
         if let Some(constraint) = &submission.request.constraint {
             submission.grammar = constraint.written();
             if submission.grammar.is_none() {
-                let message = "what the text is held to cannot be sent to an engine of another process";
+                let message =
+                    "what the text is held to cannot be sent to an engine of another process";
                 refusal = Some(Refusal::new(Cause::Grammar, message));
             }
         }

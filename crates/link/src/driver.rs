@@ -31,10 +31,18 @@ pub struct Panicked;
 
 /// What the engine's thread is told.
 enum Told {
-    Join { peer: u64, port: Box<dyn Port>, most: usize },
+    Join {
+        peer: u64,
+        port: Box<dyn Port>,
+        most: usize,
+    },
     Leave(u64),
     Command(u64, Command),
-    Refuse { peer: u64, key: u64, refusal: Refusal },
+    Refuse {
+        peer: u64,
+        key: u64,
+        refusal: Refusal,
+    },
     /// Nothing else follows.
     Stop,
 }

@@ -56,7 +56,10 @@ struct Proof {
 /// What the engine says to a proof.
 #[derive(Serialize, Deserialize)]
 enum Answer {
-    Welcome { mac: [u8; 32], offer: Box<Offer> },
+    Welcome {
+        mac: [u8; 32],
+        offer: Box<Offer>,
+    },
     /// The front end has not shown that it has the secret.
     WrongSecret,
 }
@@ -81,7 +84,9 @@ fn mac(secret: &Secret, side: Side, engine: &[u8; 32], front_end: &[u8; 32]) -> 
 }
 
 fn proof(secret: Option<&Secret>, side: Side, engine: &[u8; 32], front_end: &[u8; 32]) -> [u8; 32] {
-    secret.map_or([0; 32], |secret| mac(secret, side, engine, front_end).finalize().into_bytes().into())
+    secret.map_or([0; 32], |secret| {
+        mac(secret, side, engine, front_end).finalize().into_bytes().into()
+    })
 }
 
 /// Compares in a time that tells nothing of the secret.

@@ -107,7 +107,10 @@ impl Host {
         loop {
             let stream = listener.accept().await;
             let Ok(permit) = room.clone().try_acquire_owned() else {
-                tracing::warn!(most = MOST_CONNECTIONS, "there are too many connections: one was refused");
+                tracing::warn!(
+                    most = MOST_CONNECTIONS,
+                    "there are too many connections: one was refused"
+                );
                 continue;
             };
             let host = self.clone();
@@ -128,7 +131,11 @@ impl Host {
         let window = welcome.map_err(|_| LinkError::Silent(self.silence))??;
         let (sender, reports) = unbounded_channel();
         let credit = Arc::new(Credit::default());
-        let port = Outgoing { reports: sender, credit: credit.clone(), window: window.min(MOST_WINDOW) as usize };
+        let port = Outgoing {
+            reports: sender,
+            credit: credit.clone(),
+            window: window.min(MOST_WINDOW) as usize,
+        };
         let facts = &self.offer.facts;
         let peer = Arc::new(self.handle.join(Box::new(port), facts.sequences + facts.queue));
         tracing::info!("a front end has come");
@@ -162,7 +169,9 @@ impl Host {
                     self.submit(peer, &compiling, submission);
                 }
                 Ok(ToEngine::Command(Command::Cancel(key, end))) if compiling.cancel(key, end) => {}
-                Ok(ToEngine::Command(command)) => peer.send(command).map_err(|_| LinkError::Ended)?,
+                Ok(ToEngine::Command(command)) => {
+                    peer.send(command).map_err(|_| LinkError::Ended)?
+                }
                 Err(error) => {
                     self.handle.malformed();
                     malformed += 1;
@@ -176,7 +185,12 @@ impl Host {
     }
 
     /// Hands a request on, once its grammar is compiled: other requests do not wait for that.
-    fn submit(&self, peer: &Arc<Peer>, compiling: &Arc<Compiling>, mut submission: Box<Submission>) {
+    fn submit(
+        &self,
+        peer: &Arc<Peer>,
+        compiling: &Arc<Compiling>,
+        mut submission: Box<Submission>,
+    ) {
         let key = submission.key;
         if let Err(refusal) = submission.check(self.offer.facts.vocab) {
             return peer.refuse(key, refusal);
@@ -246,7 +260,7 @@ impl Host {
 
 /// What a front end has been sent, or is about to be, and has not said to have taken.
 #[derive(Default)]
-struct Credit(AtomicUsize);
+pub(crate) struct Credit(AtomicUsize);
 
 impl Credit {
     /// Adds what is sent; what is owed then.
@@ -254,7 +268,7 @@ impl Credit {
         self.0.fetch_add(size, Ordering::AcqRel).saturating_add(size)
     }
 
-    fn pay(&self, size: u64) {
+    pub(crate) fn pay(&self, size: u64) {
         let size = usize::try_from(size).unwrap_or(usize::MAX);
         let pay = |owed: usize| Some(owed.saturating_sub(size));
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, pay); // it always pays
@@ -262,10 +276,10 @@ impl Credit {
 }
 
 /// Where the engine's thread puts reports for a front end.
-struct Outgoing {
-    reports: UnboundedSender<Report>,
-    credit: Arc<Credit>,
-    window: usize,
+pub(crate) struct Outgoing {
+    pub(crate) reports: UnboundedSender<Report>,
+    pub(crate) credit: Arc<Credit>,
+    pub(crate) window: usize,
 }
 
 impl Port for Outgoing {

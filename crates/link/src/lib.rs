@@ -16,6 +16,8 @@ pub mod frame;
 pub mod handshake;
 pub mod host;
 mod message;
+#[cfg(test)]
+mod tests;
 mod unix;
 
 use std::time::Duration;

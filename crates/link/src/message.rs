@@ -30,7 +30,9 @@ pub struct Submission {
 impl Submission {
     /// Refuses what a front end would not have let through, and an engine does not look at.
     pub(crate) fn check(&self, vocab: usize) -> Result<(), Refusal> {
-        let refuse = |field: &str, message: String| Err(Refusal::new(Cause::Value(field.to_owned()), message));
+        let refuse = |field: &str, message: String| {
+            Err(Refusal::new(Cause::Value(field.to_owned()), message))
+        };
         let request = &self.request;
         let wrong = |token: &&u32| **token as usize >= vocab;
         if let Some(token) = request.bias.iter().map(|(token, _)| token).find(wrong) {

@@ -54,7 +54,7 @@ pub struct Args {
 pub(crate) struct LinkArgs {
     /// File with a secret of at least 16 bytes that engine and front ends share; needed where others than this machine can
     /// connect. It proves who is there; what is said is not encrypted.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "INFERNUM_ENGINE_SECRET")]
     engine_secret: Option<PathBuf>,
     /// Seconds after which a silent engine, or front end, counts as dead.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(3..))]
@@ -65,7 +65,8 @@ impl LinkArgs {
     /// The secret, if there is one.
     pub(crate) fn secret(&self) -> Result<Option<Secret>, RemoteError> {
         let Some(path) = &self.engine_secret else { return Ok(None) };
-        let wrong = |message: String| RemoteError::Secret { path: path.display().to_string(), message };
+        let wrong =
+            |message: String| RemoteError::Secret { path: path.display().to_string(), message };
         let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
         let secret = Secret::new(&text);
         secret.map(Some).ok_or_else(|| {

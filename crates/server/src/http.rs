@@ -19,7 +19,6 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tower::ServiceExt;
 
-use super::{Args, Source};
 use super::app::{self, App};
 use super::connections::{Connection, Connections, RESERVE, Watched};
 use super::error::{ApiError, ErrorShape};
@@ -30,6 +29,7 @@ use super::load::load_all;
 use super::model::Entry;
 use super::routes;
 use super::tls::Tls;
+use super::{Args, Source};
 use crate::Outcome;
 
 /// Open files besides connections: models, libraries, pipes.

@@ -55,6 +55,23 @@ pub use rehearsal::Rehearsal;
 /// What serving ends with.
 pub type Outcome = Result<(), Box<dyn std::error::Error>>;
 
+/// Options of how an engine is made. With one of another process they would change nothing.
+const MADE_ELSEWHERE: [&str; 13] = [
+    "EngineArgs",
+    "RunOptions",
+    "CacheOptions",
+    "random_weights",
+    "no_tune_products",
+    "passes",
+    "reproducible",
+    "rules",
+    "disable",
+    "allow_unchecked",
+    "costs",
+    "dtype",
+    "max_length",
+];
+
 /// Every option can also be given as INFERNUM_OPTION_NAME in the environment, or as `option-name`
 /// in the file that --config names; the command line goes first, then the environment.
 #[derive(clap::Args, Debug)]
@@ -66,7 +83,7 @@ pub struct Args {
     models: Vec<NamedModel>,
     /// Ask an engine of another process, which `infernum engine` runs, instead of running one: ipc:///PATH or tcp://HOST:PORT.
     /// Repeat for several of one model. The model's files are opened where the engine did, or at --model.
-    #[arg(long = "engine", value_name = "ADDRESS", conflicts_with_all = ["EngineArgs", "RunOptions", "random_weights", "no_tune_products"])]
+    #[arg(long = "engine", value_name = "ADDRESS", conflicts_with_all = MADE_ELSEWHERE)]
     engines: Vec<EngineAddress>,
     #[command(flatten)]
     link: engine::LinkArgs,

@@ -275,4 +275,3 @@ impl EngineArgs {
         Capacity { kv_blocks: asked.or(default), ..capacity }
     }
 }
-

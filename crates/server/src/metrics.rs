@@ -59,7 +59,10 @@ const COUNTERS: [(&str, &str); 12] = [
     ("prefix_cache_hits_total", "Tokens of prompts found in the prefix cache"),
     ("prefix_cache_queries_total", "Tokens of prompts looked for in the prefix cache"),
     ("num_preemptions_total", "How often a request gave its memory up"),
-    ("malformed_messages_total", "Messages between engines and front ends that could not be read, by who received them"),
+    (
+        "malformed_messages_total",
+        "Messages between engines and front ends that could not be read, by who received them",
+    ),
     ("corrupted_requests_total", "Requests that ended because their logits were not numbers"),
 ];
 
@@ -160,7 +163,8 @@ impl Metrics {
             counter
         };
         let malformed = |by: &str| {
-            let key = self.key(model, "malformed_messages_total", &[("received_by", by.to_owned())]);
+            let key =
+                self.key(model, "malformed_messages_total", &[("received_by", by.to_owned())]);
             let counter = self.recorder.register_counter(&key, &METADATA);
             counter.absolute(0);
             counter

@@ -36,7 +36,9 @@ pub(crate) enum RemoteError {
     Secret { path: String, message: String },
     #[error("a front end of engines serves one model: expected --model once at most, found {0}")]
     Models(usize),
-    #[error("the model of the engine at {address}: {source}; --model says where its files are here")]
+    #[error(
+        "the model of the engine at {address}: {source}; --model says where its files are here"
+    )]
     Model { address: Address, source: infernum::Error },
     #[error("the engine at {address}: {message}")]
     Unsuitable { address: Address, message: String },
@@ -50,7 +52,8 @@ pub(crate) fn digest(frontend: &Frontend) -> Result<String, infernum::Error> {
     let mut hasher = Sha256::new();
     let template = frontend.template().map_or("", |template| template.text());
     let tokenizer = frontend.tokenizer().json()?;
-    for text in [&*tokenizer, template, &format!("{:?} {:?}", frontend.task(), frontend.defaults())] {
+    for text in [&*tokenizer, template, &format!("{:?} {:?}", frontend.task(), frontend.defaults())]
+    {
         hasher.update((text.len() as u64).to_le_bytes());
         hasher.update(text);
     }
@@ -74,14 +77,20 @@ impl Remote {
             },
         };
         let opened = open(&named, &args.host.compile);
-        let (frontend, own) = opened.map_err(|source| RemoteError::Model { address: address.clone(), source })?;
+        let (frontend, own) =
+            opened.map_err(|source| RemoteError::Model { address: address.clone(), source })?;
         let expected = Offer { digest: own, ..offer.clone() };
         suits(&expected, &offer).map_err(|message| RemoteError::Unsuitable { address, message })?;
         Ok(Remote { name: named.name, frontend, offer })
     }
 
     /// Has the model served by its engines, as far as and as soon as they are there.
-    pub(crate) fn serve(self, app: &App, args: &Args, spawn: Spawn<'_>) -> Result<(), Box<dyn std::error::Error>> {
+    pub(crate) fn serve(
+        self,
+        app: &App,
+        args: &Args,
+        spawn: Spawn<'_>,
+    ) -> Result<(), Box<dyn std::error::Error>> {
         let Remote { name, frontend, offer } = self;
         let facts = &offer.facts;
         let metrics = Arc::new(app.metrics.model(&name, StepInputs::BLOCK_SIZE, facts.blocks));
@@ -106,7 +115,10 @@ impl Remote {
     }
 }
 
-fn open(named: &NamedModel, compile: &CompileOptions) -> Result<(Frontend, String), infernum::Error> {
+fn open(
+    named: &NamedModel,
+    compile: &CompileOptions,
+) -> Result<(Frontend, String), infernum::Error> {
     let options = ModelOptions {
         model: named.folder.clone(),
         random_weights: true,
@@ -121,7 +133,8 @@ fn open(named: &NamedModel, compile: &CompileOptions) -> Result<(Frontend, Strin
 fn dials(args: &Args) -> Result<Vec<Dial>, RemoteError> {
     let secret = args.link.secret()?;
     let silence = args.link.silence();
-    let dial = |address: &Address| Dial { address: address.clone(), secret: secret.clone(), silence };
+    let dial =
+        |address: &Address| Dial { address: address.clone(), secret: secret.clone(), silence };
     Ok(args.engines.iter().map(dial).collect())
 }
 
@@ -158,7 +171,9 @@ fn suits(expected: &Offer, found: &Offer) -> Result<(), String> {
     if (own.vocab, own.width) != (other.vocab, other.width) {
         let message = "expected a vocabulary of {} and rows of {}, found {} and {}";
         let all = [own.vocab, own.width, other.vocab, other.width];
-        return Err(all.iter().fold(message.to_owned(), |m, n| m.replacen("{}", &n.to_string(), 1)));
+        return Err(all
+            .iter()
+            .fold(message.to_owned(), |m, n| m.replacen("{}", &n.to_string(), 1)));
     }
     if other.max_length < own.max_length {
         return Err(format!(

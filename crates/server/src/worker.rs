@@ -48,7 +48,12 @@ pub(crate) struct Line {
 
 impl Line {
     /// The engine in another process that `link` leads to.
-    pub(crate) fn remote(name: String, link: Arc<dyn Link>, status: Arc<Status>, outbox: Shared) -> Line {
+    pub(crate) fn remote(
+        name: String,
+        link: Arc<dyn Link>,
+        status: Arc<Status>,
+        outbox: Shared,
+    ) -> Line {
         Line { name, link, status, outbox }
     }
 
@@ -65,7 +70,8 @@ impl Line {
         status.arrived(0, facts);
         // It admits what it hands over itself.
         let link = Arc::new(engine.join(Box::new(Channel(sender)), usize::MAX));
-        let line = Line { name: String::new(), link, status: status.clone(), outbox: outbox.clone() };
+        let line =
+            Line { name: String::new(), link, status: status.clone(), outbox: outbox.clone() };
         let deliver = async move {
             while let Some(report) = reports.recv().await {
                 locked(&outbox).report(report);
@@ -206,7 +212,8 @@ impl Worker {
             .map(|line| (line, line.status.load()))
             .collect();
         lines.sort_by_key(|(_, load)| *load);
-        let begins = requests.first().and_then(|request| Some((request.salt, known_by(&request.tokens)?)));
+        let begins =
+            requests.first().and_then(|request| Some((request.salt, known_by(&request.tokens)?)));
         if let Some(begins) = begins.filter(|_| lines.len() > 1) {
             let all: usize = lines.iter().map(|(_, load)| load).sum();
             let most = (5 * (all + requests.len())).div_ceil(4 * lines.len());
@@ -325,7 +332,8 @@ mod tests {
     use infernum_ir::Dims;
     use infernum_link::{Driver, Gone as LinkGone, engine};
     use infernum_runtime::{
-        Engine, EngineLimits, EngineOptions, Event, ExecError, Executor, RequestId, StepOutput, Ticket,
+        Engine, EngineLimits, EngineOptions, Event, ExecError, Executor, RequestId, StepOutput,
+        Ticket,
     };
 
     use super::*;
@@ -512,7 +520,9 @@ mod tests {
     fn an_engine_that_is_gone_or_ends_is_asked_nothing() {
         let worker = lines(2);
         worker.lines[0].status.lost();
-        let name = |worker: &Worker| worker.admit(&[Request::new(vec![1], 1)]).map(|r| r.line.name.clone());
+        let name = |worker: &Worker| {
+            worker.admit(&[Request::new(vec![1], 1)]).map(|r| r.line.name.clone())
+        };
         assert_eq!(name(&worker).expect("the other one"), "tcp://e1:1");
         worker.lines[1].status.note(&Report { draining: true, ..Report::default() });
         assert!(matches!(name(&worker), Err(Untaken::Gone)));
