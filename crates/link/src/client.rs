@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -12,15 +12,13 @@ use tokio::time::timeout;
 use crate::address::{Address, resolve};
 use crate::handshake::{self, Secret};
 use crate::message::{Cause, Command, Offer, Refusal, Report, ToEngine};
-use crate::{BEAT, Gone, Link, LinkError, frame};
+use crate::{BEAT, Gone, Link, LinkError, READ_AT_ONCE, WRITTEN_AT_ONCE, frame};
 
 /// Credit that an engine has for what it tells. Steps with log-probabilities of long prompts take half a MiB each.
 const WINDOW: u64 = 16 << 20;
 /// Pauses between two tries to connect.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Bytes that are written at once, where so much is ready.
-const WRITTEN_AT_ONCE: usize = 64 << 10;
 /// Bytes of a report at most.
 const MOST_BYTES: usize = 256 << 20;
 
@@ -191,11 +189,12 @@ struct Taken {
 }
 
 async fn hear<F: FrontEnd>(
-    mut reader: ReadHalf<Box<dyn Stream>>,
+    reader: ReadHalf<Box<dyn Stream>>,
     front_end: &Shared<'_, F>,
     taken: &Taken,
     silence: Duration,
 ) -> Result<(), LinkError> {
+    let mut reader = BufReader::with_capacity(READ_AT_ONCE, reader);
     let mut buffer = Vec::new();
     loop {
         let read = frame::read(&mut reader, &mut buffer, MOST_BYTES);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use infernum_grammar::Grammars;
-use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::io::{AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -19,7 +19,7 @@ use crate::driver::{Handle, Peer, Port};
 use crate::handshake::{self, Secret};
 use crate::message::{Cause, Command, End, Offer, Refusal, Report, Submission, ToEngine};
 use crate::unix::{Socket, bind_unix};
-use crate::{BEAT, Link, LinkError, frame};
+use crate::{BEAT, Link, LinkError, READ_AT_ONCE, WRITTEN_AT_ONCE, frame};
 
 /// Connections at once, those that are not front ends yet among them.
 const MOST_CONNECTIONS: usize = 128;
@@ -27,8 +27,6 @@ const MOST_CONNECTIONS: usize = 128;
 const MOST_MALFORMED: u32 = 16;
 /// Credit that a front end may give at most, and with it the bytes that wait for it here.
 const MOST_WINDOW: u64 = 64 << 20;
-/// Bytes that are written at once, where so much is ready.
-const WRITTEN_AT_ONCE: usize = 64 << 10;
 /// Of a socket in the file system: its owner's alone.
 const MODE: u32 = 0o600;
 
@@ -148,10 +146,11 @@ impl Host {
 
     async fn hear(
         &self,
-        mut reader: ReadHalf<Box<dyn Stream>>,
+        reader: ReadHalf<Box<dyn Stream>>,
         peer: &Arc<Peer>,
         credit: &Credit,
     ) -> Result<(), LinkError> {
+        let mut reader = BufReader::with_capacity(READ_AT_ONCE, reader);
         let (mut buffer, mut malformed) = (Vec::new(), 0);
         let compiling = Arc::new(Compiling::default());
         loop {

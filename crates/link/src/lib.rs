@@ -37,6 +37,10 @@ pub const VERSION: u32 = 1;
 /// How often something is sent, at least.
 pub const BEAT: Duration = Duration::from_secs(1);
 
+/// Bytes that are read and written at once, where so much is there: most messages are some hundred.
+const READ_AT_ONCE: usize = 16 << 10;
+const WRITTEN_AT_ONCE: usize = 64 << 10;
+
 /// An engine somewhere, as whoever asks it has it.
 pub trait Link: Send + Sync {
     /// Sends a command. It may yet be lost: then the engine is told to have gone.

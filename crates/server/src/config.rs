@@ -246,9 +246,9 @@ mod tests {
         assert_eq!(args.listen.port, 3);
         assert_eq!(args.limits.queue, 2);
         assert_eq!(args.limits.max_body_bytes, 16);
-        assert!(args.engine.no_ahead && args.run.no_graphs && !args.run.no_overlap);
+        assert!(args.host.engine.no_ahead && args.host.run.no_graphs && !args.host.run.no_overlap);
         assert_eq!(args.models.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-        assert_eq!(args.compile.costs.as_deref(), Some(Path::new("c")));
+        assert_eq!(args.host.compile.costs.as_deref(), Some(Path::new("c")));
         // Lists are replaced, not added to.
         let args = parse("infernum serve --model c=z", &[("INFERNUM_API_KEY", "k, l")], Some(file));
         let args = args.expect("it parses");

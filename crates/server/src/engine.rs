@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use infernum_link::host::{Host, Listener};
-use infernum_link::{Address, Offer, Secret, handshake};
+use infernum_link::{Address, Handle, Offer, Secret, handshake};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
@@ -14,11 +14,12 @@ use super::model::NamedModel;
 use super::remote::{RemoteError, digest};
 use super::{HostArgs, Outcome, log};
 
-/// Threads that talk to front ends, and that wait for grammars.
-const TALKING: usize = 2;
+/// Threads that wait for grammars.
 const WAITING: usize = 8;
 /// How often it is looked whether all requests have ended.
 const DRAIN_LOOK: Duration = Duration::from_millis(20);
+/// How long reports get to leave.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 /// Bytes of a request beside its prompt: a grammar, and texts around it.
 const REQUEST: usize = 2 << 20;
 /// Bytes of a token at most, as messages have them.
@@ -84,8 +85,8 @@ pub fn run(args: Args) -> Outcome {
     args.log.init()?;
     args.host.engine.options(1).check()?;
     let secret = args.link.secret()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(TALKING)
+    // One thread talks to all: what it does for a step is little, and another thread would be woken for it each time.
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(WAITING)
         .enable_all()
         .build()?;
@@ -114,49 +115,56 @@ pub fn run(args: Args) -> Outcome {
         },
     };
     drop(frontend);
+    let drain = Duration::from_secs(args.drain_timeout);
     let ended = runtime.block_on(async {
         tracing::info!("listening on {}", listener.address()?);
         tokio::spawn(Arc::new(host).serve(listener));
-        let mut signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
-        let [terminate, interrupt] = &mut signals;
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-            () = panicked.notified() => {
-                let message = format!(
-                    "the engine of `{}` panicked, which is a bug; the log says where. It has ended so that whatever supervises \
-                     it can start it anew",
-                    named.name
-                );
-                return Err(message.into());
-            }
+            ended = until_told(&handle, drain) => ended,
+            () = panicked.notified() => Err(format!(
+                "the engine of `{}` panicked, which is a bug; the log says where. It has ended so that whatever \
+                 supervises it can start it anew",
+                named.name
+            )
+            .into()),
         }
-        tracing::info!("draining: no new requests are taken");
-        handle.drain();
-        let idle = async {
-            loop {
-                tokio::time::sleep(DRAIN_LOOK).await;
-                let stats = handle.standing().stats;
-                if stats.running + stats.waiting == 0 {
-                    return;
-                }
-            }
-        };
-        tokio::select! {
-            () = idle => {}
-            () = tokio::time::sleep(Duration::from_secs(args.drain_timeout)) => {
-                tracing::warn!("--drain-timeout is over: what still runs is cut off");
-            }
-            _ = terminate.recv() => tracing::warn!("a second signal: what still runs is cut off"),
-            _ = interrupt.recv() => tracing::warn!("a second signal: what still runs is cut off"),
-        }
-        Ok(())
     });
     handle.stop();
     // A GPU is left in order: the engine ends before the process does.
     let _ = thread.join(); // what it panicked with was told
     runtime.shutdown_timeout(Duration::from_secs(1));
     ended
+}
+
+/// Waits for a signal, and then until no request is left, or for so long.
+async fn until_told(handle: &Handle, drain: Duration) -> Outcome {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("draining: no new requests are taken");
+    handle.drain();
+    let idle = async {
+        loop {
+            tokio::time::sleep(DRAIN_LOOK).await;
+            let stats = handle.standing().stats;
+            if stats.running + stats.waiting == 0 {
+                // What was told last is still on its way.
+                return tokio::time::sleep(LAST_WORDS).await;
+            }
+        }
+    };
+    tokio::select! {
+        () = idle => {}
+        () = tokio::time::sleep(drain) => {
+            tracing::warn!("--drain-timeout is over: what still runs is cut off");
+        }
+        _ = terminate.recv() => tracing::warn!("a second signal: what still runs is cut off"),
+        _ = interrupt.recv() => tracing::warn!("a second signal: what still runs is cut off"),
+    }
+    Ok(())
 }
 
 /// Where a front end on this machine finds the model, from whatever folder it is started in.
