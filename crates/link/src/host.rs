@@ -169,7 +169,7 @@ impl Host {
                 }
                 Ok(ToEngine::Command(Command::Cancel(key, end))) if compiling.cancel(key, end) => {}
                 Ok(ToEngine::Command(command)) => {
-                    peer.send(command).map_err(|_| LinkError::Ended)?
+                    peer.send(command).map_err(|_| LinkError::Ended)?;
                 }
                 Err(error) => {
                     self.handle.malformed();

@@ -266,7 +266,7 @@ mod tests {
             fails("port = 1\nqeue = 2"),
             "c.toml:2: there is no option `qeue`; did you mean `queue`?"
         );
-        assert_eq!(fails("[engine]\npolicy = 1"), "c.toml:1: there is no option `engine`");
+        assert_eq!(fails("[cuda]\npolicy = 1"), "c.toml:1: there is no option `cuda`");
         let found = fails("\n\nport = \"x\"");
         assert!(
             found.starts_with("c.toml:3: `port`: invalid value 'x' for '--port <PORT>'"),

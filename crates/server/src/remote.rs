@@ -39,7 +39,7 @@ pub(crate) enum RemoteError {
     #[error(
         "the model of the engine at {address}: {source}; --model says where its files are here"
     )]
-    Model { address: Address, source: infernum::Error },
+    Model { address: Address, source: Box<infernum::Error> },
     #[error("the engine at {address}: {message}")]
     Unsuitable { address: Address, message: String },
     #[error("the engine at {address}: {source}")]
@@ -57,7 +57,7 @@ pub(crate) fn digest(frontend: &Frontend) -> Result<String, infernum::Error> {
         hasher.update((text.len() as u64).to_le_bytes());
         hasher.update(text);
     }
-    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(format!("{:x}", hasher.finalize()))
 }
 
 impl Remote {
@@ -77,8 +77,10 @@ impl Remote {
             },
         };
         let opened = open(&named, &args.host.compile);
-        let (frontend, own) =
-            opened.map_err(|source| RemoteError::Model { address: address.clone(), source })?;
+        let (frontend, own) = opened.map_err(|source| RemoteError::Model {
+            address: address.clone(),
+            source: Box::new(source),
+        })?;
         let expected = Offer { digest: own, ..offer.clone() };
         suits(&expected, &offer).map_err(|message| RemoteError::Unsuitable { address, message })?;
         Ok(Remote { name: named.name, frontend, offer })
@@ -169,11 +171,10 @@ fn suits(expected: &Offer, found: &Offer) -> Result<(), String> {
     }
     let (own, other) = (&expected.facts, &found.facts);
     if (own.vocab, own.width) != (other.vocab, other.width) {
-        let message = "expected a vocabulary of {} and rows of {}, found {} and {}";
-        let all = [own.vocab, own.width, other.vocab, other.width];
-        return Err(all
-            .iter()
-            .fold(message.to_owned(), |m, n| m.replacen("{}", &n.to_string(), 1)));
+        return Err(format!(
+            "expected a vocabulary of {} and rows of {}, found {} and {}",
+            own.vocab, own.width, other.vocab, other.width
+        ));
     }
     if other.max_length < own.max_length {
         return Err(format!(

@@ -164,7 +164,7 @@ impl Worker {
 
     /// Whether [`Worker::admit`] would take `n` requests now: to be asked before work is put into them.
     pub(crate) fn check(&self, n: usize) -> Result<(), Untaken> {
-        self.first_with_room(self.lines.iter().filter(|line| line.status.takes()), n).map(drop)
+        Worker::first_with_room(self.lines.iter().filter(|line| line.status.takes()), n).map(drop)
     }
 
     /// Has requests from now on find nothing in the prefix cache of what was computed before.
@@ -181,11 +181,10 @@ impl Worker {
 
     /// Takes room for requests, which go to one engine: they most often begin alike.
     pub(crate) fn admit(&self, requests: &[Request]) -> Result<Rooms, Untaken> {
-        self.first_with_room(self.by_preference(requests).into_iter(), requests.len())
+        Worker::first_with_room(self.by_preference(requests).into_iter(), requests.len())
     }
 
     fn first_with_room<'a>(
-        &self,
         mut lines: impl Iterator<Item = &'a Arc<Line>>,
         n: usize,
     ) -> Result<Rooms, Untaken> {
