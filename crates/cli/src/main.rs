@@ -25,6 +25,8 @@ struct Cli {
 enum Command {
     /// Serve models to OpenAI clients.
     Serve(Box<server::Args>),
+    /// Run an engine that front ends of other processes ask.
+    Engine(Box<server::engine::Args>),
     /// Generate text, or chat.
     Generate(commands::generate::Args),
     /// Turn texts into vectors, or score them.
@@ -89,6 +91,7 @@ fn parse() -> Cli {
 fn main() -> ExitCode {
     let result = match parse().command {
         Command::Serve(args) => server::run(*args),
+        Command::Engine(args) => server::engine::run(*args),
         Command::Generate(args) => commands::generate::run(&args),
         Command::Embed(args) => commands::embed::run(&args),
         Command::Compile(args) => tools::compile::run(&args),

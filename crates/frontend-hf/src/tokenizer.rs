@@ -153,6 +153,14 @@ impl Tokenizer {
         Ok(Tokenizer { inner: Arc::new(inner), special: Arc::default(), least: Arc::default() })
     }
 
+    /// As a `tokenizer.json` says it, wherever it comes from: of the same tokenizer always the same.
+    pub fn json(&self) -> Result<String, TokenizerError> {
+        self.inner.to_string(false).map_err(|error| TokenizerError::Invalid {
+            file: FILE.into(),
+            message: error.to_string(),
+        })
+    }
+
     /// Token ids of `text`. `add_special` adds what the tokenizer puts around a text (most often a
     /// begin token); leave it off for text from a chat template, which writes its own.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {

@@ -10,6 +10,8 @@ use infernum_runtime::{Allowed, Constraint, Cursor, Next};
 use llguidance::Matcher;
 use rayon::ThreadPool;
 
+use crate::Grammar;
+
 /// How long a step waits for what was asked at its beginning, all rows together: most answers take some 50 µs, and a row
 /// that is left out of a step loses all of it.
 const PATIENCE: Duration = Duration::from_millis(1);
@@ -18,13 +20,19 @@ const PATIENCE: Duration = Duration::from_millis(1);
 pub(crate) struct Compiled {
     /// Of a text without tokens. Each text has a copy of its own: they share no lock and no cache that grows.
     first: Arc<Mutex<Matcher>>,
+    grammar: Grammar,
     workers: Arc<ThreadPool>,
     meter: Arc<Meter>,
 }
 
 impl Compiled {
-    pub(crate) fn new(first: Matcher, workers: Arc<ThreadPool>, meter: Arc<Meter>) -> Compiled {
-        Compiled { first: Arc::new(Mutex::new(first)), workers, meter }
+    pub(crate) fn new(
+        first: Matcher,
+        grammar: Grammar,
+        workers: Arc<ThreadPool>,
+        meter: Arc<Meter>,
+    ) -> Compiled {
+        Compiled { first: Arc::new(Mutex::new(first)), grammar, workers, meter }
     }
 }
 
@@ -41,6 +49,10 @@ impl Constraint for Compiled {
         let first = self.first.clone();
         text.ask(move |_| Some(locked(&first).deep_clone()), None);
         Box::new(text)
+    }
+
+    fn written(&self) -> Option<String> {
+        serde_json::to_string(&self.grammar).ok()
     }
 }
 

@@ -21,6 +21,7 @@ use infernum_runtime::Constraint;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 pub use calls::Wanted;
@@ -45,7 +46,7 @@ const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,48}";
 const STACK: usize = 64 << 20;
 
 /// What a text is held to.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Grammar {
     /// Any JSON object.
     JsonObject,
@@ -133,9 +134,21 @@ impl Grammars {
             unwanted.store(true, Ordering::Release);
             GrammarError::TooSlow
         })??;
-        let compiled = Arc::new(Compiled::new(matcher, workers.clone(), self.0.meter.clone()));
+        let compiled = Arc::new(Compiled::new(
+            matcher,
+            grammar.clone(),
+            workers.clone(),
+            self.0.meter.clone(),
+        ));
         self.keep(key, &compiled);
         Ok(compiled)
+    }
+
+    /// The grammar that a [constraint](Constraint::written) was written as, in this process or another, as by
+    /// [`Grammars::compile`].
+    pub fn compile_written(&self, written: &str) -> Result<Arc<dyn Constraint>, GrammarError> {
+        let grammar: Grammar = serde_json::from_str(written).map_err(|e| refused(&e))?;
+        self.compile(&grammar)
     }
 
     /// What it took to work out what may come next.

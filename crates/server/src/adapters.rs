@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use infernum::LoraOptions;
 use infernum_frontend_hf::peft::Adapter;
+use infernum_link::Handle;
 use infernum_runtime::{AdapterBanks, AdapterId, AdapterWeights, Engine, PlanExecutor};
 
 use super::model::NamedModel;
@@ -15,7 +16,7 @@ const ROOM: u64 = 4;
 const MOST_NAME: usize = 256;
 
 /// Low-rank adapters.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Adapters")]
 pub(crate) struct AdapterArgs {
     /// Low-rank adapter (LoRA) to serve as a model of its own: its name, and its folder as PEFT saves it. Repeat for several;
@@ -25,6 +26,12 @@ pub(crate) struct AdapterArgs {
     /// Folder below which clients may have adapters loaded, by /v1/load_lora_adapter; none may when left out.
     #[arg(long, value_name = "DIR")]
     lora_root: Option<PathBuf>,
+}
+
+/// Where adapters go: an engine of this process, and what it has room for.
+pub(crate) struct Room {
+    pub(crate) banks: AdapterBanks,
+    pub(crate) engine: Handle,
 }
 
 /// An adapter as the command line names it.

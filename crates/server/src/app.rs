@@ -111,7 +111,7 @@ impl App {
 
     /// Whether any model has requests under way.
     pub(crate) fn is_busy(&self) -> bool {
-        self.models.iter().filter_map(Entry::served).any(|model| model.worker.status.is_busy())
+        self.models.iter().filter_map(Entry::served).any(|model| model.worker.is_busy())
     }
 
     /// Takes no more work.

@@ -92,7 +92,8 @@ fn from_environment(arg: &Arg, variable: &dyn Fn(&str) -> Option<String>) -> Opt
     let key = arg.get_long()?.to_owned();
     let place = variable_name(&key);
     // Kubernetes sets such variables for a service of our name: INFERNUM_PORT=tcp://10.0.0.1:80
-    let value = variable(&place).filter(|v| !v.is_empty() && !v.starts_with("tcp://"))?;
+    let foreign = |v: &String| key == "port" && v.starts_with("tcp://");
+    let value = variable(&place).filter(|v| !v.is_empty() && !foreign(v))?;
     let values = if is_list(arg) {
         value.split(',').map(|v| v.trim().to_owned()).filter(|v| !v.is_empty()).collect()
     } else {
@@ -245,9 +246,9 @@ mod tests {
         assert_eq!(args.listen.port, 3);
         assert_eq!(args.limits.queue, 2);
         assert_eq!(args.limits.max_body_bytes, 16);
-        assert!(args.engine.no_ahead && args.run.no_graphs && !args.run.no_overlap);
+        assert!(args.host.engine.no_ahead && args.host.run.no_graphs && !args.host.run.no_overlap);
         assert_eq!(args.models.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-        assert_eq!(args.compile.costs.as_deref(), Some(Path::new("c")));
+        assert_eq!(args.host.compile.costs.as_deref(), Some(Path::new("c")));
         // Lists are replaced, not added to.
         let args = parse("infernum serve --model c=z", &[("INFERNUM_API_KEY", "k, l")], Some(file));
         let args = args.expect("it parses");
@@ -265,7 +266,7 @@ mod tests {
             fails("port = 1\nqeue = 2"),
             "c.toml:2: there is no option `qeue`; did you mean `queue`?"
         );
-        assert_eq!(fails("[engine]\npolicy = 1"), "c.toml:1: there is no option `engine`");
+        assert_eq!(fails("[cuda]\npolicy = 1"), "c.toml:1: there is no option `cuda`");
         let found = fails("\n\nport = \"x\"");
         assert!(
             found.starts_with("c.toml:3: `port`: invalid value 'x' for '--port <PORT>'"),

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
-use super::listen::Stream;
+use infernum_link::Stream;
 
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use infernum_runtime::{EngineError, SamplingError};
+use infernum_link::{Cause, Refusal};
 use serde::Serialize;
 use tower_http::request_id::RequestId;
 use utoipa::ToSchema;
@@ -226,6 +226,11 @@ impl ApiError {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message).code("request_timeout")
     }
 
+    /// The model's engine is not there, or no longer.
+    pub(crate) fn engine_gone() -> ApiError {
+        ApiError::unavailable("engine_gone", "the model's engine has stopped", 30)
+    }
+
     /// The queue is full.
     pub(crate) fn busy(retry_after: u64) -> ApiError {
         let message = "too many requests are waiting; try again later";
@@ -350,27 +355,17 @@ impl ApiError {
 }
 
 /// What the engine refuses.
-impl From<&EngineError> for ApiError {
-    fn from(error: &EngineError) -> ApiError {
-        let message = error.to_string();
-        match error {
-            EngineError::EmptyPrompt | EngineError::Token { .. } => {
-                ApiError::value("prompt", message)
-            }
-            EngineError::TooLong { .. } | EngineError::CacheTooSmall { .. } => {
-                ApiError::too_long("prompt", message)
-            }
-            EngineError::Sampling(SamplingError { name, .. }) => ApiError::value(name, message),
-            EngineError::Logprobs { .. } => ApiError::value("logprobs", message),
-            EngineError::NoTokens { .. } => ApiError::malformed(message).param("model"),
-            EngineError::NoAdapter => {
-                ApiError::malformed(message).param("model").because("model_not_found")
-            }
-            EngineError::NoAdapterSlot { .. } => {
-                ApiError::malformed(message).because("no_adapter_slot")
-            }
-            EngineError::GreedyOnly => ApiError::unsupported("temperature", message),
-            EngineError::Exec(_) => ApiError::internal(message),
+impl From<&Refusal> for ApiError {
+    fn from(Refusal { cause, message }: &Refusal) -> ApiError {
+        match cause {
+            Cause::Value(field) => ApiError::value(field, message),
+            Cause::Unsupported(field) => ApiError::unsupported(field, message),
+            Cause::TooLong => ApiError::too_long("prompt", message),
+            Cause::Model => ApiError::malformed(message).param("model"),
+            Cause::Grammar => ApiError::malformed(message).because("invalid_grammar"),
+            Cause::Busy => ApiError::busy(1),
+            Cause::Draining => ApiError::unavailable("shutting_down", message, 5),
+            Cause::Internal => ApiError::internal(message),
         }
     }
 }

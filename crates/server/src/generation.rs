@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use infernum_frontend_hf::tokenizer::TokenizerError;
+use infernum_link::End;
 use infernum_runtime::{FinishReason, Logprobs, Request};
 
 use super::app::App;
@@ -13,7 +14,7 @@ use super::lanes::aside;
 use super::model::Served;
 use super::outbox::Output;
 use super::text::{TextOut, TextRules};
-use super::worker::{End, Running};
+use super::worker::Running;
 
 /// Choices of one HTTP request at most.
 pub(crate) const MOST_CHOICES: usize = 128;
@@ -177,7 +178,7 @@ impl Generation {
             let message = format!("expected at most {most} choices in all, found {n}");
             return Err(ApiError::value("n", message));
         }
-        let rooms = worker.admit(n).map_err(|_| ApiError::busy(worker.status.retry_after()))?;
+        let rooms = worker.admit(&job.requests).map_err(|why| served.untaken(&why))?;
         let choice = |(i, request): (usize, &Request)| {
             let echo = job.echo.as_ref().and_then(|echo| echo.get(i / job.per_prompt)).cloned();
             let prompt =
@@ -188,7 +189,7 @@ impl Generation {
         let choices = job.requests.iter().enumerate().map(choice).collect();
         let prompts = job.requests.iter().step_by(job.per_prompt);
         let prompt_tokens = prompts.map(|r| r.tokens.len()).sum();
-        let running = served.submit(job.requests, rooms).map_err(|_| gone())?;
+        let running = served.submit(job.requests, rooms).map_err(|_| ApiError::engine_gone())?;
         let arrival = Instant::now();
         let mut generation = Generation {
             served: served.clone(),
@@ -236,7 +237,7 @@ impl Generation {
             let message = "the request took longer than this server allows";
             return Err(self.fail(ApiError::timeout(message)));
         };
-        output.ok_or_else(|| self.fail(gone()))
+        output.ok_or_else(|| self.fail(ApiError::engine_gone()))
     }
 
     /// The next piece; `None` when all choices have ended. Nothing is lost when this is dropped
@@ -498,10 +499,6 @@ impl Drop for Generation {
             "request"
         );
     }
-}
-
-pub(crate) fn gone() -> ApiError {
-    ApiError::unavailable("engine_gone", "the model's engine has stopped", 30)
 }
 
 fn decode_error(error: &TokenizerError) -> ApiError {

@@ -13,21 +13,23 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use infernum_link::Stream;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tower::ServiceExt;
 
-use super::Args;
 use super::app::{self, App};
 use super::connections::{Connection, Connections, RESERVE, Watched};
 use super::error::{ApiError, ErrorShape};
 use super::exchange::Exchange;
 use super::lanes::Client;
-use super::listen::{Address, Listener, Stream};
-use super::model::{Entry, NamedModel, load_all};
+use super::listen::{Address, Listener};
+use super::load::load_all;
+use super::model::Entry;
 use super::routes;
 use super::tls::Tls;
+use super::{Args, Source};
 use crate::Outcome;
 
 /// Open files besides connections: models, libraries, pipes.
@@ -48,7 +50,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(20);
 type Loaded = Result<Vec<JoinHandle<()>>, String>;
 
 /// Listens, loads the models beside that, and serves until a signal has drained it.
-pub(crate) async fn serve(args: &Arc<Args>, app: &Arc<App>, models: Vec<NamedModel>) -> Outcome {
+pub(crate) async fn serve(args: &Arc<Args>, app: &Arc<App>, source: Source) -> Outcome {
     let mut signals = Signals::new()?;
     let most = most_connections(args.limits.max_connections.get());
     let connections = Connections::new(most);
@@ -59,7 +61,7 @@ pub(crate) async fn serve(args: &Arc<Args>, app: &Arc<App>, models: Vec<NamedMod
         connections: connections.clone(),
     });
     let listening = listen(args, &server).await?;
-    let mut loading = load(args, app, models);
+    let mut loading = load(args, app, source);
     tokio::spawn(sweep(app.clone(), connections.clone()));
     let mut upkeep = tokio::time::interval(Duration::from_secs(5));
     let mut threads: Option<Vec<JoinHandle<()>>> = None;
@@ -237,15 +239,18 @@ async fn sweep(app: Arc<App>, connections: Arc<Connections>) {
 }
 
 /// Loads the models on a thread of their own.
-fn load(args: &Arc<Args>, app: &Arc<App>, models: Vec<NamedModel>) -> oneshot::Receiver<Loaded> {
+fn load(args: &Arc<Args>, app: &Arc<App>, source: Source) -> oneshot::Receiver<Loaded> {
     let (sender, receiver) = oneshot::channel();
     let (args, app) = (args.clone(), app.clone());
     let tasks = tokio::runtime::Handle::current();
     std::thread::spawn(move || {
-        let deliver = |outbox: super::outbox::Outbox, metrics| {
-            tasks.spawn(outbox.deliver(metrics));
-        };
-        let _ = sender.send(load_all(&models, &app, &args, &deliver));
+        let spawn = |task| drop(tasks.spawn(task));
+        let _ = sender.send(match source {
+            Source::Here(models) => load_all(&models, &app, &args, &spawn),
+            Source::Elsewhere(remote) => {
+                remote.serve(&app, &args, &spawn).map(|()| Vec::new()).map_err(|e| e.to_string())
+            }
+        });
     });
     receiver
 }
@@ -425,7 +430,7 @@ mod tests {
         let metrics = Metrics::new("infernum").expect("buckets");
         let app = Arc::new(App::new(&args, Vec::new(), metrics).expect("an app"));
         app.failure.tell("ember");
-        let served = serve(&args, &app, Vec::new());
+        let served = serve(&args, &app, Source::Here(Vec::new()));
         let ended = tokio::time::timeout(Duration::from_secs(60), served).await.expect("it ends");
         let message = ended.expect_err("not as if all were well").to_string();
         assert!(message.contains("`ember` panicked"), "{message}");

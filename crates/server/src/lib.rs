@@ -1,7 +1,7 @@
 //! `infernum serve`: a server with the APIs of OpenAI, Anthropic and Ollama over [`infernum`].
 //!
-//! A request's way: `app` (limits, keys) → `api` (JSON, checks, tokens, on threads of `lanes`) → `worker` (the
-//! engine's thread) → `generation` (tokens to text) → JSON, or `sse` where it streams.
+//! A request's way: `app` (limits, keys) → `api` (JSON, checks, tokens, on threads of `lanes`) → `worker` (which
+//! engine) → `infernum-link` (its thread, here or in another process) → `generation` (tokens to text) → JSON, or `sse` where it streams.
 
 mod adapters;
 mod api;
@@ -10,6 +10,7 @@ mod auth;
 mod budget;
 mod config;
 mod connections;
+pub mod engine;
 mod error;
 mod exchange;
 mod generation;
@@ -18,13 +19,16 @@ mod http;
 mod lanes;
 mod limits;
 mod listen;
+mod load;
 mod log;
 mod metrics;
 mod model;
 mod outbox;
 mod rehearsal;
+mod remote;
 mod routes;
 mod sse;
+mod status;
 mod text;
 mod tls;
 mod vectors;
@@ -38,6 +42,7 @@ use std::time::Duration;
 
 use clap::{Args as _, FromArgMatches as _};
 use infernum::{CompileOptions, RunOptions, named};
+use infernum_link::Address as EngineAddress;
 use infernum_runtime::{Batching, EngineOptions, KvMode, Policy};
 
 use app::App;
@@ -51,6 +56,25 @@ pub use rehearsal::Rehearsal;
 /// What serving ends with.
 pub type Outcome = Result<(), Box<dyn std::error::Error>>;
 
+/// Options of how an engine is made. With one of another process they would change nothing.
+const MADE_ELSEWHERE: [&str; 15] = [
+    "EngineArgs",
+    "AdapterArgs",
+    "LoraOptions",
+    "RunOptions",
+    "CacheOptions",
+    "random_weights",
+    "no_tune_products",
+    "passes",
+    "reproducible",
+    "rules",
+    "disable",
+    "allow_unchecked",
+    "costs",
+    "dtype",
+    "max_length",
+];
+
 /// Every option can also be given as INFERNUM_OPTION_NAME in the environment, or as `option-name`
 /// in the file that --config names; the command line goes first, then the environment.
 #[derive(clap::Args, Debug)]
@@ -60,6 +84,12 @@ pub struct Args {
     /// Repeat for several; the built-in demo model, `ember`, when left out.
     #[arg(long = "model", value_name = "[NAME=]DIR|ORG/NAME", value_parser = NamedModel::parse)]
     models: Vec<NamedModel>,
+    /// Ask an engine of another process, which `infernum engine` runs, instead of running one: ipc:///PATH or tcp://HOST:PORT.
+    /// Repeat for several of one model. The model's files are opened where the engine did, or at --model.
+    #[arg(long = "engine", value_name = "ADDRESS", conflicts_with_all = MADE_ELSEWHERE)]
+    engines: Vec<EngineAddress>,
+    #[command(flatten)]
+    link: engine::LinkArgs,
     /// TOML file with options: `port = 8000`, `model = ["a=DIR", "b=DIR"]`, …
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -68,21 +98,9 @@ pub struct Args {
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
-    engine: EngineArgs,
+    host: HostArgs,
     #[command(flatten)]
     adapters: adapters::AdapterArgs,
-    #[command(flatten)]
-    compile: CompileOptions,
-    #[command(flatten)]
-    run: RunOptions,
-    /// Fill the weights with random numbers, to measure speed where there is only a config.json and a
-    /// tokenizer.
-    #[arg(long)]
-    random_weights: bool,
-    /// Run the first algorithm that cuBLASLt names for each product of matrices: the same in every
-    /// process, where the fastest may differ.
-    #[arg(long)]
-    no_tune_products: bool,
     #[command(flatten)]
     log: log::LogArgs,
     /// Names of metrics: infernum:… or, for tools made for it, vllm:….
@@ -97,6 +115,25 @@ impl Args {
         let command = Args::augment_args(clap::Command::new("serve")).no_binary_name(true);
         Args::from_arg_matches(&command.try_get_matches_from(words)?)
     }
+}
+
+/// How an engine is made, wherever it is asked from.
+#[derive(clap::Args, Clone, Debug)]
+struct HostArgs {
+    #[command(flatten)]
+    engine: EngineArgs,
+    #[command(flatten)]
+    compile: CompileOptions,
+    #[command(flatten)]
+    run: RunOptions,
+    /// Fill the weights with random numbers, to measure speed where there is only a config.json and a
+    /// tokenizer.
+    #[arg(long)]
+    random_weights: bool,
+    /// Run the first algorithm that cuBLASLt names for each product of matrices: the same in every
+    /// process, where the fastest may differ.
+    #[arg(long)]
+    no_tune_products: bool,
 }
 
 /// Where it listens, and to whom.
@@ -187,8 +224,14 @@ struct LimitArgs {
     drain_timeout: u64,
 }
 
+impl LimitArgs {
+    fn unread(&self) -> usize {
+        usize::try_from(self.max_unread_bytes).unwrap_or(usize::MAX)
+    }
+}
+
 /// How requests share the machine.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Scheduling")]
 struct EngineArgs {
     /// Who goes first: fcfs, prefill_first, decode_round_robin or priority.
@@ -242,7 +285,47 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 /// Serves until a signal ends it.
 pub fn run(args: Args) -> Outcome {
     args.log.init()?;
-    args.engine.options(1).check()?;
+    args.host.engine.options(1).check()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        // Threads that take tasks over while one is busy: more of them than cores only fight.
+        .max_blocking_threads(std::thread::available_parallelism().map_or(4, NonZeroUsize::get))
+        .build()?;
+    let source = source(&args, &runtime)?;
+    let args = Arc::new(args);
+    let prefix = if args.metrics_compat == "vllm" { "vllm" } else { "infernum" };
+    let entries = source.names().map(Entry::new).collect();
+    let app = Arc::new(App::new(&args, entries, metrics::Metrics::new(prefix)?)?);
+    let outcome = runtime.block_on(http::serve(&args, &app, source));
+    // Tasks that are left are dropped, and their requests cancelled with them.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    outcome
+}
+
+/// Where the engines are.
+enum Source {
+    /// Here, of these models.
+    Here(Vec<NamedModel>),
+    /// In other processes, all of one model.
+    Elsewhere(Box<remote::Remote>),
+}
+
+impl Source {
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        match self {
+            Source::Here(models) => Box::new(models.iter().map(|model| &*model.name)),
+            Source::Elsewhere(remote) => Box::new(std::iter::once(&*remote.name)),
+        }
+    }
+}
+
+fn source(
+    args: &Args,
+    runtime: &tokio::runtime::Runtime,
+) -> Result<Source, Box<dyn std::error::Error>> {
+    if !args.engines.is_empty() {
+        return Ok(Source::Elsewhere(Box::new(runtime.block_on(remote::Remote::find(args))?)));
+    }
     let models =
         if args.models.is_empty() { vec![NamedModel::demo()] } else { args.models.clone() };
     for (i, model) in models.iter().enumerate() {
@@ -253,17 +336,5 @@ pub fn run(args: Args) -> Outcome {
         }
     }
     args.adapters.check(&models)?;
-    let args = Arc::new(args);
-    let prefix = if args.metrics_compat == "vllm" { "vllm" } else { "infernum" };
-    let entries = models.iter().map(|m| Entry::new(&m.name)).collect();
-    let app = Arc::new(App::new(&args, entries, metrics::Metrics::new(prefix)?)?);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        // Threads that take tasks over while one is busy: more of them than cores only fight.
-        .max_blocking_threads(std::thread::available_parallelism().map_or(4, NonZeroUsize::get))
-        .build()?;
-    let outcome = runtime.block_on(http::serve(&args, &app, models));
-    // Tasks that are left are dropped, and their requests cancelled with them.
-    runtime.shutdown_timeout(Duration::from_secs(1));
-    outcome
+    Ok(Source::Here(models))
 }

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+
+use infernum_link::Stream;
+use infernum_link::{Socket, bind_unix};
 
 use super::lanes::Client;
 
@@ -55,31 +56,19 @@ impl fmt::Display for Address {
     }
 }
 
-/// Bytes in both directions.
-pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
-
 /// Takes connections.
 pub(crate) enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener, Socket),
 }
 
-/// A socket's file, which goes with its listener.
-pub(crate) struct Socket(PathBuf);
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0); // somebody may have done so
-    }
-}
-
 impl Listener {
     pub(crate) async fn bind(address: &Address) -> Result<Listener, String> {
         let bound = match address {
             Address::Tcp(address) => TcpListener::bind(address).await.map(Listener::Tcp),
-            Address::Unix(path) => bind_unix(path).await,
+            Address::Unix(path) => {
+                bind_unix(path, None).map(|(listener, socket)| Listener::Unix(listener, socket))
+            }
         };
         bound.map_err(|e| {
             format!("cannot listen on {address}: {e}; choose another --port, --host or --listen")
@@ -90,7 +79,7 @@ impl Listener {
     pub(crate) fn address(&self) -> std::io::Result<Address> {
         match self {
             Listener::Tcp(listener) => listener.local_addr().map(Address::Tcp),
-            Listener::Unix(_, socket) => Ok(Address::Unix(socket.0.clone())),
+            Listener::Unix(_, socket) => Ok(Address::Unix(socket.path().to_owned())),
         }
     }
 
@@ -127,19 +116,6 @@ fn tuned(stream: TcpStream) -> Box<dyn Stream> {
     #[cfg(target_os = "linux")]
     let _ = socket.set_tcp_notsent_lowat(UNSENT);
     Box::new(stream)
-}
-
-/// Listens on a socket in the file system. What a process that died has left there is taken away; what somebody listens on,
-/// or is no socket, is not.
-async fn bind_unix(path: &Path) -> std::io::Result<Listener> {
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
-    if is_socket {
-        let answer = UnixStream::connect(path).await;
-        if answer.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused) {
-            std::fs::remove_file(path)?;
-        }
-    }
-    Ok(Listener::Unix(UnixListener::bind(path)?, Socket(path.to_owned())))
 }
 
 #[cfg(test)]

@@ -40,14 +40,15 @@ const HISTOGRAMS: [(&str, &str, &[f64]); 8] = [
     ("step_seconds", "A step of the engine", STEP),
     ("step_host_seconds", "What of a step was neither computing nor waiting for it", STEP),
 ];
-const GAUGES: [(&str, &str); 5] = [
+const GAUGES: [(&str, &str); 6] = [
     ("connections", "Connections that are open"),
+    ("engines", "Engines of the model that are there"),
     ("num_requests_running", "Requests with memory"),
     ("num_requests_waiting", "Requests that wait for memory"),
     ("kv_cache_usage_perc", "Part of the KV cache that requests hold, 0 to 1"),
     ("cache_config_info", "The KV cache: tokens in a block, and blocks"),
 ];
-const COUNTERS: [(&str, &str); 11] = [
+const COUNTERS: [(&str, &str); 12] = [
     ("http_requests_total", "Answers, by route, method and status"),
     ("http_refusals_total", "Answers that were errors, by kind: the `code` of the error"),
     ("connections_ended_total", "Connections that the server ended, by what they had not done"),
@@ -58,6 +59,10 @@ const COUNTERS: [(&str, &str); 11] = [
     ("prefix_cache_hits_total", "Tokens of prompts found in the prefix cache"),
     ("prefix_cache_queries_total", "Tokens of prompts looked for in the prefix cache"),
     ("num_preemptions_total", "How often a request gave its memory up"),
+    (
+        "malformed_messages_total",
+        "Messages between engines and front ends that could not be read, by who received them",
+    ),
     ("corrupted_requests_total", "Requests that ended because their logits were not numbers"),
 ];
 
@@ -157,6 +162,13 @@ impl Metrics {
             counter.absolute(0);
             counter
         };
+        let malformed = |by: &str| {
+            let key =
+                self.key(model, "malformed_messages_total", &[("received_by", by.to_owned())]);
+            let counter = self.recorder.register_counter(&key, &METADATA);
+            counter.absolute(0);
+            counter
+        };
         let labels =
             [("block_size", block_size.to_string()), ("num_gpu_blocks", blocks.to_string())];
         let info = self.key(model, "cache_config_info", &labels);
@@ -180,6 +192,9 @@ impl Metrics {
             preemptions: counter("num_preemptions_total"),
             unread: counter("unread_requests_total"),
             corrupted: counter("corrupted_requests_total"),
+            engines: gauge("engines"),
+            malformed: malformed("engine"),
+            malformed_here: malformed("front_end"),
             stop: finished("stop"),
             length: finished("length"),
             abort: finished("abort"),
@@ -217,6 +232,9 @@ pub(crate) struct ModelMetrics {
     length: Counter,
     pub(crate) abort: Counter,
     error: Counter,
+    engines: Gauge,
+    malformed: Counter,
+    malformed_here: Counter,
 }
 
 impl ModelMetrics {
@@ -229,6 +247,22 @@ impl ModelMetrics {
         self.prefix_queries.absolute(stats.prefix_queries);
         self.preemptions.absolute(stats.preemptions);
         self.corrupted.absolute(stats.corrupted);
+    }
+
+    /// Shows how many engines there are, and how many messages they could not read.
+    pub(crate) fn engines(&self, count: usize, malformed: u64) {
+        self.engines.set(count as f64);
+        self.malformed.absolute(malformed);
+    }
+
+    /// Counts a message of an engine's that could not be read.
+    pub(crate) fn malformed_here(&self) {
+        self.malformed_here.increment(1);
+    }
+
+    /// Counts requests that ended with their engine.
+    pub(crate) fn lost(&self, requests: usize) {
+        self.error.increment(requests as u64);
     }
 
     /// Counts a request that ended by itself.

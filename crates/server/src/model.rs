@@ -1,29 +1,16 @@
 //! The models that are served: how they load, and what requests need to know of them.
 
-use std::cell::Cell;
-use std::error::Error;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
-use infernum::{
-    Capacity, Frontend, Loader, Machine, ModelOptions, Progress, Stage, block_bytes, name_on_hub,
-    tune,
-};
-use infernum_frontend_hf::Model;
-use infernum_frontend_hf::checkpoint::Checkpoint;
-use infernum_ir::Sym;
-use infernum_runtime::{
-    AdapterBanks, AdapterId, Engine, GroupKind, KvMode, PlanExecutor, Request, StepInputs,
-    most_blocks,
-};
+use infernum::{Frontend, name_on_hub};
+use infernum_link::Facts;
+use infernum_runtime::{AdapterId, Request};
 
-use super::Args;
-use super::app::App;
+use super::adapters::Room;
 use super::error::ApiError;
-use super::metrics::{Counted, ModelMetrics};
-use super::outbox::Outbox;
-use super::worker::{Gone, Inbox, Running, Worker, connect};
+use super::metrics::ModelMetrics;
+use super::worker::{Gone, Rooms, Running, Untaken, Worker};
 
 /// A model as the command line names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,36 +60,36 @@ pub(crate) struct Served {
     pub(crate) width: usize,
     pub(crate) worker: Arc<Worker>,
     pub(crate) metrics: Arc<ModelMetrics>,
-    pub(crate) about: About,
-    /// What adapters it has room for.
-    pub(crate) banks: Arc<AdapterBanks>,
+    pub(crate) about: Facts,
+    /// Where its adapters go; none where its engine is in another process.
+    pub(crate) room: Option<Arc<Room>>,
     /// Where this is a model with an adapter: which one, and the model's name.
     pub(crate) adapter: Option<(AdapterId, String)>,
 }
 
-/// What a model is, for those who list models.
-#[derive(Clone, Debug)]
-pub(crate) struct About {
-    /// `model_type` of its config.
-    pub(crate) family: String,
-    /// `safetensors` or `gguf`.
-    pub(crate) format: &'static str,
-    /// Of its weights.
-    pub(crate) bytes: u64,
-}
-
-impl About {
-    pub(crate) fn of(model: &Model) -> About {
-        let family = model.config.model_type().ok().flatten().unwrap_or_default();
-        About {
-            family: family.to_owned(),
-            format: if model.files.gguf().is_some() { "gguf" } else { "safetensors" },
-            bytes: model.checkpoint.as_ref().map_or(0, Checkpoint::data_len),
+impl Served {
+    /// A model whose front end and engines are there, or will be.
+    pub(crate) fn new(
+        name: &str,
+        frontend: Frontend,
+        facts: Facts,
+        worker: Worker,
+        metrics: Arc<ModelMetrics>,
+    ) -> Served {
+        Served {
+            name: name.to_owned(),
+            frontend: Arc::new(frontend),
+            max_length: facts.max_length,
+            vocab: facts.vocab,
+            width: facts.width,
+            worker: Arc::new(worker),
+            metrics,
+            about: facts,
+            room: None,
+            adapter: None,
         }
     }
-}
 
-impl Served {
     /// The model with an adapter, under a name of its own.
     pub(crate) fn adapted(&self, name: &str, adapter: AdapterId) -> Served {
         Served {
@@ -112,12 +99,8 @@ impl Served {
         }
     }
 
-    /// Hands requests to the engine, to be computed with the adapter, if there is one.
-    pub(crate) fn submit(
-        &self,
-        mut requests: Vec<Request>,
-        rooms: Vec<Counted>,
-    ) -> Result<Running, Gone> {
+    /// Hands requests to an engine, to be computed with the adapter, if there is one.
+    pub(crate) fn submit(&self, mut requests: Vec<Request>, rooms: Rooms) -> Result<Running, Gone> {
         let adapter = self.adapter.as_ref().map(|(adapter, _)| *adapter);
         requests.iter_mut().for_each(|request| request.adapter = adapter);
         self.worker.submit(requests, rooms)
@@ -125,12 +108,19 @@ impl Served {
 
     /// Refuses `n` choices that would have to wait behind a full queue, before they are encoded.
     pub(crate) fn check_room(&self, n: usize) -> Result<(), ApiError> {
-        let worker = &self.worker;
         // More than there is room for at all is refused as a value, not as a moment.
-        if n > worker.room() || worker.has_room(n) {
+        if self.worker.engines() > 0 && n > self.worker.room() {
             return Ok(());
         }
-        Err(ApiError::busy(worker.status.retry_after()))
+        self.worker.check(n).map_err(|why| self.untaken(&why))
+    }
+
+    /// Tells that no engine takes a request.
+    pub(crate) fn untaken(&self, why: &Untaken) -> ApiError {
+        match why {
+            Untaken::Busy => ApiError::busy(self.worker.retry_after()),
+            Untaken::Gone => ApiError::engine_gone(),
+        }
     }
 }
 
@@ -186,272 +176,6 @@ impl Entry {
     /// The model, once it is loaded.
     pub(crate) fn served(&self) -> Option<&Arc<Served>> {
         self.ready.get()
-    }
-}
-
-/// Loads the models, one after the other, each on the thread that will run it; `deliver` is given
-/// the task that each needs. The first error ends it, as text: what caused it may not leave its
-/// thread.
-pub(crate) fn load_all(
-    models: &[NamedModel],
-    app: &Arc<App>,
-    args: &Arc<Args>,
-    deliver: &dyn Fn(Outbox, Arc<ModelMetrics>),
-) -> Result<Vec<JoinHandle<()>>, String> {
-    let mut threads = Vec::new();
-    for (model, entry) in models.iter().zip(&app.models) {
-        let (sender, loaded) = std::sync::mpsc::channel();
-        let (model, args, shared) = (model.clone(), args.clone(), app.clone());
-        let start = Instant::now();
-        let thread = std::thread::Builder::new()
-            .name(format!("engine {}", model.name))
-            .spawn(move || match load(&model, &args) {
-                Ok((parts, engine, inbox)) => {
-                    if sender.send(Ok(parts)).is_ok() && inbox.serve(engine).is_err() {
-                        shared.failure.tell(&model.name);
-                    }
-                }
-                Err(error) => drop(sender.send(Err(chain(&*error)))),
-            })
-            .map_err(|e| format!("cannot start a thread: {e}"))?;
-        threads.push(thread);
-        let parts = loaded.recv().unwrap_or_else(|_| Err("it panicked".to_owned()));
-        let mut parts = parts.map_err(|e| format!("model `{}`: {e}", entry.name))?;
-        let metrics = &app.metrics;
-        let metrics = Arc::new(metrics.model(&entry.name, StepInputs::BLOCK_SIZE, parts.blocks));
-        tracing::info!(
-            model = entry.name,
-            on = parts.on,
-            max_model_len = parts.max_length,
-            kv_blocks = parts.blocks,
-            ms = start.elapsed().as_millis() as u64,
-            "ready"
-        );
-        let adapters = std::mem::take(&mut parts.adapters);
-        let served = parts.serve(&entry.name, &metrics, deliver);
-        let adapted = adapters.iter().map(|(name, id)| served.adapted(name, *id));
-        for adapted in adapted.collect::<Vec<_>>() {
-            tracing::info!(adapter = adapted.name, of = entry.name, "ready");
-            entry.add_adapter(adapted);
-        }
-        entry.set(served);
-    }
-    Ok(threads)
-}
-
-/// What leaves the engine's thread.
-struct Parts {
-    frontend: Frontend,
-    max_length: usize,
-    vocab: usize,
-    width: usize,
-    blocks: usize,
-    about: About,
-    on: String,
-    worker: Worker,
-    outbox: Outbox,
-    banks: AdapterBanks,
-    /// Adapters that were named on the command line.
-    adapters: Vec<(String, AdapterId)>,
-}
-
-impl Parts {
-    fn serve(
-        self,
-        name: &str,
-        metrics: &Arc<ModelMetrics>,
-        deliver: &dyn Fn(Outbox, Arc<ModelMetrics>),
-    ) -> Served {
-        deliver(self.outbox, metrics.clone());
-        Served {
-            name: name.to_owned(),
-            frontend: Arc::new(self.frontend),
-            max_length: self.max_length,
-            vocab: self.vocab,
-            width: self.width,
-            worker: Arc::new(self.worker),
-            metrics: metrics.clone(),
-            about: self.about,
-            banks: Arc::new(self.banks),
-            adapter: None,
-        }
-    }
-}
-
-type Loaded = (Parts, Engine<Box<dyn PlanExecutor>>, Inbox);
-
-fn load(named: &NamedModel, args: &Args) -> Result<Loaded, Box<dyn Error>> {
-    let (model, random_weights) = (named.folder.clone(), args.random_weights);
-    let mut compile = args.compile.clone();
-    compile.lora.max_loras = args.adapters.room(&compile.lora);
-    let options = ModelOptions { model, random_weights, encoding: None, compile };
-    let progress = Told::default();
-    let progress = |p: Progress<'_>| progress.log(p);
-    let model = options.open_with_progress(&progress)?;
-    let (frontend, about) = (Frontend::open(&model)?, About::of(&model));
-    let generates = model.task.generates();
-    if let Err(error) = frontend.template()
-        && generates
-    {
-        tracing::warn!(model = named.name, %error, "no chats: the chat template cannot be used");
-    }
-    for key in &frontend.defaults().unsupported {
-        tracing::warn!(model = named.name, key, "generation_config.json: not supported, left out");
-    }
-    // What all grammars need is built while the weights load.
-    let (grammars, name) = (frontend.grammars().clone(), named.name.clone());
-    if generates {
-        std::thread::spawn(move || {
-            if let Err(error) = grammars.warm() {
-                tracing::warn!(model = name, %error, "no structured output");
-            }
-        });
-    }
-    let machine = Machine::open(args.run.device)?;
-    let loader = Loader::new(&model, &options, &args.run, &machine).with_progress(&progress);
-    let sequences = args.engine.sequences(&machine);
-    let capacity = Capacity::new(sequences as u64, options.length(&model)?);
-    tune::autotune(&loader)?;
-    let plan = loader.plan(Sym::B, capacity)?;
-    let (groups, chunk) = (GroupKind::of_plan(&plan), loader.chunk());
-    let cache = (&groups[..], chunk, block_bytes(&plan));
-    let capacity = args.engine.with_cache(capacity, cache, &machine);
-    let banks = AdapterBanks::of(&plan);
-    let (vocab, width) = (plan.vocabulary() as usize, plan.width() as usize);
-    let mut executor = loader.load(plan, capacity)?;
-    if !args.no_tune_products {
-        let tuned = executor.tune_products()?;
-        let better = tuned.iter().filter(|t| t.best_us < t.first_us).count();
-        tracing::debug!(products = tuned.len(), better, "cuBLASLt's algorithms competed");
-    }
-    let (blocks, on) = (executor.kv_blocks(), executor.describe());
-    let options = args.engine.options(sequences);
-    let mut engine = loader.engine(executor, capacity, options)?;
-    let adapters = args.adapters.load(&banks, &mut engine)?;
-    let unread = usize::try_from(args.limits.max_unread_bytes).unwrap_or(usize::MAX);
-    let (worker, inbox, outbox) = connect(sequences, args.limits.queue, unread);
-    // A sequence can be no longer than the cache.
-    let max_length = capacity.longest(&groups, chunk, blocks);
-    // Nothing is given back of what was taken up front.
-    let whole = vec![GroupKind::Paged; groups.len()];
-    let least = Capacity::one(capacity.max_length).blocks(&whole, chunk);
-    if options.kv == KvMode::Contiguous && blocks < least {
-        let message = "a contiguous KV cache needs room for the longest sequence at least: choose \
-                       a shorter --max-length or a larger cache";
-        return Err(message.into());
-    }
-    let parts = Parts {
-        frontend,
-        max_length,
-        vocab,
-        width,
-        blocks,
-        about,
-        on,
-        worker,
-        outbox,
-        banks,
-        adapters,
-    };
-    Ok((parts, engine, inbox))
-}
-
-/// How often it is told how far a download is.
-const DOWNLOAD_TOLD: Duration = Duration::from_secs(10);
-
-/// What was told of a download.
-#[derive(Default)]
-struct Told(Cell<Option<Download>>);
-
-#[derive(Clone, Copy)]
-struct Download {
-    total: u64,
-    done: u64,
-    start: Instant,
-    told: Instant,
-}
-
-impl Told {
-    /// A line for each part of loading that takes a while, for how far a download is, and for each doubt about the spec.
-    fn log(&self, progress: Progress<'_>) {
-        match progress {
-            Progress::Begin { stage, total } => {
-                tracing::info!("{stage}");
-                let now = Instant::now();
-                let download = Download { total, done: 0, start: now, told: now };
-                self.0.set(Some(download).filter(|_| stage == Stage::Download));
-            }
-            Progress::Advance(by) => self.0.set(self.0.get().map(|d| d.advanced(by))),
-            Progress::End => self.0.set(None),
-            Progress::Warning(warning) => tracing::warn!("{warning}"),
-            Progress::Notice(notice) => tracing::warn!("{notice}"),
-        }
-    }
-}
-
-impl Download {
-    fn advanced(mut self, by: u64) -> Download {
-        self.done += by;
-        if self.done == self.total || self.told.elapsed() >= DOWNLOAD_TOLD {
-            self.told = Instant::now();
-            let seconds = self.start.elapsed().as_secs_f64().max(1e-3);
-            let rate = (self.done as f64 / seconds) as u64 >> 20;
-            tracing::info!(
-                mib = self.done >> 20,
-                of_mib = self.total >> 20,
-                mib_per_second = rate,
-                "downloading"
-            );
-        }
-        self
-    }
-}
-
-/// An error with its causes.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(e) = cause {
-        let next = e.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = e.source();
-    }
-    text
-}
-
-/// The KV cache of the CPU when nothing else is asked for.
-const CPU_CACHE: u64 = 1 << 30;
-
-impl super::EngineArgs {
-    /// Sequences that run together.
-    fn sequences(&self, machine: &Machine) -> usize {
-        let default = if matches!(machine, Machine::Cpu) { 32 } else { 256 };
-        self.max_sequences.unwrap_or(default)
-    }
-
-    /// The capacity with the cache that was asked for, of these groups of layers, in steps of at most so many rows of
-    /// a sequence, and with blocks of so many bytes. A GPU gives what it has; the host is shared,
-    /// and gives [`CPU_CACHE`], but always enough for one sequence.
-    fn with_cache(
-        &self,
-        capacity: Capacity,
-        (groups, chunk, block_bytes): (&[GroupKind], usize, u64),
-        machine: &Machine,
-    ) -> Capacity {
-        let block = StepInputs::BLOCK_SIZE;
-        let asked =
-            self.kv_blocks.or_else(|| self.kv_tokens.map(|n| most_blocks(groups, n, block, chunk)));
-        let least = Capacity::one(capacity.max_length).blocks(groups, chunk);
-        let default = match machine {
-            Machine::Gpu(_) => None,
-            Machine::Cpu => {
-                let most = CPU_CACHE / block_bytes.max(1);
-                Some(capacity.blocks(groups, chunk).min((most as usize).max(least)))
-            }
-        };
-        Capacity { kv_blocks: asked.or(default), ..capacity }
     }
 }
 

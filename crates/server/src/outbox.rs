@@ -1,17 +1,17 @@
 //! What steps did, on its way to the requests; measured here, off the engine's thread.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use infernum_runtime::{EngineError, Event, FinishReason, Logprobs, RequestId};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use infernum_link::{Command, End, Link, Refusal, Report};
+use infernum_runtime::{Event, FinishReason, Logprobs, RequestId};
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::limits::Account;
 use super::metrics::{Counted, ModelMetrics, record};
-use super::worker::{Command, End, Status};
+use super::status::Status;
 
 /// Why a text ended that has a grammar.
 const UNFOLLOWED: &str = "the text could not be held to its grammar any further: it is too complex";
@@ -28,7 +28,7 @@ pub(super) struct Sink {
     pub(super) payer: Option<Arc<Account>>,
     /// The request's name to the engine's thread.
     pub(super) key: u64,
-    pub(super) commands: Sender<Command>,
+    pub(super) link: Arc<dyn Link>,
     /// Whether its output ran over.
     pub(super) full: AtomicBool,
 }
@@ -55,7 +55,7 @@ impl Unread {
 #[derive(Debug)]
 pub(crate) enum Output {
     Accepted,
-    Rejected(EngineError),
+    Rejected(Refusal),
     /// Tokens of its prompt that were in the cache, and how long it waited for its first step.
     Started(usize, Duration),
     Prompt(Box<Logprobs>),
@@ -82,36 +82,7 @@ impl Output {
     }
 }
 
-/// What one step, and the commands before it, did.
-#[derive(Default)]
-pub(super) struct Batch {
-    pub(super) accepted: Vec<(RequestId, Sink, usize)>,
-    pub(super) rejected: Vec<(Sink, EngineError)>,
-    pub(super) events: Vec<Event>,
-    pub(super) cancelled: Vec<(RequestId, End)>,
-    pub(super) error: Option<Arc<str>>,
-    /// When the step began and ended.
-    pub(super) times: Option<(Instant, Instant)>,
-    /// Steps that ended since the last batch, this one not yet among them.
-    pub(super) steps: Vec<StepTime>,
-}
-
-/// What a step took, and what of it was neither computing nor waiting for it.
-pub(super) struct StepTime {
-    pub(super) all: Duration,
-    pub(super) host: Duration,
-}
-
-impl Batch {
-    pub(super) fn is_empty(&self) -> bool {
-        self.accepted.is_empty()
-            && self.rejected.is_empty()
-            && self.events.is_empty()
-            && self.cancelled.is_empty()
-    }
-}
-
-/// A request as [`Outbox::deliver`] knows it.
+/// A request that the engine has taken.
 struct Slot {
     sink: Sink,
     prompt: usize,
@@ -120,49 +91,79 @@ struct Slot {
     last: Instant,
 }
 
-/// Batches on their way to requests.
+/// The requests that one engine was asked, and where what it reports goes.
 pub(crate) struct Outbox {
-    batches: UnboundedReceiver<Batch>,
     status: Arc<Status>,
+    metrics: Arc<ModelMetrics>,
+    /// Those that were not taken yet, with the tokens of their prompts.
+    asked: HashMap<u64, (Sink, usize)>,
     slots: HashMap<RequestId, Slot>,
 }
 
+/// An outbox with all who put something in or take it out.
+pub(super) type Shared = Arc<Mutex<Outbox>>;
+
+/// The outbox, for a moment.
+pub(super) fn locked(outbox: &Mutex<Outbox>) -> MutexGuard<'_, Outbox> {
+    outbox.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Outbox {
-    pub(super) fn new(batches: UnboundedReceiver<Batch>, status: Arc<Status>) -> Outbox {
-        Outbox { batches, status, slots: HashMap::new() }
+    pub(super) fn new(status: Arc<Status>, metrics: Arc<ModelMetrics>) -> Outbox {
+        Outbox { status, metrics, asked: HashMap::new(), slots: HashMap::new() }
     }
 
-    /// Hands events to their requests, and measures, until the engine's thread ends.
-    pub(crate) async fn deliver(mut self, metrics: Arc<ModelMetrics>) {
-        while let Some(batch) = self.batches.recv().await {
-            let times = batch.times.unwrap_or_else(|| (Instant::now(), Instant::now()));
-            for step in batch.steps {
-                record(&metrics.step, step.all);
-                record(&metrics.host, step.host);
-            }
-            for (id, sink, prompt) in batch.accepted {
-                sink.send(Output::Accepted);
-                metrics.prompt_tokens.increment(prompt as u64);
-                let last = times.1;
-                self.slots.insert(id, Slot { sink, prompt, started: None, first: None, last });
-            }
-            for (sink, error) in batch.rejected {
-                sink.send(Output::Rejected(error));
-            }
-            // A request's events come before its cancellation, which ends the list of them.
-            for event in batch.events {
-                self.event(event, batch.error.as_ref(), &metrics, times);
-            }
-            for (id, end) in batch.cancelled {
-                if self.slots.remove(&id).is_some() {
-                    match end {
-                        End::Stopped => metrics.stopped(),
-                        End::Unread => {
-                            metrics.abort.increment(1);
-                            metrics.unread.increment(1);
-                        }
-                        End::Aborted => metrics.abort.increment(1),
+    /// A request is about to be handed over.
+    pub(super) fn expect(&mut self, sink: Sink, prompt: usize) {
+        self.asked.insert(sink.key, (sink, prompt));
+    }
+
+    /// A request was not handed over: whoever waits hears why, or that there is no engine.
+    pub(super) fn unsent(&mut self, key: u64, refusal: Option<Refusal>) {
+        if let Some(((sink, _), refusal)) = self.asked.remove(&key).zip(refusal) {
+            sink.send(Output::Rejected(refusal));
+        }
+    }
+
+    /// The engine is gone. Whoever waits hears it, as nothing will follow.
+    pub(super) fn lost(&mut self) {
+        self.metrics.lost(self.slots.len());
+        self.asked.clear();
+        self.slots.clear();
+    }
+
+    /// Hands what happened to the requests, and measures.
+    pub(super) fn report(&mut self, report: Report) {
+        self.status.note(&report);
+        let (ended, metrics) = (report.ended, self.metrics.clone());
+        let began = ended.checked_sub(report.took).unwrap_or(ended);
+        for step in report.steps {
+            record(&metrics.step, step.all);
+            record(&metrics.host, step.host);
+        }
+        for (key, id) in report.accepted {
+            let Some((sink, prompt)) = self.asked.remove(&key) else { continue };
+            sink.send(Output::Accepted);
+            metrics.prompt_tokens.increment(prompt as u64);
+            self.slots.insert(id, Slot { sink, prompt, started: None, first: None, last: ended });
+        }
+        for (key, refusal) in report.rejected {
+            self.unsent(key, Some(refusal));
+        }
+        // A request's events come before its cancellation, which ends the list of them.
+        let error: Option<Arc<str>> = report.error.map(Into::into);
+        for event in report.events {
+            self.event(event, error.as_ref(), &metrics, (began, ended));
+        }
+        for (id, end) in report.cancelled {
+            if self.slots.remove(&id).is_some() {
+                match end {
+                    End::Stopped => metrics.stopped(),
+                    End::Unread => {
+                        metrics.abort.increment(1);
+                        metrics.unread.increment(1);
                     }
+                    End::Aborted => metrics.abort.increment(1),
                 }
             }
         }
@@ -258,7 +259,7 @@ impl Sink {
             self.full.store(true, Ordering::Release);
             self.unread.bytes.fetch_add(Output::Unread.size(), Ordering::AcqRel);
             self.unread.bytes.fetch_sub(size, Ordering::AcqRel);
-            let _ = self.commands.send(Command::Cancel(self.key, End::Unread)); // it may have ended
+            let _ = self.link.send(Command::Cancel(self.key, End::Unread)); // it may have ended
             Output::Unread
         };
         // Whoever went away has cancelled, or is about to.
@@ -268,11 +269,20 @@ impl Sink {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Receiver, channel};
+    use std::sync::mpsc::{Receiver, Sender, channel};
 
-    use tokio::sync::mpsc::unbounded_channel;
+    use infernum_link::Gone;
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
     use super::*;
+
+    struct Noted(Mutex<Sender<Command>>);
+
+    impl Link for Noted {
+        fn send(&self, command: Command) -> Result<(), Gone> {
+            self.0.lock().expect("no panic").send(command).map_err(|_| Gone)
+        }
+    }
 
     /// A sink of a request that may have `most` bytes waiting.
     fn sink(most: usize) -> (Sink, UnboundedReceiver<(u32, Output)>, Receiver<Command>) {
@@ -287,7 +297,7 @@ mod tests {
             _inflight: Counted::one(&Arc::default()),
             payer: None,
             key: 7,
-            commands,
+            link: Arc::new(Noted(Mutex::new(commands))),
             full: AtomicBool::new(false),
         };
         (sink, received, told)

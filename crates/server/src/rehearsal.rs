@@ -6,13 +6,14 @@ use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{Request, header};
 use infernum::{Frontend, ModelOptions};
+use infernum_link::Facts;
 use tokio::runtime::{Builder, Runtime};
 use tower::ServiceExt;
 
 use super::app::{self, App};
 use super::metrics::Metrics;
-use super::model::{About, Entry, Served};
-use super::worker::connect;
+use super::model::{Entry, Served};
+use super::worker::{Line, Worker};
 use super::{Args, routes};
 
 /// The routes over the demo model, whose engine has stopped: a request is read, checked, rendered and encoded
@@ -29,20 +30,25 @@ impl Rehearsal {
         let args = Args::given(&[])?;
         let model = ModelOptions::default().open_bare()?;
         let frontend = Frontend::open(&model)?;
-        let (worker, ..) = connect(256, args.limits.queue, 1 << 20);
         let (entry, metrics) = (Entry::new("ember"), Metrics::new("infernum")?);
-        entry.set(Served {
-            name: entry.name.clone(),
+        let facts = Facts {
+            max_length,
             vocab: frontend.tokenizer().vocab_size(),
             width: 0,
-            frontend: Arc::new(frontend),
-            max_length,
-            worker: Arc::new(worker),
-            metrics: Arc::new(metrics.model(&entry.name, 16, 1)),
-            about: About::of(&model),
-            banks: Arc::default(),
-            adapter: None,
-        });
+            blocks: 1,
+            sequences: 256,
+            queue: args.limits.queue,
+            family: "llama".to_owned(),
+            format: "safetensors".to_owned(),
+            bytes: 0,
+            on: String::new(),
+        };
+        // Nobody runs the engine.
+        let (handle, _) = infernum_link::engine();
+        let of_model = Arc::new(metrics.model(&entry.name, 16, 1));
+        let (line, _) = Line::local(&handle, &facts, args.limits.queue, of_model.clone());
+        let worker = Worker::new(vec![line], args.limits.unread());
+        entry.set(Served::new("ember", frontend, facts, worker, of_model));
         let router = app::router(&Arc::new(App::new(&args, vec![entry], metrics)?));
         let runtime = Builder::new_current_thread().enable_all().build()?;
         Ok(Rehearsal { runtime, router, paths: routes::taking_bodies() })
@@ -95,17 +101,11 @@ mod tests {
         let vectors = ["/rerank", "/score", "/v1/embeddings", "/v1/rerank"];
         let mut paths = rehearsal.paths().to_vec();
         paths.sort_unstable();
-        let adapters = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"];
-        let mut all = [&counting[..], &writing, &vectors, &adapters].concat();
+        let mut all = [&counting[..], &writing, &vectors].concat();
         all.sort_unstable();
         assert_eq!(paths, all);
         for path in all {
             assert_eq!(ask(path, "{").0, 400, "{path}");
-        }
-        for path in adapters {
-            let (status, answer) = ask(path, r#"{"lora_name": "x", "lora_path": "x"}"#);
-            let code = answer["error"]["code"].as_str();
-            assert_eq!((status, code), (403, Some("adapters_not_allowed")), "{path}");
         }
         for path in vectors {
             let (status, answer) = ask(path, pairs);

@@ -10,7 +10,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
 use tokio_rustls::rustls::{Error, ServerConfig};
 use tokio_rustls::server::TlsStream;
 
-use super::listen::Stream;
+use infernum_link::Stream;
 
 /// A certificate or its key cannot be used.
 #[derive(Debug, thiserror::Error)]

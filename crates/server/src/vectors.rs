@@ -8,10 +8,10 @@ use infernum_runtime::Request;
 
 use super::app::App;
 use super::error::ApiError;
-use super::generation::{MOST_CHOICES, gone};
-use super::metrics::Counted;
+use super::generation::MOST_CHOICES;
 use super::model::Served;
 use super::outbox::Output;
+use super::worker::{Rooms, Untaken};
 
 /// Prompts of one HTTP request at most, as OpenAI has it.
 pub(crate) const MOST_PROMPTS: usize = 2048;
@@ -82,7 +82,7 @@ async fn all_rows(
     let mut rows = Vec::with_capacity(prompts.len());
     while !prompts.is_empty() {
         let rest = prompts.split_off(prompts.len().min(most));
-        let rooms = room(served, prompts.len(), rows.is_empty()).await?;
+        let rooms = room(served, &prompts, rows.is_empty()).await?;
         rows.extend(some_rows(served, prompts, rooms, param).await?);
         prompts = rest;
     }
@@ -90,12 +90,12 @@ async fn all_rows(
 }
 
 /// Room for so many. The first ones are refused where there is none, so that a crowd hears of it; later ones wait.
-async fn room(served: &Served, n: usize, first: bool) -> Result<Vec<Counted>, ApiError> {
+async fn room(served: &Served, prompts: &[Request], first: bool) -> Result<Rooms, ApiError> {
     let worker = &served.worker;
     loop {
-        match worker.admit(n) {
+        match worker.admit(prompts) {
             Ok(rooms) => return Ok(rooms),
-            Err(_) if first => return Err(ApiError::busy(worker.status.retry_after())),
+            Err(why) if first || matches!(why, Untaken::Gone) => return Err(served.untaken(&why)),
             Err(_) => tokio::time::sleep(PAUSE).await,
         }
     }
@@ -104,14 +104,14 @@ async fn room(served: &Served, n: usize, first: bool) -> Result<Vec<Counted>, Ap
 async fn some_rows(
     served: &Arc<Served>,
     prompts: Vec<Request>,
-    rooms: Vec<Counted>,
+    rooms: Rooms,
     param: &str,
 ) -> Result<Vec<Box<[f32]>>, ApiError> {
     let mut rows: Vec<Box<[f32]>> = vec![Box::default(); prompts.len()];
     let mut left = prompts.len();
-    let mut running = served.submit(prompts, rooms).map_err(|_| gone())?;
+    let mut running = served.submit(prompts, rooms).map_err(|_| ApiError::engine_gone())?;
     while left > 0 {
-        let (choice, output) = running.next().await.ok_or_else(gone)?;
+        let (choice, output) = running.next().await.ok_or_else(ApiError::engine_gone)?;
         match output {
             Output::Vector(row) => rows[choice as usize] = row,
             Output::Finished(_) => {

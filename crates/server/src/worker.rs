@@ -1,214 +1,244 @@
-//! A model's engine on a thread of its own.
-//!
-//! The thread does nothing but step: commands are taken between steps, and a step's events leave
-//! it in one batch. Text and JSON are made by the tasks of the requests.
+//! The engines of a model, and what they are asked.
 
-use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::cmp::Reverse;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use infernum_runtime::{
-    AdapterId, AdapterWeights, Engine, EngineError, Event, Executor, FinishReason, Request,
-    RequestId, Stats,
-};
+use infernum_link::{Command, End, Facts, Handle, Link, Port, Report, Submission};
+use infernum_runtime::{Request, Stats, StepInputs};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::oneshot;
 
 use super::limits::payer;
-use super::metrics::Counted;
-use super::outbox::{Batch, Outbox, Output, Sink, StepTime, Unread};
+use super::metrics::{Counted, ModelMetrics};
+use super::outbox::{Outbox, Output, Shared, Sink, Unread, locked};
+use super::status::{Busy, Status, sum};
 
-/// Steps that may fail one after the other before the model counts as sick.
-const SICK: u32 = 3;
+/// Tokens of a prompt by which it goes to the engine that knows them: some blocks, and at least one.
+const KNOWN_BY: usize = 4 * StepInputs::BLOCK_SIZE;
 
-/// Odd, so that each epoch turns salts into others.
-const EPOCH: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// What the engine's thread is told.
-pub(super) enum Command {
-    Submit(Box<Submission>),
-    Cancel(u64, End),
-    /// Puts an adapter into a free slot of the engine's; whoever waits for it may have gone.
-    LoadAdapter(Box<AdapterWeights>, oneshot::Sender<Result<AdapterId, EngineError>>),
-    /// Takes no more requests of it.
-    UnloadAdapter(AdapterId),
-    /// Requests that follow share no prefix with those before.
-    ForgetPrefixes,
-    /// Nothing else follows.
-    Stop,
-}
-
-/// Why a request is no longer wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// Its text reached a stop string.
-    Stopped,
-    /// Nobody listens.
-    Aborted,
-    /// Whoever listens does not read.
-    Unread,
-}
-
-pub(super) struct Submission {
-    key: u64,
-    request: Request,
-    sink: Sink,
-}
-
-/// How a model's engine stands, for everybody to see.
-pub(crate) struct Status {
-    alive: AtomicBool,
-    /// Steps that failed since the last that did not.
-    failures: AtomicU32,
-    stats: Mutex<Stats>,
-    /// Requests handed over that have not ended.
-    inflight: Arc<AtomicUsize>,
-    /// Those that have not started.
-    waiting: Arc<AtomicUsize>,
-    /// Recent time from start to end of a request, in milliseconds.
-    service_ms: AtomicU32,
-}
-
-impl Status {
-    pub(super) fn new() -> Status {
-        Status {
-            alive: AtomicBool::new(true),
-            failures: AtomicU32::new(0),
-            stats: Mutex::default(),
-            inflight: Arc::default(),
-            waiting: Arc::default(),
-            service_ms: AtomicU32::new(1000),
-        }
-    }
-
-    /// Whether requests are under way.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.inflight.load(Ordering::Acquire) > 0
-    }
-
-    /// Whether steps succeed.
-    pub(crate) fn healthy(&self) -> bool {
-        self.alive.load(Ordering::Acquire) && self.failures.load(Ordering::Acquire) < SICK
-    }
-
-    /// How the engine stood after its last step.
-    pub(crate) fn stats(&self) -> Stats {
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Requests handed over that the engine has not counted yet.
-    pub(crate) fn queued(&self) -> usize {
-        let stats = self.stats();
-        self.inflight.load(Ordering::Acquire).saturating_sub(stats.running + stats.waiting)
-    }
-
-    /// Seconds until those that wait now have started, if all goes on as it did.
-    pub(crate) fn retry_after(&self) -> u64 {
-        let running = self.stats().running.max(1) as u64;
-        let waiting = self.waiting.load(Ordering::Acquire) as u64 + 1;
-        let service = u64::from(self.service_ms.load(Ordering::Relaxed));
-        (service * waiting / running).div_ceil(1000).clamp(1, 120)
-    }
-
-    /// Keeps a moving mean of what a request took from its start to its end.
-    pub(super) fn note_service(&self, time: Duration) {
-        let (old, new) = (self.service_ms.load(Ordering::Relaxed), time.as_millis());
-        let new = u32::try_from(new).unwrap_or(u32::MAX);
-        self.service_ms.store(old - old / 8 + new / 8, Ordering::Relaxed);
-    }
-
-    /// Takes room for `n` requests where no more than `running + queue` are under way and the
-    /// engine has no `queue` of its own.
-    fn admit(&self, n: usize, running: usize, queue: usize) -> Result<Vec<Counted>, Busy> {
-        let (waiting, all) = (self.waiting.load(Ordering::Acquire), running + queue);
-        if waiting > 0 && waiting >= queue && self.stats().waiting >= queue.max(1) {
-            return Err(Busy);
-        }
-        let add = |count: usize| count.checked_add(n).filter(|count| *count <= all);
-        self.inflight.fetch_update(Ordering::AcqRel, Ordering::Acquire, add).map_err(|_| Busy)?;
-        Ok((0..n).map(|_| Counted::holding(&self.inflight)).collect())
-    }
-}
-
-/// The queue is full.
-pub(crate) struct Busy;
-
-/// The engine's thread ended.
+/// The engine has gone.
+#[derive(Debug)]
 pub(crate) struct Gone;
 
-/// The engine has a bug, and is in a state that nobody knows.
+/// Why no engine takes a request.
 #[derive(Debug)]
-pub(crate) struct Panicked;
+pub(crate) enum Untaken {
+    /// All have as many as they take.
+    Busy,
+    /// None is there.
+    Gone,
+}
 
-/// Speaks to a model's engine.
+impl From<Busy> for Untaken {
+    fn from(Busy: Busy) -> Untaken {
+        Untaken::Busy
+    }
+}
+
+/// One engine, here or elsewhere.
+pub(crate) struct Line {
+    /// Which one it is, the same for every front end.
+    name: String,
+    link: Arc<dyn Link>,
+    status: Arc<Status>,
+    outbox: Shared,
+}
+
+impl Line {
+    /// The engine in another process that `link` leads to.
+    pub(crate) fn remote(
+        name: String,
+        link: Arc<dyn Link>,
+        status: Arc<Status>,
+        outbox: Shared,
+    ) -> Line {
+        Line { name, link, status, outbox }
+    }
+
+    /// An engine on a thread of this process, and a task that hands out what it tells. `queue` requests may wait.
+    pub(crate) fn local(
+        engine: &Handle,
+        facts: &Facts,
+        queue: usize,
+        metrics: Arc<ModelMetrics>,
+    ) -> (Line, impl Future<Output = ()> + Send + use<>) {
+        let status = Arc::new(Status::new(facts.sequences, queue));
+        let outbox = Arc::new(Mutex::new(Outbox::new(status.clone(), metrics)));
+        let (sender, mut reports) = unbounded_channel();
+        status.arrived(0, facts);
+        // It admits what it hands over itself.
+        let link = Arc::new(engine.join(Box::new(Channel(sender)), usize::MAX));
+        let line =
+            Line { name: String::new(), link, status: status.clone(), outbox: outbox.clone() };
+        let deliver = async move {
+            while let Some(report) = reports.recv().await {
+                locked(&outbox).report(report);
+            }
+            status.lost();
+            locked(&outbox).lost();
+        };
+        (line, deliver)
+    }
+}
+
+/// Reports for this process.
+struct Channel(UnboundedSender<Report>);
+
+impl Port for Channel {
+    fn send(&mut self, report: Report) -> bool {
+        self.0.send(report).is_ok()
+    }
+}
+
+/// Speaks to a model's engines.
 pub(crate) struct Worker {
-    commands: Sender<Command>,
-    next_key: std::sync::atomic::AtomicU64,
-    pub(crate) status: Arc<Status>,
-    /// Requests that run together, and that may wait.
-    room: (usize, usize),
+    lines: Vec<Arc<Line>>,
+    next_key: AtomicU64,
     /// Bytes of a request's output that may wait.
     unread: usize,
 }
 
+/// Room that was taken for requests, at one engine.
+pub(crate) struct Rooms {
+    line: Arc<Line>,
+    rooms: Vec<Counted>,
+}
+
 impl Worker {
-    /// The most requests that can be under way.
+    /// Of these engines. `unread` is in bytes of one request's output.
+    pub(crate) fn new(lines: Vec<Line>, unread: usize) -> Worker {
+        let lines = lines.into_iter().map(Arc::new).collect();
+        Worker { lines, next_key: 0.into(), unread }
+    }
+
+    fn statuses(&self) -> impl Iterator<Item = &Status> {
+        self.lines.iter().map(|line| &*line.status)
+    }
+
+    /// The most requests that can be under way at one engine.
     pub(crate) fn room(&self) -> usize {
-        self.room.0 + self.room.1
+        self.statuses().map(Status::room).max().unwrap_or(0)
+    }
+
+    /// Whether requests are under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.statuses().any(Status::is_busy)
+    }
+
+    /// Engines that are there.
+    pub(crate) fn engines(&self) -> usize {
+        self.statuses().filter(|status| status.alive()).count()
+    }
+
+    /// Whether an engine is well.
+    pub(crate) fn healthy(&self) -> bool {
+        self.statuses().any(Status::healthy)
+    }
+
+    /// Whether all engines that are there fail, which a new start of them would mend.
+    pub(crate) fn failing(&self) -> bool {
+        self.engines() > 0 && !self.healthy()
+    }
+
+    /// How all engines stand together.
+    pub(crate) fn stats(&self) -> Stats {
+        self.statuses().fold(Stats::default(), |all, status| sum(&all, &status.stats()))
+    }
+
+    /// Requests handed over that the engines have not counted yet.
+    pub(crate) fn queued(&self) -> usize {
+        self.statuses().map(Status::queued).sum()
+    }
+
+    /// Messages between this server and its engines that could not be read.
+    pub(crate) fn malformed(&self) -> u64 {
+        self.statuses().map(Status::malformed).sum()
+    }
+
+    /// Seconds until a request that comes now has started, if all goes on as it did.
+    pub(crate) fn retry_after(&self) -> u64 {
+        self.statuses().filter(|status| status.takes()).map(Status::retry_after).min().unwrap_or(1)
     }
 
     /// Whether [`Worker::admit`] would take `n` requests now: to be asked before work is put into them.
-    pub(crate) fn has_room(&self, n: usize) -> bool {
-        self.admit(n).is_ok()
+    pub(crate) fn check(&self, n: usize) -> Result<(), Untaken> {
+        Worker::first_with_room(self.lines.iter().filter(|line| line.status.takes()), n).map(drop)
     }
 
     /// Has requests from now on find nothing in the prefix cache of what was computed before.
     pub(crate) fn forget_prefixes(&self) {
-        let _ = self.commands.send(Command::ForgetPrefixes); // it may be gone already
+        for line in &self.lines {
+            let _ = line.link.send(Command::ForgetPrefixes); // it may be gone
+        }
     }
 
-    /// Has the engine take an adapter, between two steps.
-    pub(crate) async fn load_adapter(
-        &self,
-        weights: AdapterWeights,
-    ) -> Result<Result<AdapterId, EngineError>, Gone> {
-        let (sender, loaded) = oneshot::channel();
-        let command = Command::LoadAdapter(Box::new(weights), sender);
-        self.commands.send(command).map_err(|_| Gone)?;
-        loaded.await.map_err(|_| Gone)
-    }
-
-    /// Has the engine take no more requests of an adapter; those that it has run to their ends.
-    pub(crate) fn unload_adapter(&self, adapter: AdapterId) {
-        let _ = self.commands.send(Command::UnloadAdapter(adapter)); // it may be gone already
-    }
-
-    /// Ends the engine's thread after the step under way; what still runs gets no more.
+    /// Ends the engine's thread after the step under way, where it is here; what still runs gets no more.
     pub(crate) fn stop(&self) {
-        let _ = self.commands.send(Command::Stop); // it may be gone already
+        self.lines.iter().for_each(|line| line.link.stop());
     }
 
-    /// Takes room for `n` requests.
-    pub(crate) fn admit(&self, n: usize) -> Result<Vec<Counted>, Busy> {
-        self.status.admit(n, self.room.0, self.room.1)
+    /// Takes room for requests, which go to one engine: they most often begin alike.
+    pub(crate) fn admit(&self, requests: &[Request]) -> Result<Rooms, Untaken> {
+        Worker::first_with_room(self.by_preference(requests).into_iter(), requests.len())
+    }
+
+    fn first_with_room<'a>(
+        mut lines: impl Iterator<Item = &'a Arc<Line>>,
+        n: usize,
+    ) -> Result<Rooms, Untaken> {
+        let mut why = Untaken::Gone;
+        lines
+            .find_map(|line| match line.status.admit(n) {
+                Ok(rooms) => Some(Rooms { line: line.clone(), rooms }),
+                Err(busy) => {
+                    why = busy.into();
+                    None
+                }
+            })
+            .ok_or(why)
+    }
+
+    /// The engines that take requests, the best for these first: of those that have no more than their share of the load and a
+    /// quarter (Mirrokni et al. 2016) the one that the prompt's beginning is known at, by rendezvous hashing, then the least
+    /// loaded.
+    fn by_preference(&self, requests: &[Request]) -> Vec<&Arc<Line>> {
+        let mut lines: Vec<(&Arc<Line>, usize)> = self
+            .lines
+            .iter()
+            .filter(|line| line.status.takes())
+            .map(|line| (line, line.status.load()))
+            .collect();
+        lines.sort_by_key(|(_, load)| *load);
+        let begins =
+            requests.first().and_then(|request| Some((request.salt, known_by(&request.tokens)?)));
+        if let Some(begins) = begins.filter(|_| lines.len() > 1) {
+            let all: usize = lines.iter().map(|(_, load)| load).sum();
+            let most = (5 * (all + requests.len())).div_ceil(4 * lines.len());
+            let score = |line: &Line| {
+                let mut hasher = DefaultHasher::new();
+                (&line.name, begins).hash(&mut hasher);
+                hasher.finish()
+            };
+            lines.sort_by_key(|(line, load)| {
+                let within = load + requests.len() <= most;
+                if within { (0, Reverse(score(line)), 0) } else { (1, Reverse(0), *load) }
+            });
+        }
+        lines.into_iter().map(|(line, _)| line).collect()
     }
 
     /// Hands requests over, one for each room that was taken. Dropping the result cancels what has
     /// not ended.
-    pub(crate) fn submit(
-        self: &Arc<Worker>,
-        requests: Vec<Request>,
-        rooms: Vec<Counted>,
-    ) -> Result<Running, Gone> {
+    pub(crate) fn submit(&self, requests: Vec<Request>, rooms: Rooms) -> Result<Running, Gone> {
+        let Rooms { line, rooms } = rooms;
         let (sender, outputs) = unbounded_channel();
         let first = self.next_key.fetch_add(requests.len() as u64, Ordering::Relaxed);
         let live = vec![true; requests.len()];
         let unread = Unread::new(self.unread);
         let mut running =
-            Running { worker: self.clone(), first, live, outputs, unread: unread.clone() };
+            Running { line: line.clone(), first, live, outputs, unread: unread.clone() };
         let payer = payer();
         let mut prompt: Vec<u32> = Vec::new();
         for ((choice, request), room) in (0u32..).zip(requests).zip(rooms) {
@@ -223,15 +253,17 @@ impl Worker {
                 outputs: sender.clone(),
                 unread: unread.clone(),
                 arrival: Instant::now(),
-                waiting: Some(Counted::one(&self.status.waiting)),
+                waiting: Some(Counted::one(&line.status.waiting)),
                 _inflight: room,
                 payer: payer.clone(),
                 key,
-                commands: self.commands.clone(),
+                link: line.link.clone(),
                 full: AtomicBool::new(false),
             };
-            let submission = Box::new(Submission { key, request, sink });
-            if self.commands.send(Command::Submit(submission)).is_err() {
+            locked(&line.outbox).expect(sink, request.tokens.len());
+            let submission = Submission { key, request, grammar: None };
+            if line.link.send(Command::Submit(Box::new(submission))).is_err() {
+                locked(&line.outbox).unsent(key, None);
                 running.live.clear();
                 return Err(Gone);
             }
@@ -240,9 +272,14 @@ impl Worker {
     }
 }
 
+/// The beginning that requests may share; `None` of one that is too short to be found again.
+fn known_by(tokens: &[u32]) -> Option<&[u32]> {
+    (tokens.len() > StepInputs::BLOCK_SIZE).then(|| &tokens[..tokens.len().min(KNOWN_BY)])
+}
+
 /// Requests under way, for whoever asked for them.
 pub(crate) struct Running {
-    worker: Arc<Worker>,
+    line: Arc<Line>,
     first: u64,
     live: Vec<bool>,
     outputs: UnboundedReceiver<(u32, Output)>,
@@ -250,7 +287,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// The next output; `None` when the engine's thread has ended.
+    /// The next output; `None` when the engine is gone.
     pub(crate) async fn next(&mut self) -> Option<(u32, Output)> {
         let next = self.outputs.recv().await?;
         self.unread.took(&next.1);
@@ -275,8 +312,8 @@ impl Running {
     pub(crate) fn cancel(&mut self, choice: u32, end: End) {
         if self.live.get(choice as usize) == Some(&true) {
             self.ended(choice);
-            // A thread that is gone runs nothing.
-            let _ = self.worker.commands.send(Command::Cancel(self.first + u64::from(choice), end));
+            // An engine that is gone runs nothing.
+            let _ = self.line.link.send(Command::Cancel(self.first + u64::from(choice), end));
         }
     }
 }
@@ -287,161 +324,15 @@ impl Drop for Running {
     }
 }
 
-/// The engine's side: what [`connect`] gives to the thread.
-pub(crate) struct Inbox {
-    commands: Receiver<Command>,
-    batches: UnboundedSender<Batch>,
-    status: Arc<Status>,
-}
-
-/// A worker, the inbox to [`Inbox::serve`] on the engine's thread, and the rest to
-/// [`Outbox::deliver`] as a task. `unread` is in bytes of one request's output.
-pub(crate) fn connect(running: usize, queue: usize, unread: usize) -> (Worker, Inbox, Outbox) {
-    let (commands, inbox) = channel();
-    let (batches, outbox) = unbounded_channel();
-    let status = Arc::new(Status::new());
-    let worker = Worker {
-        commands,
-        next_key: 0.into(),
-        status: status.clone(),
-        room: (running, queue),
-        unread,
-    };
-    let inbox = Inbox { commands: inbox, batches, status: status.clone() };
-    (worker, inbox, Outbox::new(outbox, status))
-}
-
-/// The engine with the names that requests have outside.
-struct Stepper<E: Executor> {
-    engine: Engine<E>,
-    ids: HashMap<u64, RequestId>,
-    keys: HashMap<RequestId, u64>,
-    batch: Batch,
-    stopped: bool,
-    /// Goes with the salts of requests: what had another one is not found.
-    epoch: u64,
-}
-
-impl Inbox {
-    /// Runs the engine until it is stopped, or panics.
-    pub(crate) fn serve<E: Executor>(self, engine: Engine<E>) -> Result<(), Panicked> {
-        let (ids, keys) = (HashMap::new(), HashMap::new());
-        let batch = Batch::default();
-        let mut stepper = Stepper { engine, ids, keys, batch, stopped: false, epoch: 0 };
-        let ended = catch_unwind(AssertUnwindSafe(|| self.run(&mut stepper)));
-        self.status.alive.store(false, Ordering::Release);
-        ended.map_err(|_| Panicked)
-    }
-
-    fn run<E: Executor>(&self, stepper: &mut Stepper<E>) {
-        loop {
-            if stepper.engine.is_idle() {
-                self.publish(stepper);
-                match self.commands.recv() {
-                    Ok(command) => stepper.apply(command),
-                    Err(_) => return,
-                }
-            }
-            let began = Instant::now();
-            while let Ok(command) = self.commands.try_recv() {
-                stepper.apply(command);
-            }
-            if stepper.stopped {
-                return;
-            }
-            if !stepper.engine.is_idle() {
-                let before = stepper.engine.executor().computed();
-                stepper.step(&self.status.failures);
-                let computed = stepper.engine.executor().computed().saturating_sub(before);
-                self.publish(stepper);
-                let all = began.elapsed();
-                let step = StepTime { all, host: all.saturating_sub(computed) };
-                stepper.batch.steps.push(step);
-            }
-        }
-    }
-
-    /// Shows how the engine stands, and sends what happened.
-    fn publish<E: Executor>(&self, stepper: &mut Stepper<E>) {
-        *self.status.stats.lock().unwrap_or_else(PoisonError::into_inner) = stepper.engine.stats();
-        if !stepper.batch.is_empty() {
-            let events = Vec::with_capacity(stepper.batch.events.len());
-            let batch = std::mem::replace(&mut stepper.batch, Batch { events, ..Batch::default() });
-            // Nobody listens any more when the server is on its way out.
-            let _ = self.batches.send(batch);
-        }
-    }
-}
-
-impl<E: Executor> Stepper<E> {
-    fn apply(&mut self, command: Command) {
-        match command {
-            Command::Stop => self.stopped = true,
-            Command::LoadAdapter(weights, loaded) => {
-                if let Err(Ok(unclaimed)) = loaded.send(self.engine.load_adapter(&weights)) {
-                    self.engine.unload_adapter(unclaimed); // nobody knows its name
-                }
-            }
-            Command::UnloadAdapter(adapter) => self.engine.unload_adapter(adapter),
-            Command::ForgetPrefixes => self.epoch += 1,
-            Command::Submit(submission) => {
-                let Submission { key, mut request, sink } = *submission;
-                request.salt ^= self.epoch.wrapping_mul(EPOCH);
-                let prompt = request.tokens.len();
-                match self.engine.submit(request) {
-                    Ok(id) => {
-                        self.ids.insert(key, id);
-                        self.keys.insert(id, key);
-                        self.batch.accepted.push((id, sink, prompt));
-                    }
-                    Err(error) => self.batch.rejected.push((sink, error)),
-                }
-            }
-            Command::Cancel(key, end) => {
-                if let Some(id) = self.ids.remove(&key) {
-                    self.keys.remove(&id);
-                    self.engine.cancel(id);
-                    self.batch.cancelled.push((id, end));
-                }
-            }
-        }
-    }
-
-    fn step(&mut self, failures: &AtomicU32) {
-        let events = &mut self.batch.events;
-        let began = Instant::now();
-        let result = self.engine.step(events);
-        self.batch.times = Some((began, Instant::now()));
-        match result {
-            Ok(()) => failures.store(0, Ordering::Release),
-            Err(error) => {
-                tracing::error!(%error, "a step failed");
-                failures.fetch_add(1, Ordering::AcqRel);
-                self.batch.error = Some(error.to_string().into());
-                // Where the engine does not say whose step it was, it was everybody's.
-                if !events.iter().any(|e| matches!(e, Event::Finished(_, FinishReason::Failed))) {
-                    for id in self.keys.keys() {
-                        self.engine.cancel(*id);
-                        events.push(Event::Finished(*id, FinishReason::Failed));
-                    }
-                }
-            }
-        }
-        for event in events.iter() {
-            if let Event::Finished(id, _) = event
-                && let Some(key) = self.keys.remove(id)
-            {
-                self.ids.remove(&key);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use infernum_ir::Dims;
+    use infernum_link::{Driver, Gone as LinkGone, engine};
     use infernum_runtime::{
-        EngineLimits, EngineOptions, ExecError, StepInputs, StepOutput, Ticket,
+        Engine, EngineLimits, EngineOptions, Event, ExecError, Executor, RequestId, StepOutput,
+        Ticket,
     };
 
     use super::*;
@@ -471,18 +362,45 @@ mod tests {
         engine.expect("options that agree")
     }
 
+    fn facts() -> Facts {
+        Facts {
+            max_length: 16,
+            vocab: 50,
+            width: 1,
+            blocks: 16,
+            sequences: 4,
+            queue: 4,
+            family: String::new(),
+            format: String::new(),
+            bytes: 0,
+            on: String::new(),
+        }
+    }
+
+    fn metrics() -> Arc<ModelMetrics> {
+        Arc::new(Metrics::new("infernum").expect("buckets").model("m", 4, 16))
+    }
+
+    /// A worker of an engine of this process, and what is to run that.
+    fn local() -> (Worker, Driver, impl Future<Output = ()> + Send + use<>) {
+        let (handle, driver) = engine();
+        let (line, deliver) = Line::local(&handle, &facts(), 4, metrics());
+        (Worker::new(vec![line], 1 << 20), driver, deliver)
+    }
+
     /// What a request hears from an engine that is broken, and its worker.
-    async fn heard(panics: bool, requests: usize) -> (Vec<String>, Arc<Worker>) {
-        let engine = broken(panics);
-        let (worker, inbox, outbox) = connect(4, 4, 1 << 20);
-        let worker = Arc::new(worker);
-        let thread = std::thread::spawn(move || inbox.serve(engine));
-        let metrics = Metrics::new("infernum").expect("buckets").model("m", 4, 16);
-        tokio::spawn(outbox.deliver(Arc::new(metrics)));
+    async fn heard(panics: bool, requests: usize) -> (Vec<String>, Worker) {
+        let (worker, driver, deliver) = local();
+        let thread = std::thread::spawn(move || driver.run(broken(panics)));
+        let delivered = tokio::spawn(deliver);
         let mut heard = Vec::new();
         for _ in 0..requests {
-            let rooms = worker.admit(1).ok().expect("room");
-            let Ok(mut running) = worker.submit(vec![Request::new(vec![1, 2], 4)], rooms) else {
+            let request = vec![Request::new(vec![1, 2], 4)];
+            let Ok(rooms) = worker.admit(&request) else {
+                heard.push("gone".to_owned());
+                continue;
+            };
+            let Ok(mut running) = worker.submit(request, rooms) else {
                 heard.push("gone".to_owned());
                 continue;
             };
@@ -497,6 +415,7 @@ mod tests {
         }
         if panics {
             assert!(thread.join().expect("its panic was caught").is_err(), "it is told");
+            delivered.await.expect("it ends");
         }
         (heard, worker)
     }
@@ -505,67 +424,108 @@ mod tests {
     async fn failing_steps_fail_their_requests_and_are_noticed() {
         let (said, worker) = heard(false, 2).await;
         assert!(said.len() == 2 && said.iter().all(|m| m.contains("nonsense")), "{said:?}");
-        assert!(worker.status.healthy(), "it may pass");
-        assert_eq!(worker.status.inflight.load(Ordering::Acquire), 0, "all rooms are free again");
-        assert_eq!(worker.status.waiting.load(Ordering::Acquire), 0);
-        let (_, worker) = heard(false, SICK as usize).await;
-        assert!(!worker.status.healthy());
+        assert!(worker.healthy(), "it may pass");
+        assert!(!worker.is_busy(), "all rooms are free again");
+        assert_eq!(worker.lines[0].status.waiting.load(Ordering::Acquire), 0);
+        let (_, worker) = heard(false, 3).await;
+        assert!(worker.failing());
     }
 
     #[tokio::test]
     async fn a_thread_that_panics_leaves_nobody_waiting() {
         let (said, worker) = heard(true, 2).await;
         assert_eq!(said, ["gone", "gone"]);
-        assert!(!worker.status.healthy());
+        assert!(!worker.healthy() && !worker.is_busy());
     }
 
     /// What a request waits for in the queue is other requests, not its own first step.
     #[tokio::test]
     async fn the_time_in_the_queue_ends_where_the_first_step_begins() {
-        let (worker, inbox, outbox) = connect(4, 4, 1 << 20);
-        let worker = Arc::new(worker);
-        let rooms = worker.admit(1).ok().expect("room");
-        let request = Request::new(vec![1, 2], 4);
-        let mut running = worker.submit(vec![request.clone()], rooms).ok().expect("it is there");
-        let Ok(Command::Submit(submission)) = inbox.commands.recv() else { panic!("a submission") };
-        let id = broken(false).submit(request).expect("it is well formed");
-        let began = submission.sink.arrival + Duration::from_millis(30);
-        let batch = Batch {
-            accepted: vec![(id, submission.sink, 2)],
+        let (worker, _driver, _deliver) = local();
+        let request = vec![Request::new(vec![1, 2], 4)];
+        let rooms = worker.admit(&request).expect("room");
+        let arrival = Instant::now();
+        let mut running = worker.submit(request, rooms).expect("it is there");
+        let id: RequestId = broken(false).submit(Request::new(vec![1], 1)).expect("well formed");
+        let took = Duration::from_secs(5);
+        let report = Report {
+            accepted: vec![(0, id)],
             events: vec![Event::Started(id, 0), Event::Token(id, 1, None)],
-            times: Some((began, began + Duration::from_secs(5))),
-            ..Batch::default()
+            took,
+            ended: arrival + Duration::from_millis(300) + took,
+            ..Report::default()
         };
-        assert!(inbox.batches.send(batch).is_ok());
-        drop(inbox);
-        let metrics = Metrics::new("infernum").expect("buckets").model("m", 4, 16);
-        outbox.deliver(Arc::new(metrics)).await;
+        locked(&worker.lines[0].outbox).report(report);
         let outputs: Vec<Output> = std::iter::from_fn(|| running.ready()).map(|o| o.1).collect();
         let [Output::Accepted, Output::Started(0, waited), Output::Token(1, None)] = outputs[..]
         else {
             panic!("{outputs:?}");
         };
-        assert_eq!(waited, Duration::from_millis(30));
+        assert!((200..=300).contains(&waited.as_millis()), "{waited:?}");
+    }
+
+    struct Nowhere;
+
+    impl Link for Nowhere {
+        fn send(&self, _: Command) -> Result<(), LinkGone> {
+            Ok(())
+        }
+    }
+
+    fn lines(n: usize) -> Worker {
+        let line = |i| {
+            let status = Arc::new(Status::new(4, 400));
+            let facts = Facts { queue: 400, ..facts() };
+            status.arrived(i, &facts);
+            let outbox = Arc::new(Mutex::new(Outbox::new(status.clone(), metrics())));
+            Line::remote(format!("tcp://e{i}:1"), Arc::new(Nowhere), status, outbox)
+        };
+        Worker::new((0..n as u64).map(line).collect(), 1 << 20)
+    }
+
+    fn taken_by(worker: &Worker, prompt: &[u32], kept: &mut Vec<Rooms>) -> String {
+        let rooms = worker.admit(&[Request::new(prompt.to_vec(), 1)]).expect("room");
+        let name = rooms.line.name.clone();
+        kept.push(rooms);
+        name
     }
 
     #[test]
-    fn room_is_taken_and_given_back() {
-        let status = Status::new();
-        let rooms = status.admit(3, 2, 1).ok().expect("there is room");
-        assert!(status.admit(1, 2, 1).is_err());
-        drop(rooms);
-        assert!(status.admit(4, 2, 1).is_err(), "never all at once");
-        assert!(status.admit(3, 2, 1).is_ok());
-        assert_eq!(status.inflight.load(Ordering::Relaxed), 0);
+    fn prompts_go_where_they_are_known_as_long_as_none_has_more_than_its_share() {
+        let worker = lines(4);
+        let prompt = |kind: u32| (0..100).map(|i| i + kind).collect::<Vec<u32>>();
+        let mut alone = std::collections::BTreeSet::new();
+        for kind in 0..64 {
+            let first = taken_by(&worker, &prompt(kind), &mut Vec::new());
+            let again = taken_by(&worker, &prompt(kind), &mut Vec::new());
+            assert_eq!(first, again, "the engine that knows it");
+            alone.insert(first);
+        }
+        assert_eq!(alone.len(), 4, "kinds are spread");
+        // All the same at once: nobody gets more than its share and a quarter.
+        let mut kept = Vec::new();
+        (0..100).for_each(|_| drop(taken_by(&worker, &prompt(7), &mut kept)));
+        let loads: Vec<usize> = worker.statuses().map(Status::load).collect();
+        assert!(loads.iter().all(|load| (1..=32).contains(load)), "{loads:?}");
+        // What is too short to be known goes to the least loaded.
+        drop(kept);
+        let mut kept = Vec::new();
+        (0..40).for_each(|_| drop(taken_by(&worker, &[1, 2], &mut kept)));
+        let loads: Vec<usize> = worker.statuses().map(Status::load).collect();
+        assert_eq!(loads, [10; 4]);
     }
 
     #[test]
-    fn a_queue_of_the_engines_own_counts() {
-        let status = Status::new();
-        let _waiting: Vec<Counted> = (0..2).map(|_| Counted::one(&status.waiting)).collect();
-        assert!(status.admit(1, 100, 2).is_ok(), "the engine may take them yet");
-        *status.stats.lock().unwrap() = Stats { waiting: 2, ..Stats::default() };
-        assert!(status.admit(1, 100, 2).is_err());
-        assert!(status.admit(1, 100, 3).is_ok());
+    fn an_engine_that_is_gone_or_ends_is_asked_nothing() {
+        let worker = lines(2);
+        worker.lines[0].status.lost();
+        let name = |worker: &Worker| {
+            worker.admit(&[Request::new(vec![1], 1)]).map(|r| r.line.name.clone())
+        };
+        assert_eq!(name(&worker).expect("the other one"), "tcp://e1:1");
+        worker.lines[1].status.note(&Report { draining: true, ..Report::default() });
+        assert!(matches!(name(&worker), Err(Untaken::Gone)));
+        worker.lines[0].status.arrived(0, &facts());
+        assert_eq!(name(&worker).expect("it is back"), "tcp://e0:1");
     }
 }

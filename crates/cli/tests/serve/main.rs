@@ -1,6 +1,7 @@
 //! `infernum serve`, spoken to as clients do.
 #![allow(missing_docs, reason = "tests")]
 
+mod apart;
 mod apis;
 mod fields;
 mod guards;

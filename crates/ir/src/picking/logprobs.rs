@@ -1,9 +1,11 @@
 //! Log-probabilities of tokens.
 
+use serde::{Deserialize, Serialize};
+
 use super::sane;
 
 /// How likely a token was, and which were the likeliest.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Logprobs {
     /// The token.
     pub token: u32,

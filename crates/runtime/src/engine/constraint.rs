@@ -15,6 +15,11 @@ pub trait Constraint: Debug + Send + Sync {
     /// A cursor before the first token, which begins to work out what may come. Tokens that are certain are told as
     /// [forced](Next::forced) where `jumps`; else they are picked, as the only ones that may come. It must not block.
     fn begin(&self, jumps: bool) -> Box<dyn Cursor>;
+
+    /// What it was written as, of which another process makes it again; `None` where nothing says so.
+    fn written(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Where a text stands in its constraint.

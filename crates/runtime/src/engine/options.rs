@@ -140,7 +140,7 @@ impl EngineOptions {
 }
 
 /// How the engine stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
     /// Requests without memory.
     pub waiting: usize,

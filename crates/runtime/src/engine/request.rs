@@ -3,13 +3,15 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::Constraint;
 use super::kv::Prefix;
 use crate::exec::ExecError;
 use crate::sampling::{Logprobs, MOST_TOLD, SamplingError, SamplingParams};
 
 /// What to generate.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Request {
     /// The prompt; not empty.
     pub tokens: Vec<u32>,
@@ -25,7 +27,9 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Added to the logits of these tokens before anything else.
     pub bias: Vec<(u32, f32)>,
-    /// What the generated tokens are held to. A text that is complete ends.
+    /// What the generated tokens are held to. A text that is complete ends. It stays in its process: another one makes it
+    /// again, of what it [was written as](Constraint::written).
+    #[serde(skip)]
     pub constraint: Option<Arc<dyn Constraint>>,
     /// Tell the log-probability of each generated token, and of so many of the likeliest, at most
     /// [`MOST_TOLD`].
@@ -36,7 +40,8 @@ pub struct Request {
     pub priority: i32,
     /// Cached prefixes are shared among requests of the same salt only: one for each tenant.
     pub salt: u64,
-    /// The adapter that it is computed with.
+    /// The adapter that it is computed with, one of this process's: its name says nothing elsewhere.
+    #[serde(skip)]
     pub adapter: Option<AdapterId>,
 }
 
@@ -57,7 +62,7 @@ impl Request {
 }
 
 /// Names a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RequestId(pub(super) u64);
 
 /// Where a request stands. One that ended, or failed, is no longer known: its last
@@ -75,7 +80,7 @@ pub enum State {
 }
 
 /// Why a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FinishReason {
     /// The model said so.
     Stop,
@@ -90,7 +95,7 @@ pub enum FinishReason {
 
 /// What a step did for one request. Each begins with `Started` and ends with `Finished`, unless it
 /// was cancelled.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// It waits no longer. So many of its prompt's tokens were found in the cache.
     Started(RequestId, usize),

@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use infernum_runtime::AdapterWeights;
+use infernum_link::Refusal;
+use infernum_runtime::{AdapterWeights, EngineError};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::common::Asked;
 use super::read::parse;
 use super::warnings::Warnings;
-use crate::adapters::{check_name, read};
+use crate::adapters::{Room, check_name, read};
 use crate::app::App;
 use crate::error::{ApiError, quoted};
-use crate::generation::gone;
 use crate::model::{Entry, Served};
 
 /// An adapter to load.
@@ -38,6 +38,7 @@ pub(crate) struct UnloadAdapter {
 struct Prepared {
     name: String,
     served: Arc<Served>,
+    room: Arc<Room>,
     weights: AdapterWeights,
     warnings: Warnings,
 }
@@ -53,12 +54,17 @@ pub(crate) async fn load_lora_adapter(
     request: Request,
 ) -> Result<Response, ApiError> {
     let asked = Asked::read(&app, request).await?;
-    let Prepared { name, served, weights, warnings } = asked.prepare(&app, prepare).await?;
-    let loaded = served.worker.load_adapter(weights).await.map_err(|_| gone())?;
-    let id = loaded.map_err(|error| ApiError::from(&error))?;
+    let Prepared { name, served, room, weights, warnings } = asked.prepare(&app, prepare).await?;
+    let loaded = room.engine.load_adapter(weights).await.map_err(|_| ApiError::engine_gone())?;
+    let id = loaded.map_err(|error| match error {
+        EngineError::NoAdapterSlot { .. } => {
+            ApiError::malformed(error.to_string()).because("no_adapter_slot")
+        }
+        other => ApiError::from(&Refusal::from(&other)),
+    })?;
     let entry = entry(&app, &served)?;
     if !entry.add_adapter(served.adapted(&name, id)) {
-        served.worker.unload_adapter(id);
+        room.engine.unload_adapter(id);
         return Err(taken(&name));
     }
     tracing::info!(adapter = name, of = served.name, "loaded");
@@ -89,8 +95,13 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
     let served = app.model_for_work(None)?;
     let folder = below(root, &lora_path)
         .ok_or_else(|| refused("expected a folder below the one that --lora-root names"))?;
-    let weights = read(&served.banks, &folder).map_err(|e| refused(&e))?;
-    Ok(Prepared { name, served, weights, warnings: Warnings::new(&unknown, &[]) })
+    let elsewhere = || {
+        let message = "the engine is in another process, where adapters cannot be loaded";
+        ApiError::forbidden("adapters_not_allowed", message)
+    };
+    let room = served.room.clone().ok_or_else(elsewhere)?;
+    let weights = read(&room.banks, &folder).map_err(|e| refused(&e))?;
+    Ok(Prepared { name, served, room, weights, warnings: Warnings::new(&unknown, &[]) })
 }
 
 fn unload(app: &App, asked: &Asked) -> Result<Response, ApiError> {
@@ -100,8 +111,8 @@ fn unload(app: &App, asked: &Asked) -> Result<Response, ApiError> {
     let removed = app.models.iter().find_map(|entry| entry.remove_adapter(name));
     let removed =
         removed.ok_or_else(|| ApiError::unknown_model(name, "no adapter of this name"))?;
-    if let Some((adapter, _)) = &removed.adapter {
-        removed.worker.unload_adapter(*adapter);
+    if let (Some((adapter, _)), Some(room)) = (&removed.adapter, &removed.room) {
+        room.engine.unload_adapter(*adapter);
     }
     tracing::info!(adapter = name, "unloaded");
     let text = format!("Success: the adapter `{}` is unloaded.\n", quoted(name));

@@ -46,13 +46,19 @@ pub(crate) async fn readyz(app: State<Arc<App>>) -> Result<StatusCode, ApiError>
     (status = 503, description = "An engine fails", body = inline(crate::error::ErrorResponse<'static>)),
 ))]
 pub(crate) async fn livez(State(app): State<Arc<App>>) -> Result<StatusCode, ApiError> {
-    app.models.iter().filter_map(Entry::served).try_for_each(|served| check(served))?;
-    Ok(StatusCode::OK)
+    let mut all = app.models.iter().filter_map(Entry::served);
+    match all.find(|served| served.worker.failing()) {
+        None => Ok(StatusCode::OK),
+        Some(served) => check(served).map(|()| StatusCode::OK),
+    }
 }
 
 fn check(served: &Served) -> Result<(), ApiError> {
-    if served.worker.status.healthy() {
+    if served.worker.healthy() {
         return Ok(());
+    }
+    if served.worker.engines() == 0 {
+        return Err(ApiError::engine_gone());
     }
     let message = format!("the engine of `{}` fails; the log says why", served.name);
     Err(ApiError::unavailable("engine_failing", message, 30))
@@ -92,8 +98,9 @@ pub(crate) async fn metrics(
     let shared = app.clone();
     let render = move || {
         for served in shared.models.iter().filter_map(|m| m.served()) {
-            let status = &served.worker.status;
-            served.metrics.set(&status.stats(), status.queued());
+            let worker = &served.worker;
+            served.metrics.set(&worker.stats(), worker.queued());
+            served.metrics.engines(worker.engines(), worker.malformed());
         }
         Ok(shared.metrics.render())
     };

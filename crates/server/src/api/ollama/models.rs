@@ -44,7 +44,7 @@ struct Tag {
 struct ModelDetails {
     parent_model: &'static str,
     /// `safetensors` or `gguf`
-    format: &'static str,
+    format: String,
     family: String,
     families: Vec<String>,
     /// Always empty.
@@ -58,7 +58,7 @@ impl ModelDetails {
         let about = &served.about;
         ModelDetails {
             parent_model: "",
-            format: about.format,
+            format: about.format.clone(),
             family: about.family.clone(),
             families: vec![about.family.clone()],
             parameter_size: "",

@@ -1,0 +1,378 @@
+//! An engine on a thread of its own.
+//!
+//! The thread does nothing but step: commands are taken between steps, and a step's events leave it in one report to each
+//! front end that they are of.
+
+use std::collections::{BTreeMap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use infernum_runtime::{
+    AdapterId, AdapterWeights, Engine, EngineError, Event, Executor, FinishReason, RequestId, Stats,
+};
+use tokio::sync::oneshot;
+
+use crate::message::{Cause, Command, End, Refusal, Report, StepTime, Submission};
+use crate::{Gone, Link};
+
+/// Odd, so that each epoch turns salts into others.
+const EPOCH: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Where a front end's reports go.
+pub trait Port: Send {
+    /// Takes a report, without waiting. `false` where the front end is gone, or has not taken so much of what it was told that
+    /// it is given up.
+    fn send(&mut self, report: Report) -> bool;
+}
+
+/// The engine has a bug, and is in a state that nobody knows.
+#[derive(Debug)]
+pub struct Panicked;
+
+/// What the engine's thread is told.
+enum Told {
+    Join {
+        peer: u64,
+        port: Box<dyn Port>,
+        most: usize,
+    },
+    Leave(u64),
+    Command(u64, Command),
+    Refuse {
+        peer: u64,
+        key: u64,
+        refusal: Refusal,
+    },
+    /// Puts an adapter into a free slot of the engine's; whoever waits for it may have gone.
+    LoadAdapter(Box<AdapterWeights>, oneshot::Sender<Result<AdapterId, EngineError>>),
+    /// Takes no more requests of it.
+    UnloadAdapter(AdapterId),
+    /// Nothing else follows.
+    Stop,
+}
+
+/// How the engine stands, for those who may not wait for its thread.
+#[derive(Default)]
+struct Standing {
+    stats: Mutex<Stats>,
+    malformed: AtomicU64,
+    draining: AtomicBool,
+}
+
+/// Speaks to an engine's thread.
+#[derive(Clone)]
+pub struct Handle {
+    inbox: Sender<Told>,
+    next: Arc<AtomicU64>,
+    standing: Arc<Standing>,
+}
+
+impl Handle {
+    /// A front end comes, which may have so many requests under way at once. It leaves, and its requests are cancelled, when
+    /// the result is dropped.
+    pub fn join(&self, port: Box<dyn Port>, most: usize) -> Peer {
+        let peer = self.next.fetch_add(1, Ordering::Relaxed);
+        let _ = self.inbox.send(Told::Join { peer, port, most }); // where it is gone, the port is dropped
+        Peer { handle: self.clone(), peer }
+    }
+
+    /// How the engine stands, as a report of nothing else.
+    pub fn standing(&self) -> Report {
+        Report {
+            stats: *self.standing.stats.lock().unwrap_or_else(PoisonError::into_inner),
+            malformed: self.standing.malformed.load(Ordering::Relaxed),
+            draining: self.standing.draining.load(Ordering::Acquire),
+            ..Report::default()
+        }
+    }
+
+    /// Counts a message that could not be read.
+    pub fn malformed(&self) {
+        self.standing.malformed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Has the engine take an adapter, between two steps. Its weights are this process's: no socket carries them.
+    pub async fn load_adapter(
+        &self,
+        weights: AdapterWeights,
+    ) -> Result<Result<AdapterId, EngineError>, Gone> {
+        let (sender, loaded) = oneshot::channel();
+        self.inbox.send(Told::LoadAdapter(Box::new(weights), sender)).map_err(|_| Gone)?;
+        loaded.await.map_err(|_| Gone)
+    }
+
+    /// Has the engine take no more requests of an adapter; those that it has run to their ends.
+    pub fn unload_adapter(&self, adapter: AdapterId) {
+        let _ = self.inbox.send(Told::UnloadAdapter(adapter)); // it may be gone already
+    }
+
+    /// Has requests refused from now on.
+    pub fn drain(&self) {
+        self.standing.draining.store(true, Ordering::Release);
+    }
+
+    /// Ends the engine's thread after the step under way; what still runs gets no more.
+    pub fn stop(&self) {
+        let _ = self.inbox.send(Told::Stop); // it may be gone already
+    }
+}
+
+/// A front end, as its engine's thread is told of it.
+pub struct Peer {
+    handle: Handle,
+    peer: u64,
+}
+
+impl Peer {
+    /// Refuses a request in the engine's place.
+    pub(crate) fn refuse(&self, key: u64, refusal: Refusal) {
+        let _ = self.handle.inbox.send(Told::Refuse { peer: self.peer, key, refusal }); // it may be gone
+    }
+}
+
+impl Link for Peer {
+    fn send(&self, command: Command) -> Result<(), Gone> {
+        self.handle.inbox.send(Told::Command(self.peer, command)).map_err(|_| Gone)
+    }
+
+    fn stop(&self) {
+        self.handle.stop();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.handle.inbox.send(Told::Leave(self.peer)); // it may be gone already
+    }
+}
+
+/// The engine's side: what its thread runs.
+pub struct Driver {
+    inbox: Receiver<Told>,
+    standing: Arc<Standing>,
+}
+
+/// A way to an engine's thread, and what is to [run](Driver::run) there.
+pub fn engine() -> (Handle, Driver) {
+    let (sender, inbox) = channel();
+    let standing = Arc::new(Standing::default());
+    let handle = Handle { inbox: sender, next: Arc::default(), standing: standing.clone() };
+    (handle, Driver { inbox, standing })
+}
+
+/// A front end.
+struct Member {
+    port: Box<dyn Port>,
+    most: usize,
+    /// What it is told next.
+    report: Report,
+    /// Its requests by its names for them.
+    requests: HashMap<u64, RequestId>,
+    /// What it was told last of how the engine stands.
+    told: Stats,
+}
+
+/// The engine, and whose its requests are.
+struct Stepper<E: Executor> {
+    engine: Engine<E>,
+    members: BTreeMap<u64, Member>,
+    owners: HashMap<RequestId, (u64, u64)>,
+    /// Kept for its memory.
+    events: Vec<Event>,
+    standing: Arc<Standing>,
+    stopped: bool,
+    /// Goes with the salts of requests: what had another one is not found.
+    epoch: u64,
+}
+
+impl Driver {
+    /// Runs the engine until it is stopped, or panics. Ports are dropped then.
+    pub fn run<E: Executor>(self, engine: Engine<E>) -> Result<(), Panicked> {
+        let Driver { inbox, standing } = self;
+        *standing.stats.lock().unwrap_or_else(PoisonError::into_inner) = engine.stats();
+        let mut stepper = Stepper {
+            engine,
+            members: BTreeMap::new(),
+            owners: HashMap::new(),
+            events: Vec::new(),
+            standing,
+            stopped: false,
+            epoch: 0,
+        };
+        // Nothing is told to an inbox that nobody empties: it goes before the ports do.
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            stepper.run(&inbox);
+            drop(inbox);
+        }));
+        ended.map_err(|_| Panicked)
+    }
+}
+
+impl<E: Executor> Stepper<E> {
+    fn run(&mut self, inbox: &Receiver<Told>) {
+        while !self.stopped {
+            if self.engine.is_idle() {
+                self.publish(true);
+                match inbox.recv() {
+                    Ok(told) => self.apply(told),
+                    Err(_) => return,
+                }
+            }
+            let began = Instant::now();
+            while let Ok(told) = inbox.try_recv() {
+                self.apply(told);
+            }
+            if !self.stopped && !self.engine.is_idle() {
+                let before = self.engine.executor().computed();
+                self.step();
+                let computed = self.engine.executor().computed().saturating_sub(before);
+                self.publish(false);
+                let all = began.elapsed();
+                self.note(StepTime { all, host: all.saturating_sub(computed) });
+            }
+        }
+    }
+
+    fn apply(&mut self, told: Told) {
+        match told {
+            Told::Stop => self.stopped = true,
+            Told::Join { peer, port, most } => {
+                let (report, requests) = (Report::default(), HashMap::new());
+                let told = Stats::default();
+                self.members.insert(peer, Member { port, most, report, requests, told });
+            }
+            Told::Leave(peer) => self.leave(peer),
+            Told::LoadAdapter(weights, loaded) => {
+                if let Err(Ok(unclaimed)) = loaded.send(self.engine.load_adapter(&weights)) {
+                    self.engine.unload_adapter(unclaimed); // nobody knows its name
+                }
+            }
+            Told::UnloadAdapter(adapter) => self.engine.unload_adapter(adapter),
+            Told::Refuse { peer, key, refusal } => {
+                if let Some(member) = self.members.get_mut(&peer) {
+                    member.report.rejected.push((key, refusal));
+                }
+            }
+            Told::Command(_, Command::ForgetPrefixes) => self.epoch += 1,
+            Told::Command(peer, Command::Submit(submission)) => self.submit(peer, *submission),
+            Told::Command(peer, Command::Cancel(key, end)) => self.cancel(peer, key, end),
+        }
+    }
+
+    fn submit(&mut self, peer: u64, submission: Submission) {
+        let Submission { key, mut request, .. } = submission;
+        let Some(member) = self.members.get_mut(&peer) else { return };
+        if member.requests.contains_key(&key) {
+            // Two answers to one name could not be told apart.
+            self.standing.malformed.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        request.salt ^= self.epoch.wrapping_mul(EPOCH);
+        let refusal = if self.standing.draining.load(Ordering::Acquire) {
+            Refusal::new(Cause::Draining, "the engine is shutting down")
+        } else if member.requests.len() >= member.most {
+            Refusal::new(Cause::Busy, "the engine has as many requests as it takes")
+        } else {
+            match self.engine.submit(request) {
+                Ok(id) => {
+                    member.requests.insert(key, id);
+                    member.report.accepted.push((key, id));
+                    self.owners.insert(id, (peer, key));
+                    return;
+                }
+                Err(error) => Refusal::from(&error),
+            }
+        };
+        member.report.rejected.push((key, refusal));
+    }
+
+    fn cancel(&mut self, peer: u64, key: u64, end: End) {
+        let Some(member) = self.members.get_mut(&peer) else { return };
+        if let Some(id) = member.requests.remove(&key) {
+            self.owners.remove(&id);
+            self.engine.cancel(id);
+            member.report.cancelled.push((id, end));
+        }
+    }
+
+    fn leave(&mut self, peer: u64) {
+        let Some(member) = self.members.remove(&peer) else { return };
+        for id in member.requests.into_values() {
+            self.owners.remove(&id);
+            self.engine.cancel(id);
+        }
+    }
+
+    fn step(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        let began = Instant::now();
+        let result = self.engine.step(&mut events);
+        let (ended, mut message) = (Instant::now(), None);
+        if let Err(error) = result {
+            tracing::error!(%error, "a step failed");
+            message = Some(error.to_string());
+            // Where the engine does not say whose step it was, it was everybody's.
+            if !events.iter().any(|e| matches!(e, Event::Finished(_, FinishReason::Failed))) {
+                for id in self.owners.keys() {
+                    self.engine.cancel(*id);
+                    events.push(Event::Finished(*id, FinishReason::Failed));
+                }
+            }
+        }
+        for member in self.members.values_mut() {
+            (member.report.took, member.report.ended) = (ended - began, ended);
+            member.report.error.clone_from(&message);
+        }
+        for event in events.drain(..) {
+            let id = event.request();
+            let Some(&(peer, key)) = self.owners.get(&id) else { continue };
+            let ends = matches!(event, Event::Finished(..));
+            if let Some(member) = self.members.get_mut(&peer) {
+                member.report.events.push(event);
+                if ends {
+                    member.requests.remove(&key);
+                }
+            }
+            if ends {
+                self.owners.remove(&id);
+            }
+        }
+        self.events = events;
+    }
+
+    /// Adds a step to what those are told who have requests.
+    fn note(&mut self, step: StepTime) {
+        for member in self.members.values_mut() {
+            if !member.requests.is_empty() || member.report.says_something() {
+                member.report.steps.push(step);
+            }
+        }
+    }
+
+    /// Shows how the engine stands, and sends what happened; where it is `idle`, also to those to whom nothing happened.
+    fn publish(&mut self, idle: bool) {
+        let stats = self.engine.stats();
+        *self.standing.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+        let malformed = self.standing.malformed.load(Ordering::Relaxed);
+        let draining = self.standing.draining.load(Ordering::Acquire);
+        let mut gone = Vec::new();
+        for (peer, member) in &mut self.members {
+            if !(member.report.says_something() || idle && member.told != stats) {
+                continue;
+            }
+            member.told = stats;
+            let mut report = std::mem::take(&mut member.report);
+            member.report.events.reserve(report.events.len());
+            (report.stats, report.malformed, report.draining) = (stats, malformed, draining);
+            if !member.port.send(report) {
+                gone.push(*peer);
+            }
+        }
+        for peer in gone {
+            self.leave(peer);
+        }
+    }
+}
