@@ -9,7 +9,7 @@ use infernum_codegen::cuda::{Library, TunedVariants};
 use infernum_frontend_hf::LowerOptions;
 use infernum_frontend_hf::peft::Adapter;
 use infernum_ir::{DType, Sym};
-use infernum_passes::data::Kernels;
+use infernum_passes::data::{Kernels, Numerics};
 use infernum_passes::{Adapters, Pipeline};
 use infernum_runtime::{
     AdapterBanks, AdapterFault, AdapterWeights, Engine, EngineError, EngineLimits, EngineOptions,
@@ -44,7 +44,8 @@ impl Adapted {
     fn plan(&self, dtype: DType, pipeline: &str, rows: Sym, adapters: Option<&Adapters>) -> Plan {
         let machine = machine();
         let pipeline = if pipeline == "default" { machine.pipeline() } else { pipeline };
-        let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
+        let mut pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
+        pipeline.numerics = pipeline.numerics.min(Numerics::Rounds);
         let (target, costs) =
             machine.costs(&CompileOptions::default()).expect("a built-in cost table");
         let (device, kernels) =

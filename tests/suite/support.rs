@@ -10,7 +10,7 @@ use infernum_frontend_hf::spec::{Library, parse_family};
 use infernum_frontend_hf::{LowerOptions, Model, ModelFiles};
 use infernum_ir::{DType, Module, Sym};
 use infernum_passes::Pipeline;
-use infernum_passes::data::Kernels;
+use infernum_passes::data::{Kernels, Numerics};
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions};
 use infernum_runtime::{
@@ -100,7 +100,8 @@ impl Fixture {
         self.run_plan(self.plan(dtype, pipeline, &kernels), chunk)
     }
 
-    /// A plan for [`machine`].
+    /// A plan for [`machine`]. The pipeline `default` is held to what rounds no activation to fewer bits than it has; `lossy` is all
+    /// of it.
     pub(crate) fn plan(&self, dtype: DType, pipeline: &str, kernels: &Kernels) -> Plan {
         self.plan_within(dtype, pipeline, kernels, self.limits())
     }
@@ -126,8 +127,13 @@ impl Fixture {
         rows: Sym,
     ) -> Plan {
         let machine = machine();
-        let pipeline = if pipeline == "default" { machine.pipeline() } else { pipeline };
-        let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
+        let (pipeline, most) = match pipeline {
+            "default" => (machine.pipeline(), Numerics::Rounds),
+            "lossy" => (machine.pipeline(), Numerics::Lossy),
+            name => (name, Numerics::Rounds),
+        };
+        let mut pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
+        pipeline.numerics = pipeline.numerics.min(most);
         let (target, costs) =
             machine.costs(&CompileOptions::default()).expect("a built-in cost table");
         let device = machine.device();

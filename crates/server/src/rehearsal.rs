@@ -101,11 +101,17 @@ mod tests {
         let vectors = ["/rerank", "/score", "/v1/embeddings", "/v1/rerank"];
         let mut paths = rehearsal.paths().to_vec();
         paths.sort_unstable();
-        let mut all = [&counting[..], &writing, &vectors].concat();
+        let adapters = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"];
+        let mut all = [&counting[..], &writing, &vectors, &adapters].concat();
         all.sort_unstable();
         assert_eq!(paths, all);
         for path in all {
             assert_eq!(ask(path, "{").0, 400, "{path}");
+        }
+        for path in adapters {
+            let (status, answer) = ask(path, r#"{"lora_name": "x", "lora_path": "x"}"#);
+            let code = answer["error"]["code"].as_str();
+            assert_eq!((status, code), (403, Some("adapters_not_allowed")), "{path}");
         }
         for path in vectors {
             let (status, answer) = ask(path, pairs);

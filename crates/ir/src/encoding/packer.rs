@@ -48,8 +48,7 @@ impl<'a> Packer<'a> {
                 let n = band * ROWS + row;
                 match &self.moves {
                     Some(moves) if until - from == self.packing.columns => {
-                        let first = self.decoder.block(n, from);
-                        moves.run(first, row as usize, unit);
+                        moves.run(self.decoder.block(n, from), i, row as usize, unit);
                     }
                     _ => (from..until).for_each(|k| self.code(n, k, row, k - from, unit)),
                 }
@@ -107,11 +106,17 @@ impl Decoder<'_> {
 /// Such a map is found by asking: of blocks whose bit `i` is bit `j` of the number `i + 1`, one for each `j`, a code's
 /// bit tells the number of the bit that it is. Random blocks then tell whether that is all there is to it.
 struct Moves {
-    /// Bytes of the planes' words of 32 bits, those of row 0 of a unit.
-    words: Vec<Word>,
-    pieces: Vec<Piece>,
+    /// Of one unit after another, until a unit begins with a block again.
+    units: Vec<Unit>,
     /// Bytes of the blocks of a row of a unit.
     bytes: usize,
+}
+
+/// Moves of the codes of a row of a unit.
+struct Unit {
+    /// The planes' words of 32 bits, those of row 0.
+    words: Vec<Word>,
+    pieces: Vec<Piece>,
 }
 
 /// A word of a plane.
@@ -144,6 +149,9 @@ struct Source {
 impl Moves {
     fn find(encoding: &Encoding, packing: &Packing) -> Option<Moves> {
         let Stored::Blocks { values, .. } = encoding.def().stored else { return None };
+        if !values.is_multiple_of(packing.columns) && !packing.columns.is_multiple_of(values) {
+            return None;
+        }
         let block = encoding.bytes(&[1, values])? as usize;
         let bits = usize::try_from(encoding.def().code.bits).ok()?;
         let codes = |bytes: &[u8]| -> Option<Vec<u64>> {
@@ -198,12 +206,42 @@ impl Moves {
         bits: usize,
         (values, block): (u64, usize),
     ) -> Moves {
-        let mut words: Vec<Word> = Vec::new();
-        let mut pieces = Vec::new();
+        let units = (values / packing.columns).max(1);
+        let unit = |i| Unit::of(packing, sources, bits, (values, block), i * packing.columns);
+        let bytes = packing.columns.div_ceil(values) as usize * block;
+        Moves { units: (0..units).map(unit).collect(), bytes }
+    }
+
+    /// Writes a row of the codes of unit `index` of a band; its blocks begin where `blocks` does.
+    fn run(&self, blocks: &[u8], index: usize, row: usize, unit: &mut [u8]) {
+        let blocks = &blocks[..self.bytes];
+        let Unit { words, pieces } = &self.units[index % self.units.len()];
+        let mut pieces = &pieces[..];
+        for word in words {
+            let (own, rest) = pieces.split_at(word.pieces);
+            let bits = own.iter().fold(word.flipped, |bits, p| {
+                bits ^ u32::from(blocks[p.byte as usize] >> p.down & p.mask) << p.up
+            });
+            unit[word.at + row * word.stride..][..4].copy_from_slice(&bits.to_le_bytes());
+            pieces = rest;
+        }
+    }
+}
+
+impl Unit {
+    /// As [`Moves::of`], of a unit that begins at value `from` of a block.
+    fn of(
+        packing: &Packing,
+        sources: &[Source],
+        bits: usize,
+        (values, block): (u64, usize),
+        from: u64,
+    ) -> Unit {
+        let (mut words, mut pieces) = (Vec::new(), Vec::new());
         for plane in &packing.planes {
             let stride = packing.place(*plane, 1, 0).word - packing.place(*plane, 0, 0).word;
             let mut placed: Vec<_> =
-                (0..packing.columns).map(|k| (packing.place(*plane, 0, k), k)).collect();
+                (0..packing.columns).map(|k| (packing.place(*plane, 0, k), from + k)).collect();
             placed.sort_unstable_by_key(|(place, _)| place.word);
             for same in placed.chunk_by(|(a, _), (b, _)| a.word == b.word) {
                 let (first, mut flipped) = (pieces.len(), 0);
@@ -221,21 +259,7 @@ impl Moves {
                 });
             }
         }
-        Moves { words, pieces, bytes: packing.columns.div_ceil(values) as usize * block }
-    }
-
-    /// Writes a row of a unit's codes; its blocks begin where `blocks` does.
-    fn run(&self, blocks: &[u8], row: usize, unit: &mut [u8]) {
-        let blocks = &blocks[..self.bytes];
-        let mut pieces = &self.pieces[..];
-        for word in &self.words {
-            let (own, rest) = pieces.split_at(word.pieces);
-            let bits = own.iter().fold(word.flipped, |bits, p| {
-                bits ^ u32::from(blocks[p.byte as usize] >> p.down & p.mask) << p.up
-            });
-            unit[word.at + row * word.stride..][..4].copy_from_slice(&bits.to_le_bytes());
-            pieces = rest;
-        }
+        Unit { words, pieces }
     }
 }
 
@@ -265,21 +289,21 @@ mod tests {
     use super::super::{Code, EncodingDef, Group};
     use super::*;
 
-    /// Blocks of 32 values whose codes are `value`.
-    fn encoding(kind: CodeKind, bits: u32, value: &str) -> Encoding {
+    /// Blocks of so many values, 32 or more, whose codes are `value`.
+    fn encoding(values: u64, kind: CodeKind, bits: u32, value: &str) -> Encoding {
         let field = |name: &str, ty: &str| (name.to_owned(), ty.to_owned());
         Encoding::new(EncodingDef {
             name: "tried".to_owned(),
             doc: String::new(),
             stored: Stored::Blocks {
-                values: 32,
-                fields: vec![field("d", "f16"), field("q", "u8 [32]"), field("s", "i8 [32]")],
+                values,
+                fields: vec![field("d", "f32"), field("q", "u8 [32]"), field("s", "i8 [256]")],
             },
             tables: Vec::new(),
             constants: Vec::new(),
             lets: Vec::new(),
             zero: None,
-            group: Group { n: Some(1), k: Some(32) },
+            group: Group { n: Some(1), k: Some(values) },
             code: Code { kind, bits, value: value.to_owned() },
             scale: "d".to_owned(),
             minimum: None,
@@ -296,20 +320,22 @@ mod tests {
 
     #[test]
     fn values_survive() {
-        for (kind, bits, value, moves) in [
-            (CodeKind::Unsigned, 4, "q[k & 15] >> (k >> 4 & 1) * 4 & 15", true),
+        for (values, kind, bits, value, moves) in [
+            // A unit that is the second half of a block.
+            (256, CodeKind::Signed, 8, "s[k & 255]", true),
+            (32, CodeKind::Unsigned, 4, "q[k & 15] >> (k >> 4 & 1) * 4 & 15", true),
             // A code of two bytes' bits.
-            (CodeKind::Unsigned, 6, "q[k & 31] & 15 | (q[31 - (k & 31)] >> 5 & 3) << 4", true),
-            (CodeKind::Signed, 8, "s[k & 31]", true),
-            (CodeKind::Unsigned, 8, "255 - q[k & 31]", true),
+            (32, CodeKind::Unsigned, 6, "q[k & 31] & 15 | (q[31 - (k & 31)] >> 5 & 3) << 4", true),
+            (32, CodeKind::Signed, 8, "s[k & 31]", true),
+            (32, CodeKind::Unsigned, 8, "255 - q[k & 31]", true),
             // What is no bit of the block.
-            (CodeKind::Unsigned, 4, "(q[k & 31] & 15) * (q[0] & 1)", false),
-            (CodeKind::Unsigned, 5, "(q[k & 31] & 15) + (q[0] & 15)", false),
+            (32, CodeKind::Unsigned, 4, "(q[k & 31] & 15) * (q[0] & 1)", false),
+            (32, CodeKind::Unsigned, 5, "(q[k & 31] & 15) + (q[0] & 15)", false),
         ] {
-            let encoding = encoding(kind, bits, value);
+            let encoding = encoding(values, kind, bits, value);
             assert_eq!(is_moved(&encoding), moves, "{value}");
             // A unit and a part of one, a band and a part of one.
-            let (rows, columns) = (11, 160);
+            let (rows, columns) = (11, if values == 32 { 160 } else { 512 });
             let mut rng = random::named(value, 1);
             let tensors = encoding.random((rows, columns), true, &mut rng).expect("random bytes");
             let parts = tensors.iter().map(|(_, bytes)| &bytes[..]).collect();

@@ -150,8 +150,7 @@ impl Planted {
         let mut largest = 0.0f64;
         for (root, a, b) in &pairs {
             let error = difference(values.get(*a), values.get(*b));
-            let bound = if rule.numerics == Numerics::Lossy { LOSSY } else { TOLERANCE };
-            if error.is_nan() || error > bound {
+            if error.is_nan() || error > bound(rule) {
                 let at = furthest(values.get(*a), values.get(*b));
                 let difference = Difference { error, operands: operands.clone(), at };
                 return Err(Failure::Differs(format!("`{root}` differs"), difference));
@@ -160,6 +159,11 @@ impl Planted {
         }
         Ok(Agreement { same_calls: pairs.iter().all(|(_, a, b)| a == b), error: largest })
     }
+}
+
+/// How far a rule's sides may be apart.
+fn bound(rule: &Rule) -> f64 {
+    if rule.numerics == Numerics::Lossy { LOSSY } else { TOLERANCE }
 }
 
 /// Most elements that a value of a trial may have: a mistaken rule must not fill memory.
@@ -292,7 +296,7 @@ pub(super) fn reference(rule: &Rule, rng: &mut Rng) -> Option<()> {
     flat.compute(&same, &trial.step).ok()?;
     values.compute(&roots, &trial.step).unwrap_or_else(|e| panic!("{}: {e}", rule.name));
     for (a, b) in same.iter().zip(&roots) {
-        assert!(difference(flat.get(*a), values.get(*b)) <= TOLERANCE, "{}", rule.name);
+        assert!(difference(flat.get(*a), values.get(*b)) <= bound(rule), "{}", rule.name);
     }
     Some(())
 }

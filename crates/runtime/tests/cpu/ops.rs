@@ -62,6 +62,7 @@ const CASES: &[(&str, &str)] = &[
         "%r = cast(%pos) {dtype: f32} : f32[T]\n  %s = cast(%cpos) {dtype: bf16} : bf16[S]",
         "%r, %s",
     ),
+    ("%r = round_groups(%x) {group: 32} : f32[T, 42]", "%r"),
     ("%r = concat(%x, %y) {axis: 1} : DT[T, 84]", "%r"),
     ("%r = concat(%q, %kt) {axis: 1} : DT[T, 9, 7]", "%r"),
     ("%r = concat(%sc, %sc) {axis: 0} : f32[12, T, S]", "%r"),
@@ -366,6 +367,7 @@ fn only_these_ops_fall_back() {
             "mask_chunks",
             "mask_topk",
             "pick",
+            "round_groups",
             "transpose"
         ]
     );

@@ -135,6 +135,15 @@ fn product_onto(
     if x.len() != t * k || y.len() != t * n || bias.is_some_and(|b| b.rows() != n) {
         return Err(format!("x [{t}, {k}] and w [{n}, {k}] do not fit their memory"));
     }
+    let rounded;
+    let x = match (w, rounding) {
+        // Plain weights have no kernel of their own for it, as it saves them nothing.
+        (Matrix::Plain(_), Rounding::Eight) => {
+            rounded = simd::rounded(isa, x, k);
+            Act::F32(&rounded)
+        }
+        _ => x,
+    };
     match w {
         Matrix::Plain(w) if add => simd::linear_add(isa, x, t, w, bias, y),
         Matrix::Plain(w) => simd::linear(isa, x, t, w, bias, y),

@@ -291,6 +291,14 @@ pub fn linear_codes(
     });
 }
 
+/// Rows of `columns`, rounded as [`Rounding::Eight`] says.
+pub fn rounded(isa: Isa, x: Act<'_>, columns: usize) -> Vec<f32> {
+    let mut wide = vec![0.0; x.len()];
+    ops::widen(isa, x, &mut wide);
+    wide.chunks_exact_mut(columns).for_each(activations::round_row);
+    wide
+}
+
 /// `x`, made ready for all bands.
 enum Input {
     /// `[tokens, chunks, 128]`, in the chunk's order; zeros behind the columns.
@@ -300,14 +308,15 @@ enum Input {
 
 impl Input {
     fn new(isa: Isa, w: &Codes<'_>, x: Act<'_>, t: usize, rounding: Rounding) -> Input {
+        let order = order(w.packing);
         let mut wide = vec![0.0; x.len()];
         ops::widen(isa, x, &mut wide);
-        let order = order(w.packing);
-        if rounding == Rounding::Eight && w.is_whole() {
-            return Input::Eight(Rounded::new(w, &wide, t, eight::zero(w)));
-        }
-        if rounding == Rounding::Eight {
-            wide.chunks_exact_mut(w.columns).for_each(activations::round_row);
+        match rounding {
+            Rounding::Eight if w.is_whole() => {
+                return Input::Eight(Rounded::new(w, &wide, t, eight::zero(w)));
+            }
+            Rounding::Eight => wide.chunks_exact_mut(w.columns).for_each(activations::round_row),
+            Rounding::None => {}
         }
         let row = w.chunks() * CHUNK;
         let mut all = vec![0.0; t * row];

@@ -118,14 +118,13 @@ impl Site<'_> {
         stride: usize,
         lanes: &mut [Lanes],
     ) {
-        let scales = Spread::new(self.w, &self.w.packing.scale);
-        let minimums = self.w.packing.minimum.as_ref().map(|m| Spread::new(self.w, m));
+        let mut scales = Spread::new(self.w, &self.w.packing.scale);
+        let mut minimums = self.w.packing.minimum.as_ref().map(|m| Spread::new(self.w, m));
         let chunks = self.w.packing.columns as usize / CHUNK;
         for (i, unit) in self.w.band(band).enumerate() {
-            let outer = unsafe { scales.outer(unit) };
-            let mut outer_minimum = [0.0; ROWS];
-            if let Some(minimums) = &minimums {
-                outer_minimum = unsafe { minimums.outer(unit) };
+            unsafe { scales.read(unit) };
+            if let Some(minimums) = &mut minimums {
+                unsafe { minimums.read(unit) };
             }
             for chunk in 0..chunks {
                 let x = &x[i * chunks + chunk..];
@@ -136,14 +135,12 @@ impl Site<'_> {
                             self.codes::<PARTS>(unit, chunk, row),
                             self.codes::<PARTS>(unit, chunk, row + 1),
                         ];
-                        let scales = [
-                            scales.of::<HALVES>(unit, &outer, chunk, row),
-                            scales.of::<HALVES>(unit, &outer, chunk, row + 1),
-                        ];
+                        let scales =
+                            [scales.of::<HALVES>(chunk, row), scales.of::<HALVES>(chunk, row + 1)];
                         let mut least = [[_mm256_setzero_ps(); HALVES]; 2];
                         if let Some(minimums) = &minimums {
-                            least[0] = minimums.of::<HALVES>(unit, &outer_minimum, chunk, row);
-                            least[1] = minimums.of::<HALVES>(unit, &outer_minimum, chunk, row + 1);
+                            least[0] = minimums.of::<HALVES>(chunk, row);
+                            least[1] = minimums.of::<HALVES>(chunk, row + 1);
                         }
                         for (c, lanes) in lanes.iter_mut().enumerate() {
                             let x = x.get_unchecked(c * stride);
