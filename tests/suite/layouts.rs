@@ -74,7 +74,8 @@ fn all_buckets_together_store_no_more_than_the_checkpoint() {
             let plan = planned(&fixture, "sm_90a", kernels);
             // What is encoded in tensors beside one another has no rows that are a piece of it: one that a bucket reads
             // joined and another apart is stored twice.
-            let beside = |e: &Encoding| e.row_bytes(256).is_none();
+            // The packed form has zeros at the ends of rows.
+            let beside = |e: &Encoding| e.packing().is_some() || e.row_bytes(256).is_none();
             if plan.weights.iter().any(|w| w.ty.encoding.as_ref().is_some_and(beside)) {
                 continue;
             }
