@@ -4,8 +4,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use infernum_codegen::{Plan, Recipe};
-use infernum_ir::Dims;
 use infernum_ir::encoding::Packer;
+use infernum_ir::{Dims, Encoding, TensorType};
 
 use crate::exec::weights::Loaded;
 use crate::exec::{Bytes, LoadError, TensorProblem};
@@ -58,4 +58,35 @@ fn packed(weight: &Loaded) -> Result<Bytes, String> {
         }
     }
     Ok(all.into())
+}
+
+impl Loaded {
+    /// Of a weight that is yet to be packed: its parts, as they are stored.
+    fn parts(&self) -> Result<Vec<Loaded>, String> {
+        let mut at = 0;
+        let part = |ty: &TensorType| {
+            let len = ty.bytes(&Dims::default()) as usize;
+            let whole =
+                Loaded { encoding: ty.encoding.clone(), unpacked: Vec::new(), ..self.clone() };
+            let part = Loaded {
+                shape: ty.sizes(&Dims::default()),
+                segments: whole.bytes(at, len),
+                ..whole
+            };
+            at += len;
+            part
+        };
+        let parts: Vec<Loaded> = self.unpacked.iter().map(part).collect();
+        let found: usize = self.segments.iter().map(|s| s.len()).sum();
+        if at == found { Ok(parts) } else { Err(format!("expected {at} bytes, found {found}")) }
+    }
+
+    /// Of a weight in its packed form: the bytes of matrix `index` of those that leading axes count.
+    pub(crate) fn packed(&self, index: usize) -> Option<(&Encoding, &[u8])> {
+        let encoding = self.encoding.as_ref().filter(|e| e.packing().is_some())?;
+        let [.., rows, columns] = self.shape[..] else { return None };
+        let size = encoding.bytes(&[rows as u64, columns as u64])? as usize;
+        let bytes = self.segments.first()?.get(index.checked_mul(size)?..)?.get(..size)?;
+        Some((encoding, bytes))
+    }
 }

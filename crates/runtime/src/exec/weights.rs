@@ -90,7 +90,7 @@ impl std::fmt::Debug for Bytes {
 pub(crate) struct Loaded {
     pub(crate) dtype: DType,
     /// How it is stored, unless as its elements.
-    encoding: Option<Encoding>,
+    pub(crate) encoding: Option<Encoding>,
     pub(crate) shape: Vec<usize>,
     /// Its bytes, in order; views of the checkpoint wherever that is possible.
     pub(crate) segments: Vec<Bytes>,
@@ -180,24 +180,8 @@ impl Loaded {
         })
     }
 
-    /// Of a weight that is yet to be packed: its parts, as they are stored.
-    pub(crate) fn parts(&self) -> Result<Vec<Loaded>, String> {
-        let mut at = 0;
-        let part = |ty: &TensorType| {
-            let len = ty.bytes(&Dims::default()) as usize;
-            let whole =
-                Loaded { encoding: ty.encoding.clone(), unpacked: Vec::new(), ..self.clone() };
-            let part = Loaded { shape: sizes(ty), segments: whole.bytes(at, len), ..whole };
-            at += len;
-            part
-        };
-        let parts: Vec<Loaded> = self.unpacked.iter().map(part).collect();
-        let found: usize = self.segments.iter().map(|s| s.len()).sum();
-        if at == found { Ok(parts) } else { Err(format!("expected {at} bytes, found {found}")) }
-    }
-
     /// Bytes `from..from + len`, in as many pieces as they lie in.
-    fn bytes(&self, from: usize, len: usize) -> Vec<Bytes> {
+    pub(crate) fn bytes(&self, from: usize, len: usize) -> Vec<Bytes> {
         let (mut at, mut pieces) = (0, Vec::new());
         for segment in &self.segments {
             let (lo, hi) = (from.max(at), (from + len).min(at + segment.len()));
@@ -205,15 +189,6 @@ impl Loaded {
             at += segment.len();
         }
         pieces
-    }
-
-    /// Of a weight in its packed form: the bytes of matrix `index` of those that leading axes count.
-    pub(crate) fn packed(&self, index: usize) -> Option<(&Encoding, &[u8])> {
-        let encoding = self.encoding.as_ref().filter(|e| e.packing().is_some())?;
-        let [.., rows, columns] = self.shape[..] else { return None };
-        let size = encoding.bytes(&[rows as u64, columns as u64])? as usize;
-        let bytes = self.segments.first()?.get(index.checked_mul(size)?..)?.get(..size)?;
-        Some((encoding, bytes))
     }
 
     /// Copies into one piece.
