@@ -20,6 +20,8 @@ const PREFIX: &str = "base_model.model.";
 /// Bytes of a configuration, and of the pattern that a key of it may be.
 const MAX_CONFIG: u64 = 1 << 20;
 const MAX_PATTERN: usize = 1 << 16;
+/// Patterns at most: each is held against the name of each module.
+const MAX_PATTERNS: usize = 1024;
 /// Bytes of a file's header, besides those of its tensors.
 const MAX_HEADER: u64 = 16 << 20;
 
@@ -260,6 +262,10 @@ impl Scales {
         let mut alphas = Vec::new();
         match at("alpha_pattern") {
             Value::Null => {}
+            Value::Object(patterns) if patterns.len() > MAX_PATTERNS => {
+                let found = Value::from(format!("{} of them", patterns.len()));
+                return Err(wrong("alpha_pattern", "at most 1024 names or patterns", &found));
+            }
             Value::Object(patterns) => {
                 for (pattern, alpha) in patterns {
                     // As PEFT has it: the end of a module's name.

@@ -1,5 +1,6 @@
 //! Constants: that a recipe makes what its weight says.
 
+use infernum_ir::encoding::packing;
 use infernum_ir::{Attr, Dims, Op, TensorType, Type};
 
 use super::{Checked, fault};
@@ -27,7 +28,10 @@ pub(super) fn check(place: &str, weight: &Weight, all: &[Weight]) -> Checked {
         && ty.encoding == whole.ty.encoding
         && row_bytes(ty).is_some()
         && ty.shape.get(1..) == whole.ty.shape.get(1..);
-    if inside && alike {
+    // Rows of the packed form lie in bands.
+    let is_packed = ty.encoding.as_ref().is_some_and(|e| e.packing().is_some());
+    let begins = !is_packed || start.is_multiple_of(packing::ROWS);
+    if inside && alike && begins {
         Ok(())
     } else {
         fault(place, format!("{ty} from row {start} on is not in {}", whole.ty))

@@ -3,44 +3,38 @@
 //! An encoding's expressions are walked for each scale. Walked for each code, too, they would take minutes for a
 //! model, so bits of codes are moved as they are wherever that is what the expressions do, see [`Moves`].
 
+use std::ops::Range;
+
 use super::decoder::Decoder;
 use super::packing::{Packing, Plane, ROWS, bits, code_bits};
-use super::{CodeKind, Element, Encoding, Stored, Term};
+use super::{CodeKind, Element, Encoding, Number, Stored, Term};
 use crate::random;
 
-/// Packs a weight, band by band: bands are eight rows each, and independent.
-pub struct Packer<'a> {
-    decoder: &'a Decoder<'a>,
+/// Packs weights of an encoding, band by band: bands are eight rows each, and independent.
+pub struct Packer {
     packing: Packing,
     kind: CodeKind,
     moves: Option<Moves>,
 }
 
-impl<'a> Packer<'a> {
-    /// What packs the weight of `decoder`; an error where it has no packed form.
-    pub fn new(decoder: &'a Decoder<'a>) -> Result<Packer<'a>, String> {
-        let encoding = decoder.encoding();
+impl Packer {
+    /// What packs weights of an encoding; an error where they have no packed form. How their codes lie is found once, here.
+    pub fn new(encoding: &Encoding) -> Result<Packer, String> {
         let packing = Packing::of(encoding)?;
-        let kind = encoding.def().code.kind;
         let moves = Moves::find(encoding, &packing);
-        Ok(Packer { decoder, packing, kind, moves })
+        Ok(Packer { packing, kind: encoding.def().code.kind, moves })
     }
 
-    /// How many there are.
-    pub fn bands(&self) -> u64 {
-        self.decoder.rows().div_ceil(ROWS)
+    /// How many bands a weight has, and the bytes of each.
+    pub fn bands(&self, decoder: &Decoder<'_>) -> (u64, u64) {
+        (decoder.rows().div_ceil(ROWS), self.packing.band(decoder.columns()))
     }
 
-    /// Bytes of one.
-    pub fn band_bytes(&self) -> u64 {
-        self.packing.band(self.decoder.columns())
-    }
-
-    /// Writes a band, which `out` has the room for.
-    pub fn band(&self, band: u64, out: &mut [u8]) {
+    /// Writes a band, which `out` has the room for, of a weight of the encoding.
+    pub fn band(&self, decoder: &Decoder<'_>, band: u64, out: &mut [u8]) {
         out.fill(0);
-        let columns = self.decoder.columns();
-        let rows = ROWS.min(self.decoder.rows().saturating_sub(band * ROWS));
+        let columns = decoder.columns();
+        let rows = ROWS.min(decoder.rows().saturating_sub(band * ROWS));
         for (i, unit) in out.chunks_exact_mut(self.packing.bytes as usize).enumerate() {
             let from = i as u64 * self.packing.columns;
             let until = columns.min(from + self.packing.columns);
@@ -48,18 +42,22 @@ impl<'a> Packer<'a> {
                 let n = band * ROWS + row;
                 match &self.moves {
                     Some(moves) if until - from == self.packing.columns => {
-                        moves.run(self.decoder.block(n, from), i, row as usize, unit);
+                        moves.run(decoder.block(n, from), i, row as usize, unit);
                     }
-                    _ => (from..until).for_each(|k| self.code(n, k, row, k - from, unit)),
+                    _ => {
+                        for k in from..until {
+                            self.code(decoder.code(n, k), row, k - from, unit);
+                        }
+                    }
                 }
-                self.factors(n, row, from..until, unit);
+                self.factors(decoder, (n, row), from..until, unit);
             }
         }
     }
 
-    /// Writes the code of a value.
-    fn code(&self, n: u64, k: u64, row: u64, column: u64, unit: &mut [u8]) {
-        let code = code_bits(self.kind, self.packing.added, self.decoder.code(n, k));
+    /// Writes the code of a value at a row and a column of a unit.
+    fn code(&self, code: Number, row: u64, column: u64, unit: &mut [u8]) {
+        let code = code_bits(self.kind, self.packing.added, code);
         for plane in &self.packing.planes {
             let place = self.packing.place(*plane, row, column);
             let part = (code >> plane.shift & ((1 << plane.bits) - 1)) as u32;
@@ -68,11 +66,18 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Writes the scales and the minimums of a row of a unit, whose columns are `columns` of the weight.
-    fn factors(&self, n: u64, row: u64, columns: std::ops::Range<u64>, unit: &mut [u8]) {
+    /// Writes the scales and the minimums of row `n` of the weight, which is row `row` of a unit, whose columns are
+    /// `columns` of the weight.
+    fn factors(
+        &self,
+        decoder: &Decoder<'_>,
+        (n, row): (u64, u64),
+        columns: Range<u64>,
+        unit: &mut [u8],
+    ) {
         let packing = &self.packing;
         let mut write = |element: Element, at: u64, term: &Term, k: u64| {
-            let bits = bits(element, term.eval(&self.decoder.at(n, k))).to_le_bytes();
+            let bits = bits(element, term.eval(&decoder.at(n, k))).to_le_bytes();
             let size = element.size() as usize;
             unit[at as usize..][..size].copy_from_slice(&bits[..size]);
         };
@@ -92,10 +97,11 @@ impl<'a> Packer<'a> {
 impl Decoder<'_> {
     /// The packed form of the weight.
     pub fn packed(&self) -> Result<Vec<u8>, String> {
-        let packer = Packer::new(self)?;
-        let mut all = vec![0; (packer.bands() * packer.band_bytes()) as usize];
-        let bands = all.chunks_exact_mut((packer.band_bytes() as usize).max(1));
-        bands.enumerate().for_each(|(i, band)| packer.band(i as u64, band));
+        let packer = Packer::new(self.encoding())?;
+        let (count, size) = packer.bands(self);
+        let mut all = vec![0; (count * size) as usize];
+        let bands = all.chunks_exact_mut((size as usize).max(1));
+        bands.enumerate().for_each(|(i, band)| packer.band(self, i as u64, band));
         Ok(all)
     }
 }

@@ -9,7 +9,7 @@ use crate::{DType, TensorType};
 pub(super) static OP: OpDef = OpDef {
     name: "round_groups",
     doc: "x [.., K] rounded to 8 bits, in f32: in each `group` of columns to whole multiples of a 127th of the largest \
-          magnitude, ties to even. What products of whole numbers make of activations.",
+          magnitude, ties to even. What products of whole numbers make of activations. A NaN makes its whole group NaN.",
     operands: &[OperandDef::required("x")],
     attrs: &[AttrDef {
         name: "group",
@@ -43,8 +43,9 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
     let (_, k) = rows_cols(&x.shape);
     for group in x.data.chunks_mut(k.max(1)).flat_map(|row| row.chunks_mut(group)) {
         let most = group.iter().fold(0.0, |most: f32, x| most.max(x.abs() as f32));
-        let scale = most / 127.0;
-        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        // One NaN makes the whole group NaN, and what is too small for a scale with an inverse is zero.
+        let scale = if group.iter().any(|x| x.is_nan()) { f32::NAN } else { most / 127.0 };
+        let inverse = Some(1.0 / scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0);
         for x in group {
             *x = f64::from((*x as f32 * inverse).round_ties_even() * scale);
         }

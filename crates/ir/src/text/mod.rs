@@ -22,6 +22,7 @@
 //! One statement a line; `_` stands for an operand left out; `//` starts a comment line. A weight that is
 //! encoded has its encoding's name in place of an element type.
 
+mod escape;
 mod parse;
 mod print;
 

@@ -8,6 +8,8 @@ use infernum_ir::{DType, Module, Op, OpSet, text};
 use infernum_passes::check::{CallModule, calls};
 use infernum_passes::data::Kernels;
 
+use super::sizes::Sizes;
+
 /// What calls are made of; of it a module has what its call needs. `H` query heads and `G` key heads
 /// of `D` and `E` elements; `N` and `K` channels; `P` of queries, keys and values side by side.
 const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
@@ -104,6 +106,11 @@ const WRITTEN: &str = "  %k1 = kv_write(%k0, %kh) : state DT[$G, $D]
 pub(super) struct Case(&'static str, &'static str);
 
 impl Case {
+    /// The calls, as text.
+    pub(super) const fn call(&self) -> &'static str {
+        self.0
+    }
+
     /// The op that is called.
     pub(super) fn op(&self) -> &'static str {
         let call = self.0.split_once(" = ").map_or("", |(_, call)| call);
@@ -214,76 +221,6 @@ fn names(text: &str) -> impl Iterator<Item = &str> {
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
         &text[at..=at + end]
     })
-}
-
-/// The sizes of a case: see [`PRELUDE`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Sizes {
-    pub(super) heads: [usize; 4],
-    /// `N` and `K`.
-    pub(super) channels: [usize; 2],
-}
-
-impl Sizes {
-    /// Of `[H, G, D, E]`: as many channels as the queries and the keys have.
-    pub(super) const fn heads(heads: [usize; 4]) -> Sizes {
-        let [h, g, d, _] = heads;
-        Sizes { heads, channels: [h * d, g * d] }
-    }
-
-    /// Rows of `n` elements.
-    pub(super) const fn rows(n: usize) -> Sizes {
-        Sizes { heads: [6, 3, 6, 5], channels: [n, 18] }
-    }
-
-    /// A product from `inputs` channels to those of queries, keys and values of `H`, `G` heads of `D`.
-    pub(super) fn product(case: &Case, inputs: usize, [h, g, d]: [usize; 3]) -> Sizes {
-        let outputs = (h + 2 * g) * d;
-        let call = case.0;
-        let channels = if call.contains("%wr,") {
-            [inputs, outputs]
-        } else if call.contains("%w2,") {
-            [outputs / 2, inputs]
-        } else {
-            [outputs, inputs]
-        };
-        Sizes { heads: [h, g, d, d], channels }
-    }
-
-    fn fill(self, text: &str, packed: usize) -> String {
-        let ([h, g, d, e], [n, k]) = (self.heads, self.channels);
-        let p = (h * d + g * d + g * e).next_multiple_of(packed);
-        let values = [
-            ("$N2", 2 * n),
-            ("$N3", 3 * n),
-            ("$K3", 3 * k),
-            ("$NK", n + k),
-            ("$HG", h + g),
-            ("$N", n),
-            ("$K", k),
-            ("$M", h * d),
-            ("$V", g * e),
-            ("$P", p),
-            ("$F", p / 2),
-            ("$R", d / 2),
-            ("$H", h),
-            ("$G", g),
-            ("$D", d),
-            ("$E", e),
-        ];
-        values.iter().fold(text.to_owned(), |t, (name, n)| t.replace(name, &n.to_string()))
-    }
-}
-
-impl fmt::Display for Sizes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "H, G, D, E = {:?}", self.heads)?;
-        if *self == Sizes::heads(self.heads) {
-            Ok(())
-        } else {
-            write!(f, ", N, K = {:?}", self.channels)
-        }
-    }
 }
 
 /// A call to try a kernel on.
@@ -598,7 +535,3 @@ pub(super) const PRIMITIVES: &[Case] = &[
     // The same value twice: the second is a copy.
     Case("%r = scale(%x) {by: 3} : DT[T, $N]", "%r, %r"),
 ];
-
-/// `[H, G, D, E]`.
-pub(super) const HEADS: [[usize; 4]; 4] =
-    [[6, 3, 6, 5], [4, 4, 14, 14], [5, 1, 2, 3], [8, 2, 64, 64]];

@@ -7,6 +7,7 @@ mod compare;
 pub mod cpu;
 pub mod cuda;
 pub mod encodings;
+mod sizes;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,12 +1,10 @@
 //! Weights take their packed form on the host.
 
-use std::sync::{Mutex, PoisonError};
-use std::thread;
-
 use infernum_codegen::{Plan, Recipe};
 use infernum_ir::encoding::Packer;
 use infernum_ir::{Dims, Encoding, TensorType};
 
+use crate::exec::cores::on_all_cores;
 use crate::exec::weights::Loaded;
 use crate::exec::{Bytes, LoadError, TensorProblem};
 
@@ -37,25 +35,29 @@ pub(crate) fn pack(plan: &Plan, weights: &mut [Loaded]) -> Result<(), LoadError>
 
 /// The packed form of a weight: of its parts one after another, each matrix by itself.
 fn packed(weight: &Loaded) -> Result<Bytes, String> {
-    let mut all = Vec::new();
-    for part in weight.parts()? {
-        for decoder in part.decoders()? {
-            let packer = Packer::new(&decoder)?;
-            let (from, size) = (all.len(), packer.band_bytes() as usize);
-            all.resize(from + packer.bands() as usize * size, 0);
-            // Bands are independent of one another: every core takes some.
-            let bands = Mutex::new(all[from..].chunks_mut(size.max(1)).enumerate());
-            let next = || bands.lock().unwrap_or_else(PoisonError::into_inner).next();
-            thread::scope(|scope| {
-                for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-                    scope.spawn(|| {
-                        while let Some((i, band)) = next() {
-                            packer.band(i as u64, band);
-                        }
-                    });
-                }
-            });
+    let size = |part: &Loaded| {
+        let shape: Vec<u64> = part.shape.iter().map(|n| *n as u64).collect();
+        part.encoding.as_ref().and_then(|e| e.packed().ok()?.bytes(&shape))
+    };
+    let parts = weight.parts()?;
+    let bytes: Option<u64> = parts.iter().map(size).sum();
+    let mut all = vec![0; bytes.ok_or("a part has no packed form")? as usize];
+    let mut rest = &mut all[..];
+    for part in &parts {
+        let encoding = part.encoding.as_ref().ok_or("a part is not encoded")?;
+        let packer = Packer::new(encoding)?;
+        let decoders = part.decoders()?;
+        let mut work = Vec::new();
+        for decoder in &decoders {
+            let (count, size) = packer.bands(decoder);
+            let (own, behind) = rest
+                .split_at_mut_checked((count * size) as usize)
+                .ok_or("its parts are larger than it")?;
+            let bands = own.chunks_exact_mut((size as usize).max(1)).enumerate();
+            work.extend(bands.map(|(i, band)| (decoder, i as u64, band)));
+            rest = behind;
         }
+        on_all_cores(work, |(decoder, i, band)| packer.band(decoder, i, band));
     }
     Ok(all.into())
 }

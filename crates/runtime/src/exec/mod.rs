@@ -2,6 +2,7 @@
 //! traits, errors, and how a plan and its weights are read. It knows no target.
 
 mod adapters;
+pub(crate) mod cores;
 pub(crate) mod elements;
 mod error;
 mod executor;

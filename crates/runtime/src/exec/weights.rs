@@ -1,8 +1,7 @@
 //! Weights: where they come from, and how recipes become memory.
 
 use std::ops::{Deref, Range};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::sync::Arc;
 
 use infernum_codegen::{Plan, Recipe, Weight};
 use infernum_ir::encoding::{Decoder, Element, StoredTensor};
@@ -11,6 +10,7 @@ use infernum_ir::{
     Attr, DType, Dims, Effect, Encoding, Eval, Memory, Op, OpCall, TensorType, Type,
 };
 
+use super::cores::on_all_cores;
 use super::{LoadError, TensorProblem, elements};
 
 /// Where tensors come from: a checkpoint, or a test.
@@ -425,20 +425,9 @@ fn transposed(op: &str, operands: &[Option<Loaded>]) -> Option<Vec<Bytes>> {
         if in_pieces { vec![&joined[..]] } else { x.segments.iter().map(|s| &**s).collect() };
     let from: Vec<&[u8]> = pieces.iter().flat_map(|p| p.chunks_exact(matrix)).collect();
     let mut bytes = vec![0; from.len() * matrix];
-    let to: Vec<&mut [u8]> = bytes.chunks_exact_mut(matrix).collect();
-    // Experts are many and large: every core takes some.
-    let work = Mutex::new(from.into_iter().zip(to));
-    let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let workers = thread::available_parallelism().map_or(1, usize::from);
-    thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
-                while let Some((from, to)) = next() {
-                    turn(from, to, rows, columns);
-                }
-            });
-        }
-    });
+    // Experts are many and large.
+    let work = from.into_iter().zip(bytes.chunks_exact_mut(matrix)).collect();
+    on_all_cores(work, |(from, to)| turn(from, to, rows, columns));
     Some(vec![bytes.into()])
 }
 

@@ -7,9 +7,8 @@ use infernum_ir::{DType, Encoding, Op, OpSet};
 use infernum_passes::data::Kernels;
 
 use super::super::batches::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, RAGGED, SINGLE, SIXTEEN};
-use super::super::cases::{
-    CASES, Case, HEADS, ON_GPUS, PRIMITIVES, Sizes, Tried, is_written, made,
-};
+use super::super::cases::{CASES, Case, ON_GPUS, PRIMITIVES, Tried, is_written, made};
+use super::super::sizes::{HEADS, Sizes};
 use super::super::{Batch, encodings};
 use super::Setup;
 use super::shapes::{CODED, SHAPES};

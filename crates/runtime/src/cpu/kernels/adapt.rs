@@ -28,7 +28,8 @@ pub(super) fn adapt(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> 
 }
 
 impl Kernel for Adapt {
-    /// Of a bank the rows of an adapter are a piece of their own, since they come together. A token's x by its adapter's a, in f32; that by b, onto the token's y, which is rounded once.
+    /// A token's x by its adapter's a, in f32; that by b, onto the token's y, which is rounded once. Of a bank the rows of an
+    /// adapter are a piece of their own, since they come together.
     fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
         let (isa, x, slots, from) = (args.isa, args.view(1)?.bytes, args.ids(4)?, args.source(0)?);
         let (Some(Operand::Weight(a, _)), Some(Operand::Weight(b, _))) =

@@ -5,7 +5,6 @@ use infernum_codegen::Arg;
 use super::super::simd::{self, Isa};
 use super::linear::packed;
 use super::{Args, Float, Kernel, Operand, Site, act_mut, float, parallel};
-use crate::exec::weights::Loaded;
 
 /// What a value costs, in multiply-adds: an expression is walked for each.
 const WORK: usize = 64;
@@ -32,20 +31,14 @@ impl Kernel for Dequantise {
             return Err("the weight is missing".to_owned());
         };
         let (out, isa) = (args.take(0)?, args.isa);
-        if packed(w, 0).is_some() {
-            return self.unpack(w, out, isa);
+        let readers: Vec<_> = (0..).map_while(|i| packed(w, i)).map(|w| w.reader()).collect();
+        if !readers.is_empty() {
+            let row = |i: usize, n, values: &mut [f32]| readers[i].row(isa, n, values);
+            return self.write(readers.len(), UNPACKED, out, isa, row);
         }
-        let matrices = w.decoders()?;
-        if matrices.len() * self.n * self.k * self.y.size() != out.len() {
-            return Err(format!("{} matrices do not make {} bytes", matrices.len(), out.len()));
-        }
-        parallel::rows(out, self.k * self.y.size(), WORK * self.k, |row, out| {
-            parallel::scratch(0, self.k, |values| {
-                matrices[row / self.n].row((row % self.n) as u64, 0, values);
-                simd::narrow(isa, values, act_mut(self.y, out));
-            });
-        });
-        Ok(())
+        let decoders = w.decoders()?;
+        let row = |i: usize, n, values: &mut [f32]| decoders[i].row(n as u64, 0, values);
+        self.write(decoders.len(), WORK, out, isa, row)
     }
 
     fn reads_values(&self, _: usize) -> bool {
@@ -54,15 +47,21 @@ impl Kernel for Dequantise {
 }
 
 impl Dequantise {
-    /// Of the packed form.
-    fn unpack(&self, w: &Loaded, out: &mut [u8], isa: Isa) -> Result<(), String> {
-        let matrices: Vec<_> = (0..).map_while(|i| packed(w, i)).collect();
-        if matrices.len() * self.n * self.k * self.y.size() != out.len() {
-            return Err(format!("{} matrices do not make {} bytes", matrices.len(), out.len()));
+    /// Writes so many matrices; `row` writes a row of one, at so many multiply-adds a value.
+    fn write(
+        &self,
+        matrices: usize,
+        work: usize,
+        out: &mut [u8],
+        isa: Isa,
+        row: impl Fn(usize, usize, &mut [f32]) + Sync,
+    ) -> Result<(), String> {
+        if matrices * self.n * self.k * self.y.size() != out.len() {
+            return Err(format!("{matrices} matrices do not make {} bytes", out.len()));
         }
-        parallel::rows(out, self.k * self.y.size(), UNPACKED * self.k, |row, out| {
+        parallel::rows(out, self.k * self.y.size(), work * self.k, |i, out| {
             parallel::scratch(0, self.k, |values| {
-                matrices[row / self.n].row(row % self.n, values);
+                row(i / self.n, i % self.n, values);
                 simd::narrow(isa, values, act_mut(self.y, out));
             });
         });

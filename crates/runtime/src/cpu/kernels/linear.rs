@@ -166,12 +166,12 @@ pub(super) fn with_matrix<R>(
     columns: usize,
     f: impl FnOnce(Matrix<'_>) -> R,
 ) -> Result<R, String> {
-    match operand {
-        Some(Operand::Weight(w, _)) if packed(w, 0).is_some() => packed(w, 0)
-            .map(|w| f(Matrix::Packed(w)))
-            .ok_or_else(|| "a weight is missing".to_owned()),
-        _ => with_rows(operand, dtype, columns, |w| f(Matrix::Plain(w))),
+    if let Some(Operand::Weight(w, _)) = operand
+        && let Some(codes) = packed(w, 0)
+    {
+        return Ok(f(Matrix::Packed(codes)));
     }
+    with_rows(operand, dtype, columns, |w| f(Matrix::Plain(w)))
 }
 
 /// Lends an operand as rows of `columns`.

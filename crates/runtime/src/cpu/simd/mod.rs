@@ -26,7 +26,7 @@ mod vector;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use codes::{Codes, Rounding, linear_codes, rounded};
+pub use codes::{Codes, Reader, Rounding, linear_codes, rounded};
 pub use element::{Act, ActMut, Float, WeightError, Weights};
 pub use isa::{Isa, Level};
 pub use linear::{linear, linear_add};

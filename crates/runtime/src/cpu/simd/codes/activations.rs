@@ -16,8 +16,10 @@ const MOST: f32 = 127.0;
 #[inline(always)]
 fn round(group: &[f32], codes: &mut [f32]) -> f32 {
     let most = group.iter().fold(0.0, |most: f32, x| if x.abs() > most { x.abs() } else { most });
-    let scale = most / MOST;
-    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    // A whole number cannot be NaN: the scale says it, for all of the group.
+    let scale = if group.iter().any(|x| x.is_nan()) { f32::NAN } else { most / MOST };
+    // Of numbers so small that their scale has no inverse nothing is left.
+    let inverse = Some(1.0 / scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0);
     codes.iter_mut().zip(group).for_each(|(code, x)| *code = (x * inverse).round_ties_even());
     scale
 }

@@ -1,11 +1,9 @@
 //! Products of codes with activations of 8 bits.
 
-use std::ops::Range;
-
 use infernum_ir::encoding::CodeKind;
 
 use super::super::isa::{Isa, Level};
-use super::activations::{Chunk, Rounded};
+use super::activations::Chunk;
 use super::factors::{Factors, LANES};
 use super::{CHUNK, Codes, E2M1, E2M1_ZERO, Lanes, ROWS};
 
@@ -20,22 +18,12 @@ pub(super) fn zero(w: &Codes<'_>) -> i32 {
 }
 
 /// Whether codes take all bits of a byte.
-pub(super) fn is_wide(w: &Codes<'_>) -> bool {
+fn is_wide(w: &Codes<'_>) -> bool {
     w.packing.planes.iter().map(|p| p.bits).sum::<u32>() == 8
 }
 
-/// Sums `[tokens, stride]` of a band's rows.
-pub(super) fn band(
-    isa: Isa,
-    w: &Codes<'_>,
-    band: usize,
-    x: &Rounded,
-    tokens: Range<usize>,
-    sums: &mut [f32],
-    stride: usize,
-) {
-    let mut lanes = vec![[[0.0; LANES]; ROWS]; tokens.len()];
-    multiply(isa, w, band, x.from(tokens.start), &mut lanes);
+/// Sums `[tokens, stride]` of a band's rows, of their lanes.
+pub(super) fn sum(lanes: &[Lanes], sums: &mut [f32], stride: usize) {
     for (lanes, sums) in lanes.iter().zip(sums.chunks_mut(stride)) {
         for (lanes, sum) in lanes.iter().zip(sums) {
             let [a, b, c, d, e, f, g, h] = *lanes;
@@ -45,7 +33,7 @@ pub(super) fn band(
 }
 
 /// Adds a band's products with the chunks of `x`, `stride` of which are a token's, to its lanes.
-fn multiply(
+pub(super) fn multiply(
     isa: Isa,
     w: &Codes<'_>,
     band: usize,

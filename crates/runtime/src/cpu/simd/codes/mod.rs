@@ -105,40 +105,18 @@ impl<'a> Codes<'a> {
         matches!(self.kind, CodeKind::Unsigned | CodeKind::Signed | CodeKind::E2m1)
     }
 
-    /// What the codes of a chunk mean, in the chunk's order.
-    fn values(
-        &self,
-        factors: &Factors,
-        meanings: &[f32; 256],
-        unit: &[u8],
-        row: usize,
-        chunk: usize,
-        out: &mut [f32],
-    ) {
-        let mut codes = [0; CHUNK];
-        self.bytes_of(unit, row, chunk, &mut codes);
-        let blocks = Blocks::of(self.packing);
-        for (lane, (codes, out)) in codes.chunks_exact(4).zip(out.chunks_exact_mut(4)).enumerate() {
-            let block = blocks.of_lane(lane);
-            for j in 0..4 {
-                let half = usize::from(self.halves() && j % 2 == 1);
-                let (scale, minimum) = factors.of(row, chunk, half, block);
-                out[j] = meanings[usize::from(codes[j])] * scale - minimum;
-            }
-        }
-    }
-
-    /// What each code means, but for its scale.
-    fn meanings(&self) -> [f32; 256] {
+    /// Reads its values.
+    pub fn reader(&self) -> Reader<'a> {
         let zero = self.packing.zero as f32;
-        std::array::from_fn(|code| match (self.kind, code as u8) {
+        let meanings = std::array::from_fn(|code| match (self.kind, code as u8) {
             (CodeKind::E4m3, code) => Element::F8e4m3.read(&[code]).float(),
             (CodeKind::E5m2, code) => Element::F8e5m2.read(&[code]).float(),
             (CodeKind::E2m1, code) => {
                 0.5 * (f32::from(E2M1[usize::from(code & 15)]) - f32::from(E2M1_ZERO))
             }
             (_, code) => f32::from(code) - zero,
-        })
+        });
+        Reader { w: *self, order: order(self.packing), meanings }
     }
 
     /// The codes of a chunk, in its order.
@@ -155,9 +133,37 @@ impl<'a> Codes<'a> {
             }
             let row_bytes = 16 * bits;
             let plane_row = &unit[from + (chunk * ROWS + row) * row_bytes..][..row_bytes];
-            for (i, out) in out.iter_mut().enumerate() {
-                let (byte, bit) = place(bits, i);
-                *out |= (plane_row[byte] >> bit & ((1 << bits) - 1)) << plane.shift;
+            let (places, mask) = (&PLACES[bits.ilog2() as usize], (1 << bits) - 1);
+            for (out, (byte, bit)) in out.iter_mut().zip(places) {
+                *out |= (plane_row[usize::from(*byte)] >> bit & mask) << plane.shift;
+            }
+        }
+    }
+}
+
+/// What makes a weight's values of its codes.
+pub struct Reader<'a> {
+    w: Codes<'a>,
+    order: [u8; CHUNK],
+    /// What each code means, but for its scale.
+    meanings: [f32; 256],
+}
+
+impl Reader<'_> {
+    /// The values of a chunk, in its order.
+    fn chunk(&self, factors: &Factors, unit: &[u8], row: usize, chunk: usize, out: &mut [f32]) {
+        let mut codes = [0; CHUNK];
+        self.w.bytes_of(unit, row, chunk, &mut codes);
+        let halves = self.w.halves();
+        let lanes = codes.chunks_exact(4).zip(self.order.chunks_exact(4));
+        for ((codes, columns), out) in lanes.zip(out.chunks_exact_mut(4)) {
+            // Four neighbours are of one block.
+            let block = usize::from(columns[0]) / 32;
+            let first = factors.of(row, chunk, 0, block);
+            let second = if halves { factors.of(row, chunk, 1, block) } else { first };
+            for ((code, column), out) in codes.iter().zip(columns).zip(out) {
+                let (scale, minimum) = if column % 32 < 16 { first } else { second };
+                *out = self.meanings[usize::from(*code)] * scale - minimum;
             }
         }
     }
@@ -166,22 +172,17 @@ impl<'a> Codes<'a> {
     ///
     /// # Panics
     /// If `out` is no row, or there is no such row.
-    pub fn row(&self, n: usize, out: &mut [f32]) {
-        assert!(
-            n < self.rows && out.len() == self.columns,
-            "row {n} of {} is not there",
-            self.rows
-        );
-        let order = order(self.packing);
-        let (mut factors, meanings, mut values) =
-            (Factors::new(self), self.meanings(), [0.0; CHUNK]);
+    pub fn row(&self, isa: Isa, n: usize, out: &mut [f32]) {
+        let w = &self.w;
+        assert!(n < w.rows && out.len() == w.columns, "row {n} of {} is not there", w.rows);
+        let (mut factors, mut values) = (Factors::new(w), [0.0; CHUNK]);
         let mut columns = out.chunks_mut(CHUNK);
-        for unit in self.band(n / ROWS) {
-            factors.read(Isa::best(), self, unit);
+        for unit in w.band(n / ROWS) {
+            factors.read(isa, w, unit);
             for chunk in 0..factors.chunks() {
                 let Some(columns) = columns.next() else { return };
-                self.values(&factors, &meanings, unit, n % ROWS, chunk, &mut values);
-                for (column, value) in order.iter().zip(values) {
+                self.chunk(&factors, unit, n % ROWS, chunk, &mut values);
+                for (column, value) in self.order.iter().zip(values) {
                     if let Some(out) = columns.get_mut(usize::from(*column)) {
                         *out = value;
                     }
@@ -204,6 +205,19 @@ const fn place(bits: usize, i: usize) -> (usize, usize) {
     }
 }
 
+/// The [`place`] of each code of a chunk, in planes of 1, 2 and 4 bits.
+static PLACES: [[(u8, u8); CHUNK]; 3] = [places(1), places(2), places(4)];
+
+const fn places(bits: usize) -> [(u8, u8); CHUNK] {
+    let (mut all, mut i) = ([(0, 0); CHUNK], 0);
+    while i < CHUNK {
+        let (byte, bit) = place(bits, i);
+        all[i] = (byte as u8, bit as u8);
+        i += 1;
+    }
+    all
+}
+
 /// The columns of the codes of a chunk.
 fn order(packing: &Packing) -> [u8; CHUNK] {
     let bytes = packing.planes.iter().any(|p| p.bits == 8);
@@ -221,29 +235,6 @@ fn order(packing: &Packing) -> [u8; CHUNK] {
 
 /// Sums of a token, of each of a unit's rows: the lanes of a vector.
 type Lanes = [[f32; factors::LANES]; ROWS];
-
-/// Which block of 32 columns four neighbours of a chunk are of.
-#[derive(Clone, Copy)]
-enum Blocks {
-    /// In planes of bits.
-    InTurn,
-    /// In planes of bytes.
-    InPairs,
-}
-
-impl Blocks {
-    fn of(packing: &Packing) -> Blocks {
-        let bytes = packing.planes.iter().any(|p| p.bits == 8);
-        if bytes { Blocks::InPairs } else { Blocks::InTurn }
-    }
-
-    fn of_lane(self, lane: usize) -> usize {
-        match self {
-            Blocks::InTurn => lane % 4,
-            Blocks::InPairs => lane / 16 * 2 + lane % 4 / 2,
-        }
-    }
-}
 
 /// Twice what codes of `e2m1` mean, from 0 on.
 const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
@@ -293,48 +284,51 @@ pub fn linear_codes(
 
 /// Rows of `columns`, rounded as [`Rounding::Eight`] says.
 pub fn rounded(isa: Isa, x: Act<'_>, columns: usize) -> Vec<f32> {
-    let mut wide = vec![0.0; x.len()];
-    ops::widen(isa, x, &mut wide);
+    let mut wide = wide(isa, x);
     wide.chunks_exact_mut(columns).for_each(activations::round_row);
     wide
 }
 
+fn wide(isa: Isa, x: Act<'_>) -> Vec<f32> {
+    let mut wide = vec![0.0; x.len()];
+    ops::widen(isa, x, &mut wide);
+    wide
+}
+
 /// `x`, made ready for all bands.
-enum Input {
+enum Input<'a> {
     /// `[tokens, chunks, 128]`, in the chunk's order; zeros behind the columns.
-    Full(Vec<f32>),
+    Full(Vec<f32>, Box<Reader<'a>>),
     Eight(Rounded),
 }
 
-impl Input {
-    fn new(isa: Isa, w: &Codes<'_>, x: Act<'_>, t: usize, rounding: Rounding) -> Input {
-        let order = order(w.packing);
-        let mut wide = vec![0.0; x.len()];
-        ops::widen(isa, x, &mut wide);
-        match rounding {
-            Rounding::Eight if w.is_whole() => {
-                return Input::Eight(Rounded::new(w, &wide, t, eight::zero(w)));
-            }
-            Rounding::Eight => wide.chunks_exact_mut(w.columns).for_each(activations::round_row),
-            Rounding::None => {}
+impl<'a> Input<'a> {
+    fn new(isa: Isa, w: &Codes<'a>, x: Act<'_>, t: usize, rounding: Rounding) -> Input<'a> {
+        let wide = match rounding {
+            Rounding::Eight if !w.is_whole() => rounded(isa, x, w.columns),
+            _ => wide(isa, x),
+        };
+        if rounding == Rounding::Eight && w.is_whole() {
+            return Input::Eight(Rounded::new(w, &wide, t, eight::zero(w)));
         }
+        let reader = w.reader();
         let row = w.chunks() * CHUNK;
         let mut all = vec![0.0; t * row];
         for (to, from) in all.chunks_exact_mut(row).zip(wide.chunks_exact(w.columns)) {
             for (to, from) in to.chunks_exact_mut(CHUNK).zip(from.chunks(CHUNK)) {
-                for (to, column) in to.iter_mut().zip(order) {
+                for (to, column) in to.iter_mut().zip(reader.order) {
                     *to = from.get(usize::from(column)).copied().unwrap_or(0.0);
                 }
             }
         }
-        Input::Full(all)
+        Input::Full(all, Box::new(reader))
     }
 }
 
 struct BlockOf<'a> {
     isa: Isa,
     w: &'a Codes<'a>,
-    x: &'a Input,
+    x: &'a Input<'a>,
     bands: std::ops::Range<usize>,
     tokens: usize,
     epilogue: &'a Epilogue<'a>,
@@ -354,6 +348,7 @@ impl Kernel for BlockOf<'_> {
         unsafe { epilogue.read_bias::<S>(start, &mut bias) };
         // [tokens, padded]
         let mut sums = vec![0.0; self.tokens.min(BLOCK_TOKENS) * padded];
+        let mut lanes = Vec::new();
         for t in (0..self.tokens).step_by(BLOCK_TOKENS) {
             let tokens = BLOCK_TOKENS.min(self.tokens - t);
             let sums = &mut sums[..tokens * padded];
@@ -361,11 +356,14 @@ impl Kernel for BlockOf<'_> {
                 let sums = &mut sums[i * ROWS..];
                 match self.x {
                     Input::Eight(x) => {
-                        eight::band(self.isa, w, band, x, t..t + tokens, sums, padded);
+                        lanes.clear();
+                        lanes.resize(tokens, [[0.0; factors::LANES]; ROWS]);
+                        eight::multiply(self.isa, w, band, x.from(t), &mut lanes);
+                        eight::sum(&lanes, sums, padded);
                     }
                     // SAFETY: the contract gives `S`.
-                    Input::Full(x) => unsafe {
-                        full::<S>(self.isa, w, band, x, t..t + tokens, sums, padded);
+                    Input::Full(x, reader) => unsafe {
+                        full::<S>(self.isa, reader, band, x, t..t + tokens, sums, padded);
                     },
                 }
             }
@@ -384,20 +382,21 @@ impl Kernel for BlockOf<'_> {
 #[inline(always)]
 unsafe fn full<S: Simd>(
     isa: Isa,
-    w: &Codes<'_>,
+    reader: &Reader<'_>,
     band: usize,
     x: &[f32],
     tokens: std::ops::Range<usize>,
     sums: &mut [f32],
     stride: usize,
 ) {
+    let w = &reader.w;
     let k = w.chunks() * CHUNK;
-    let (mut factors, meanings, mut values) = (Factors::new(w), w.meanings(), vec![0.0; ROWS * k]);
+    let (mut factors, mut values) = (Factors::new(w), vec![0.0; ROWS * k]);
     for (i, unit) in w.band(band).enumerate() {
         factors.read(isa, w, unit);
         for (chunk, row) in (0..factors.chunks()).flat_map(|c| (0..ROWS).map(move |r| (c, r))) {
             let at = row * k + (i * factors.chunks() + chunk) * CHUNK;
-            w.values(&factors, &meanings, unit, row, chunk, &mut values[at..at + CHUNK]);
+            reader.chunk(&factors, unit, row, chunk, &mut values[at..at + CHUNK]);
         }
     }
     let x = &x[tokens.start * k..tokens.end * k];

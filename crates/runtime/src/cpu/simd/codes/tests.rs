@@ -1,15 +1,34 @@
 //! Products of codes against sums in f64 over what the packed form's definition says.
 
 use infernum_ir::encoding::packing::packed_value;
+use infernum_ir::encoding::{Code, EncodingDef, Group, Stored};
 use infernum_ir::{Encoding, random};
 use infernum_passes::data::Kernels;
 
 use super::*;
 
-/// Every encoding that has a packed form.
+/// Every encoding that has a packed form, and one as none that ships is: bytes in groups of 16.
 fn encodings() -> Vec<Encoding> {
     let kernels = Kernels::load(None, &[]).expect("the shipped files");
-    let packed = kernels.ops.encodings().filter_map(|e| e.packed().ok());
+    let rows = kernels.ops.encoding("fp8_row").expect("it ships").def().clone();
+    let small = EncodingDef {
+        name: "fp8_16".to_owned(),
+        stored: Stored::Tensors {
+            of: "weight".to_owned(),
+            tensors: vec![
+                ("weight".to_owned(), "f8e4m3 [N, K]".to_owned()),
+                ("scales".to_owned(), "f32 [N, ceil(K / 16)]".to_owned()),
+            ],
+            broadcast: Vec::new(),
+            unused: Vec::new(),
+        },
+        group: Group { n: Some(1), k: Some(16) },
+        code: Code { kind: CodeKind::E4m3, bits: 8, value: "weight[n][k]".to_owned() },
+        scale: "scales[n][k >> 4]".to_owned(),
+        ..rows
+    };
+    let small = Encoding::new(small).expect("a definition");
+    let packed = kernels.ops.encodings().chain([&small]).filter_map(|e| e.packed().ok());
     packed.collect()
 }
 
@@ -43,7 +62,7 @@ fn products_are_right() {
         let w = Codes::new(&encoding, rows, columns, &packed).expect("its bytes");
         let mut row = vec![0.0; columns];
         for (n, values) in values.chunks_exact(columns).enumerate() {
-            w.row(n, &mut row);
+            w.reader().row(Isa::best(), n, &mut row);
             assert_eq!(row, values, "{encoding}, row {n}");
         }
         for tokens in [1, 3, 70] {
@@ -114,4 +133,31 @@ fn a_token_has_the_same_bits_among_others() {
             }
         }
     }
+}
+
+#[test]
+fn what_is_no_number_stays_none_and_the_smallest_numbers_vanish() {
+    let encodings = encodings();
+    let encoding = encodings.iter().find(|e| e.name() == "q4_0").expect("it ships");
+    let (rows, columns) = (8, 64);
+    let (packed, _) = weight(encoding, rows, columns).expect("a weight");
+    let w = Codes::new(encoding, rows, columns, &packed).expect("its bytes");
+    for isa in Isa::available() {
+        let product = |x: &[f32]| {
+            let mut y = vec![0.0; rows];
+            let (x, y_mut) = (Act::F32(x), ActMut::F32(&mut y));
+            linear_codes(isa, x, 1, &w, None, y_mut, false, Rounding::Eight);
+            y
+        };
+        for wrong in [f32::NAN, f32::INFINITY] {
+            let mut x = vec![1.0; columns];
+            x[40] = wrong;
+            assert!(product(&x).iter().all(|y| y.is_nan()), "{wrong}, {:?}", isa.level());
+        }
+        let smallest = f32::from_bits(1);
+        assert!(product(&vec![smallest; columns]).iter().all(|y| *y == 0.0), "{:?}", isa.level());
+    }
+    let mut row = [f32::from_bits(1); 32];
+    activations::round_row(&mut row);
+    assert_eq!(row, [0.0; 32]);
 }
