@@ -31,9 +31,9 @@ impl Kernel for Dequantise {
             return Err("the weight is missing".to_owned());
         };
         let (out, isa) = (args.take(0)?, args.isa);
-        let readers: Vec<_> = (0..).map_while(|i| packed(w, i)).map(|w| w.reader()).collect();
+        let readers: Vec<_> = (0..).map_while(|i| packed(w, i)).map(|w| w.reader(isa)).collect();
         if !readers.is_empty() {
-            let row = |i: usize, n, values: &mut [f32]| readers[i].row(isa, n, values);
+            let row = |i: usize, n, values: &mut [f32]| readers[i].row(n, values);
             return self.write(readers.len(), UNPACKED, out, isa, row);
         }
         let decoders = w.decoders()?;

@@ -198,9 +198,9 @@ fn unpacked_rows(
     table: &Codes<'_>,
     y: Float,
 ) -> Result<(), String> {
-    let (reader, mut values) = (table.reader(), vec![0.0; table.columns()]);
+    let (reader, mut values) = (table.reader(isa), vec![0.0; table.columns()]);
     for (i, out) in out.chunks_exact_mut((table.columns() * y.size()).max(1)).enumerate() {
-        reader.row(isa, ids.row(i, table.rows())?, &mut values);
+        reader.row(ids.row(i, table.rows())?, &mut values);
         simd::narrow(isa, &values, act_mut(y, out));
     }
     Ok(())

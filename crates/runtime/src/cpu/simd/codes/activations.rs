@@ -2,7 +2,9 @@
 
 use infernum_ir::encoding::CodeKind;
 
+use super::super::isa::{Isa, Kernel};
 use super::super::threads::for_each_chunk;
+use super::super::vector::Simd;
 use super::factors::LANES;
 use super::{CHUNK, Codes, order};
 
@@ -37,74 +39,113 @@ pub(super) fn round_row(row: &mut [f32]) {
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
 pub(super) struct Chunk {
-    /// In the chunk's order. Where groups are of 16 columns: of their first halves, with zeros for the others, and of
-    /// their second ones.
-    pub(super) codes: [[i8; CHUNK]; 2],
-    /// For each half, each lane's sum of codes times the weight's zero.
-    pub(super) zeros: [[i32; LANES]; 2],
-    /// For each half, each lane's sum of codes times their scale.
-    pub(super) sums: [[f32; LANES]; 2],
+    /// In the chunk's order, or where groups are of 16 columns as [`by_halves`] says.
+    pub(super) codes: [i8; CHUNK],
     /// The scale of each lane's block.
     pub(super) scales: [f32; LANES],
+    /// All of each lane, or its columns of its block's first half and those of its second.
+    pub(super) halves: [Half; 2],
+}
+
+/// Sums of a chunk's columns.
+#[derive(Clone, Copy)]
+#[repr(C, align(32))]
+pub(super) struct Half {
+    /// Each lane's sum of codes times the weight's zero.
+    pub(super) zeros: [i32; LANES],
+    /// Each lane's sum of codes times their scale.
+    pub(super) sums: [f32; LANES],
 }
 
 const NOTHING: Chunk = Chunk {
-    codes: [[0; CHUNK]; 2],
-    zeros: [[0; LANES]; 2],
-    sums: [[0.0; LANES]; 2],
+    codes: [0; CHUNK],
     scales: [0.0; LANES],
+    halves: [Half { zeros: [0; LANES], sums: [0.0; LANES] }; 2],
 };
+
+/// Where code `i` of a chunk stands when a lane's codes of one half are neighbours: every other one is of the first.
+pub(super) const fn by_halves(i: usize) -> usize {
+    i / 4 * 4 + i % 2 * 2 + i % 4 / 2
+}
 
 /// Activations of 8 bits for a weight.
 pub(super) struct Rounded {
-    /// `[tokens, chunks]`
+    /// `[chunks, tokens]`: the tokens that are multiplied with a chunk of codes lie side by side.
     chunks: Vec<Chunk>,
-    row: usize,
+    tokens: usize,
 }
 
 impl Rounded {
     /// `x` is `[tokens, K]`; codes of `w` are less `zero`.
-    pub(super) fn new(w: &Codes<'_>, x: &[f32], tokens: usize, zero: i32) -> Rounded {
-        let (row, order) = (w.chunks(), order(w.packing));
-        let mut chunks = vec![NOTHING; tokens * row];
-        for_each_chunk(&mut chunks, row, |t, chunks| {
-            let x = &x[t * w.columns..][..w.columns];
-            for (chunk, x) in chunks.iter_mut().zip(x.chunks(CHUNK)) {
-                chunk.fill(x, &order, w.halves(), zero);
-                if w.kind == CodeKind::E2m1 {
-                    // Codes stand for twice what they mean, to be whole numbers.
-                    chunk.scales = chunk.scales.map(|scale| scale * 0.5);
-                }
+    pub(super) fn new(isa: Isa, w: &Codes<'_>, x: &[f32], tokens: usize, zero: i32) -> Rounded {
+        let order = order(w.packing);
+        // Codes of `e2m1` stand for twice what they mean, to be whole numbers.
+        let scale = if w.kind == CodeKind::E2m1 { 0.5 } else { 1.0 };
+        let fill = Fill { order: &order, halves: w.halves(), zero, scale };
+        let mut chunks = vec![NOTHING; tokens * w.chunks()];
+        // At least so many at a time that they are worth a thread's coming.
+        let run = tokens.max(16);
+        for_each_chunk(&mut chunks, run, |block, chunks| {
+            for (i, chunk) in chunks.iter_mut().enumerate() {
+                let (column, t) = ((block * run + i) / tokens, (block * run + i) % tokens);
+                let x = &x[t * w.columns..][..w.columns];
+                let columns = column * CHUNK..w.columns.min((column + 1) * CHUNK);
+                // Units may have more chunks than there are columns.
+                let x = x.get(columns).unwrap_or_default();
+                isa.run(FillOne { fill: &fill, x, chunk });
             }
         });
-        Rounded { chunks, row }
+        Rounded { chunks, tokens }
     }
 
-    /// The chunks from token `t` on, and how many are of each token.
+    /// The chunks from token `t` on, and how many lie between a chunk of a token and its next.
     pub(super) fn from(&self, t: usize) -> (&[Chunk], usize) {
-        (&self.chunks[t * self.row..], self.row)
+        (&self.chunks[t..], self.tokens)
     }
 }
 
-impl Chunk {
-    fn fill(&mut self, x: &[f32], order: &[u8; CHUNK], halves: bool, zero: i32) {
+/// How chunks are made for a weight.
+struct Fill<'a> {
+    order: &'a [u8; CHUNK],
+    halves: bool,
+    zero: i32,
+    scale: f32,
+}
+
+struct FillOne<'a> {
+    fill: &'a Fill<'a>,
+    x: &'a [f32],
+    chunk: &'a mut Chunk,
+}
+
+impl Kernel for FillOne<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let FillOne { fill, x, chunk } = self;
         let (mut codes, mut scales) = ([0.0; CHUNK], [0.0; CHUNK / GROUP]);
         let groups = x.chunks(GROUP).zip(codes.chunks_mut(GROUP));
         for ((x, codes), scale) in groups.zip(&mut scales) {
             *scale = round(x, codes);
         }
         // A lane of a vector has four codes of one block, of which every other is of one half.
-        self.scales = std::array::from_fn(|lane| scales[lane % scales.len()]);
+        for (lane, scale) in chunk.scales.iter_mut().enumerate() {
+            *scale = scales[lane % scales.len()] * fill.scale;
+        }
         let mut sums = [[0i32; LANES]; 2];
-        for (i, column) in order.iter().enumerate() {
+        for (i, column) in fill.order.iter().enumerate() {
             let code = codes[usize::from(*column)] as i8;
-            let (lane, half) = (i / 4 % LANES, if halves { i % 2 } else { 0 });
-            self.codes[half][i] = code;
+            let (at, half) = if fill.halves { (by_halves(i), i % 2) } else { (i, 0) };
+            let lane = i / 4 % LANES;
+            chunk.codes[at] = code;
             sums[half][lane] += i32::from(code);
         }
-        for (half, sums) in sums.iter().enumerate() {
-            self.zeros[half] = sums.map(|sum| sum * zero);
-            self.sums[half] = std::array::from_fn(|l| sums[l] as f32 * self.scales[l]);
+        for (half, sums) in chunk.halves.iter_mut().zip(&sums) {
+            for lane in 0..LANES {
+                half.zeros[lane] = sums[lane] * fill.zero;
+                half.sums[lane] = sums[lane] as f32 * scales[lane % scales.len()];
+            }
         }
     }
 }

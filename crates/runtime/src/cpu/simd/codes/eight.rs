@@ -3,7 +3,7 @@
 use infernum_ir::encoding::CodeKind;
 
 use super::super::isa::{Isa, Level};
-use super::activations::Chunk;
+use super::activations::{Chunk, by_halves};
 use super::factors::{Factors, LANES};
 use super::{CHUNK, Codes, E2M1, E2M1_ZERO, Lanes, ROWS};
 
@@ -32,7 +32,7 @@ pub(super) fn sum(lanes: &[Lanes], sums: &mut [f32], stride: usize) {
     }
 }
 
-/// Adds a band's products with the chunks of `x`, `stride` of which are a token's, to its lanes.
+/// Adds a band's products with the chunks of `x`, a token's `stride` apart, to its lanes.
 pub(super) fn multiply(
     isa: Isa,
     w: &Codes<'_>,
@@ -49,8 +49,8 @@ pub(super) fn multiply(
     for (i, unit) in w.band(band).enumerate() {
         factors.read(isa, w, unit);
         for chunk in 0..factors.chunks() {
-            let x = &x[i * factors.chunks() + chunk..];
-            portable(w, &factors, (unit, chunk), (x, stride), lanes);
+            let x = &x[(i * factors.chunks() + chunk) * stride..];
+            portable(w, &factors, (unit, chunk), x, lanes);
         }
     }
 }
@@ -60,10 +60,10 @@ fn portable(
     w: &Codes<'_>,
     factors: &Factors,
     (unit, chunk): (&[u8], usize),
-    (x, stride): (&[Chunk], usize),
+    x: &[Chunk],
     lanes: &mut [Lanes],
 ) {
-    let mut codes = [0; CHUNK];
+    let (mut codes, halves) = ([0; CHUNK], 1 + usize::from(w.halves()));
     for row in 0..ROWS {
         w.bytes_of(unit, row, chunk, &mut codes);
         let codes: [i32; CHUNK] = codes.map(|code| match w.kind {
@@ -72,17 +72,17 @@ fn portable(
             _ => i32::from(code),
         });
         let (scales, minimums) = (factors.scales(row, chunk), factors.minimums(row, chunk));
-        for (c, lanes) in lanes.iter_mut().enumerate() {
-            let x = &x[c * stride];
-            for (half, scales) in scales.chunks_exact(LANES).enumerate() {
-                let mut sums = x.zeros[half].map(|zero| -zero);
-                for (i, (code, x)) in codes.iter().zip(&x.codes[half]).enumerate() {
-                    sums[i / 4 % LANES] += code * i32::from(*x);
+        for (lanes, x) in lanes.iter_mut().zip(x) {
+            for (i, (scales, half)) in scales.chunks_exact(LANES).zip(&x.halves).enumerate() {
+                let mut sums = half.zeros.map(|zero| -zero);
+                for (n, code) in codes.iter().enumerate().skip(i).step_by(halves) {
+                    let at = if halves == 2 { by_halves(n) } else { n };
+                    sums[n / 4 % LANES] += code * i32::from(x.codes[at]);
                 }
                 for l in 0..LANES {
                     lanes[row][l] += sums[l] as f32 * (scales[l] * x.scales[l]);
                     if let Some(minimums) = minimums {
-                        lanes[row][l] -= minimums[half * LANES + l] * x.sums[half][l];
+                        lanes[row][l] -= minimums[i * LANES + l] * half.sums[l];
                     }
                 }
             }

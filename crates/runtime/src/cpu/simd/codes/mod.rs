@@ -6,12 +6,13 @@
 //! of one group of 16.
 //!
 //! Two ways to multiply:
-//! - `x` as it is: a band's values are made in f32 and multiplied as plain weights are.
-//! - `x` rounded to 8 bits ([`activations`]): whole numbers are multiplied, and sums of 32 products are scaled.
+//! - `x` as it is ([`full`]): a chunk's values are made in f32 and multiplied.
+//! - `x` rounded to 8 bits ([`activations`]): whole numbers are multiplied, and sums of 32 products are scaled ([`eight`]).
 
 mod activations;
 mod eight;
 mod factors;
+mod full;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -22,14 +23,14 @@ use infernum_ir::encoding::packing::ROWS as PACKED_ROWS;
 use infernum_ir::encoding::{CodeKind, Element, Packing};
 
 use super::element::{Act, ActMut, Weights};
-use super::isa::{Isa, Kernel};
+use super::isa::{Isa, Kernel, Level};
 use super::linear::Epilogue;
 use super::ops;
 use super::threads::for_each_block;
-use super::tile::{Block, Wide};
 use super::vector::Simd;
 use activations::Rounded;
 use factors::Factors;
+use full::Full;
 
 /// Columns that are read at a time.
 const CHUNK: usize = 128;
@@ -41,8 +42,12 @@ const ROWS: usize = PACKED_ROWS as usize;
 const BLOCK_BYTES: usize = 128 << 10;
 const BLOCK_BANDS: usize = 64;
 
-/// Tokens that pass over a block at a time.
-const BLOCK_TOKENS: usize = 64;
+/// How far ahead of what is read memory is asked for. Scales, read first, lie at a unit's end, so that the CPU does not see
+/// by itself in which order units are read: without this half of the time is spent waiting for them.
+const AHEAD: usize = 6 << 10;
+
+/// Tokens that pass over a block at a time: their chunks and their sums fit a core's first cache together.
+const BLOCK_TOKENS: usize = 32;
 
 /// A packed weight matrix `[N, K]`.
 #[derive(Clone, Copy)]
@@ -106,7 +111,7 @@ impl<'a> Codes<'a> {
     }
 
     /// Reads its values.
-    pub fn reader(&self) -> Reader<'a> {
+    pub fn reader(&self, isa: Isa) -> Reader<'a> {
         let zero = self.packing.zero as f32;
         let meanings = std::array::from_fn(|code| match (self.kind, code as u8) {
             (CodeKind::E4m3, code) => Element::F8e4m3.read(&[code]).float(),
@@ -116,7 +121,18 @@ impl<'a> Codes<'a> {
             }
             (_, code) => f32::from(code) - zero,
         });
-        Reader { w: *self, order: order(self.packing), meanings }
+        let order = order(self.packing);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: that level says that there are AVX2, FMA and F16C.
+        let fast = (isa.level() >= Level::Avx2).then(|| unsafe { x86::Values::new(self, &order) });
+        Reader {
+            w: *self,
+            isa,
+            order,
+            meanings,
+            #[cfg(target_arch = "x86_64")]
+            fast,
+        }
     }
 
     /// The codes of a chunk, in its order.
@@ -144,14 +160,28 @@ impl<'a> Codes<'a> {
 /// What makes a weight's values of its codes.
 pub struct Reader<'a> {
     w: Codes<'a>,
+    isa: Isa,
     order: [u8; CHUNK],
     /// What each code means, but for its scale.
     meanings: [f32; 256],
+    #[cfg(target_arch = "x86_64")]
+    fast: Option<x86::Values<'a>>,
 }
 
 impl Reader<'_> {
     /// The values of a chunk, in its order.
-    fn chunk(&self, factors: &Factors, unit: &[u8], row: usize, chunk: usize, out: &mut [f32]) {
+    fn chunk(
+        &self,
+        factors: &Factors,
+        unit: &[u8],
+        (row, chunk): (usize, usize),
+        out: &mut [f32; CHUNK],
+    ) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(fast) = &self.fast {
+            // SAFETY: it is there where the CPU has what it needs.
+            return unsafe { fast.chunk(factors, unit, (row, chunk), out) };
+        }
         let mut codes = [0; CHUNK];
         self.w.bytes_of(unit, row, chunk, &mut codes);
         let halves = self.w.halves();
@@ -172,8 +202,8 @@ impl Reader<'_> {
     ///
     /// # Panics
     /// If `out` is no row, or there is no such row.
-    pub fn row(&self, isa: Isa, n: usize, out: &mut [f32]) {
-        let w = &self.w;
+    pub fn row(&self, n: usize, out: &mut [f32]) {
+        let (w, isa) = (&self.w, self.isa);
         assert!(n < w.rows && out.len() == w.columns, "row {n} of {} is not there", w.rows);
         let (mut factors, mut values) = (Factors::new(w), [0.0; CHUNK]);
         let mut columns = out.chunks_mut(CHUNK);
@@ -181,7 +211,7 @@ impl Reader<'_> {
             factors.read(isa, w, unit);
             for chunk in 0..factors.chunks() {
                 let Some(columns) = columns.next() else { return };
-                self.chunk(&factors, unit, n % ROWS, chunk, &mut values);
+                self.chunk(&factors, unit, (n % ROWS, chunk), &mut values);
                 for (column, value) in self.order.iter().zip(values) {
                     if let Some(out) = columns.get_mut(usize::from(*column)) {
                         *out = value;
@@ -297,8 +327,7 @@ fn wide(isa: Isa, x: Act<'_>) -> Vec<f32> {
 
 /// `x`, made ready for all bands.
 enum Input<'a> {
-    /// `[tokens, chunks, 128]`, in the chunk's order; zeros behind the columns.
-    Full(Vec<f32>, Box<Reader<'a>>),
+    Full(Box<Full<'a>>),
     Eight(Rounded),
 }
 
@@ -309,19 +338,9 @@ impl<'a> Input<'a> {
             _ => wide(isa, x),
         };
         if rounding == Rounding::Eight && w.is_whole() {
-            return Input::Eight(Rounded::new(w, &wide, t, eight::zero(w)));
+            return Input::Eight(Rounded::new(isa, w, &wide, t, eight::zero(w)));
         }
-        let reader = w.reader();
-        let row = w.chunks() * CHUNK;
-        let mut all = vec![0.0; t * row];
-        for (to, from) in all.chunks_exact_mut(row).zip(wide.chunks_exact(w.columns)) {
-            for (to, from) in to.chunks_exact_mut(CHUNK).zip(from.chunks(CHUNK)) {
-                for (to, column) in to.iter_mut().zip(reader.order) {
-                    *to = from.get(usize::from(column)).copied().unwrap_or(0.0);
-                }
-            }
-        }
-        Input::Full(all, Box::new(reader))
+        Input::Full(Box::new(Full::new(w.reader(isa), &wide, t)))
     }
 }
 
@@ -348,7 +367,7 @@ impl Kernel for BlockOf<'_> {
         unsafe { epilogue.read_bias::<S>(start, &mut bias) };
         // [tokens, padded]
         let mut sums = vec![0.0; self.tokens.min(BLOCK_TOKENS) * padded];
-        let mut lanes = Vec::new();
+        let (mut lanes, mut full_lanes) = (Vec::new(), Vec::new());
         for t in (0..self.tokens).step_by(BLOCK_TOKENS) {
             let tokens = BLOCK_TOKENS.min(self.tokens - t);
             let sums = &mut sums[..tokens * padded];
@@ -362,8 +381,8 @@ impl Kernel for BlockOf<'_> {
                         eight::sum(&lanes, sums, padded);
                     }
                     // SAFETY: the contract gives `S`.
-                    Input::Full(x, reader) => unsafe {
-                        full::<S>(self.isa, reader, band, x, t..t + tokens, sums, padded);
+                    Input::Full(x) => unsafe {
+                        x.sum::<S>(band, (t, tokens), (sums, padded), &mut full_lanes);
                     },
                 }
             }
@@ -373,43 +392,4 @@ impl Kernel for BlockOf<'_> {
             }
         }
     }
-}
-
-/// Sums `[tokens, stride]` of a band's rows, of activations in full.
-///
-/// # Safety
-/// The CPU has `S`'s instructions.
-#[inline(always)]
-unsafe fn full<S: Simd>(
-    isa: Isa,
-    reader: &Reader<'_>,
-    band: usize,
-    x: &[f32],
-    tokens: std::ops::Range<usize>,
-    sums: &mut [f32],
-    stride: usize,
-) {
-    let w = &reader.w;
-    let k = w.chunks() * CHUNK;
-    let (mut factors, mut values) = (Factors::new(w), vec![0.0; ROWS * k]);
-    for (i, unit) in w.band(band).enumerate() {
-        factors.read(isa, w, unit);
-        for (chunk, row) in (0..factors.chunks()).flat_map(|c| (0..ROWS).map(move |r| (c, r))) {
-            let at = row * k + (i * factors.chunks() + chunk) * CHUNK;
-            reader.chunk(&factors, unit, row, chunk, &mut values[at..at + CHUNK]);
-        }
-    }
-    let x = &x[tokens.start * k..tokens.end * k];
-    assert!(sums.len() >= (tokens.len() - 1) * stride + ROWS, "sums are not [tokens, {stride}]");
-    let block = Block {
-        w: values.as_ptr().cast(),
-        rows: ROWS,
-        x: x.as_ptr().cast(),
-        tokens: tokens.len(),
-        k,
-        out: sums.as_mut_ptr(),
-        out_stride: stride,
-    };
-    // SAFETY: `values` is eight rows of k, `x` is rows of k, and the sums are there by the line above.
-    unsafe { block.run::<Wide<S, f32>>() }
 }

@@ -10,16 +10,18 @@
 #![allow(clippy::needless_range_loop, reason = "indices of several arrays of vectors at once")]
 
 mod spread;
+mod values;
 
 use std::arch::x86_64::*;
 
 use infernum_ir::encoding::CodeKind;
 
 use spread::Spread;
+pub(super) use values::Values;
 
-use super::activations::Chunk;
+use super::activations::{Chunk, by_halves};
 use super::factors::LANES;
-use super::{CHUNK, Codes, E2M1, Lanes, ROWS};
+use super::{AHEAD, CHUNK, Codes, E2M1, Lanes, ROWS};
 
 /// What codes are made of, as bits of a constant: planes of 1, 2 and 4 bits, a second one of 4; and whether they are looked up.
 const ONES: u8 = 1;
@@ -28,13 +30,31 @@ const FOURS: u8 = 4;
 const HIGHS: u8 = 8;
 const LOOKUP: u8 = 16;
 
-/// A weight, and where in its units planes begin, in the order of the constants.
+/// Hands what codes of each packing are made of to a macro, which makes a function's arms of it.
+macro_rules! of_all_parts {
+    ($each:ident) => {
+        $each!(
+            ONES,
+            TWOS,
+            TWOS | ONES,
+            FOURS,
+            FOURS | ONES,
+            FOURS | TWOS,
+            FOURS | TWOS | ONES,
+            FOURS | HIGHS,
+            FOURS | LOOKUP
+        )
+    };
+}
+
+/// A weight, what its codes are made of, and where in its units planes begin, in the order of the constants.
 struct Site<'a> {
-    w: &'a Codes<'a>,
+    w: Codes<'a>,
+    parts: u8,
     planes: [usize; 4],
 }
 
-/// Adds a band's products with the chunks of `x`, `stride` of which are a token's, to its lanes.
+/// Adds a band's products with the chunks of `x`, a token's `stride` apart, to its lanes.
 ///
 /// # Safety
 /// The CPU has AVX2, FMA and F16C.
@@ -47,50 +67,31 @@ pub(super) unsafe fn band(
     (x, stride): (&[Chunk], usize),
     lanes: &mut [Lanes],
 ) {
-    assert!(stride == w.chunks() && x.len() >= lanes.len() * stride, "x has {} chunks", x.len());
-    let (mut planes, mut parts) = ([0; 4], 0);
-    for plane in &w.packing.planes {
-        let part = match plane.bits {
-            1 => ONES,
-            2 => TWOS,
-            _ if parts & FOURS == 0 => FOURS,
-            _ => HIGHS,
-        };
-        let end = plane.at + w.packing.columns * ROWS as u64 * u64::from(plane.bits) / 8;
-        assert!(end <= w.packing.bytes, "a plane ends behind its unit");
-        planes[part.trailing_zeros() as usize] = plane.at as usize;
-        parts |= part;
-    }
-    if w.kind == CodeKind::E2m1 {
-        parts |= LOOKUP;
-    }
-    let site = Site { w, planes };
+    let last = w.chunks().saturating_sub(1) * stride + lanes.len();
+    assert!(last <= x.len() && lanes.len() <= stride, "x has {} chunks", x.len());
+    let site = Site::new(w);
     macro_rules! run {
         ($($parts:expr),+) => {
-            match (parts, w.halves()) {
+            match (site.parts, w.halves(), w.packing.minimum.is_some()) {
                 $(
-                    (p, false) if p == const { $parts } => unsafe {
-                        site.run::<{ $parts }, 1>(band, x, stride, lanes);
+                    (p, false, false) if p == const { $parts } => unsafe {
+                        site.run::<{ $parts }, 1, false>(band, x, stride, lanes);
                     },
-                    (p, true) if p == const { $parts } => unsafe {
-                        site.run::<{ $parts }, 2>(band, x, stride, lanes);
+                    (p, false, true) if p == const { $parts } => unsafe {
+                        site.run::<{ $parts }, 1, true>(band, x, stride, lanes);
+                    },
+                    (p, true, false) if p == const { $parts } => unsafe {
+                        site.run::<{ $parts }, 2, false>(band, x, stride, lanes);
+                    },
+                    (p, true, true) if p == const { $parts } => unsafe {
+                        site.run::<{ $parts }, 2, true>(band, x, stride, lanes);
                     },
                 )+
-                _ => unreachable!("planes that no packing has: {parts}"),
+                _ => unreachable!("planes that no packing has: {}", site.parts),
             }
         };
     }
-    run!(
-        ONES,
-        TWOS,
-        TWOS | ONES,
-        FOURS,
-        FOURS | ONES,
-        FOURS | TWOS,
-        FOURS | TWOS | ONES,
-        FOURS | HIGHS,
-        FOURS | LOOKUP
-    );
+    of_all_parts!(run);
 }
 
 /// Bits of a code.
@@ -103,56 +104,93 @@ const fn bits(parts: u8) -> u32 {
     }
 }
 
-/// How many sums of two products fit 16 bits together; of halves every other product is none.
-const fn room(bits: u32, halves: usize) -> usize {
-    let room = if bits <= 5 { 4 } else { 1 << 7usize.saturating_sub(bits as usize) };
-    if room * halves > 4 { 4 } else { room * halves }
+/// How many sums of two products fit 16 bits together.
+const fn room(bits: u32) -> usize {
+    if bits <= 5 { 4 } else { 1 << 7u32.saturating_sub(bits) }
 }
 
-impl Site<'_> {
+impl<'a> Site<'a> {
+    /// # Panics
+    /// Where planes end behind their unit, or are of bytes.
+    fn new(w: &Codes<'a>) -> Site<'a> {
+        let (mut planes, mut parts) = ([0; 4], 0);
+        for plane in &w.packing.planes {
+            let part = match plane.bits {
+                1 => ONES,
+                2 => TWOS,
+                4 if parts & FOURS == 0 => FOURS,
+                4 => HIGHS,
+                bits => unreachable!("a plane of {bits} bits"),
+            };
+            let end = plane.at + w.packing.columns * ROWS as u64 * u64::from(plane.bits) / 8;
+            assert!(end <= w.packing.bytes, "a plane ends behind its unit");
+            planes[part.trailing_zeros() as usize] = plane.at as usize;
+            parts |= part;
+        }
+        if w.kind == CodeKind::E2m1 {
+            parts |= LOOKUP;
+        }
+        Site { w: *w, parts, planes }
+    }
+
+    /// As [`Self::codes`], as bytes.
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn run<const PARTS: u8, const HALVES: usize>(
+    unsafe fn bytes(&self, unit: &[u8], chunk: usize, row: usize, out: &mut [u8; CHUNK]) {
+        macro_rules! run {
+            ($($parts:expr),+) => {
+                match self.parts {
+                    $(p if p == const { $parts } => unsafe {
+                        self.codes::<{ $parts }, 1>(unit, chunk, row)
+                    },)+
+                    _ => unreachable!("planes that no packing has: {}", self.parts),
+                }
+            };
+        }
+        let codes = of_all_parts!(run);
+        for (out, codes) in out.as_chunks_mut::<32>().0.iter_mut().zip(codes) {
+            unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), codes) }
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn run<const PARTS: u8, const HALVES: usize, const MINIMUMS: bool>(
         &self,
         band: usize,
         x: &[Chunk],
         stride: usize,
         lanes: &mut [Lanes],
     ) {
-        let mut scales = Spread::new(self.w, &self.w.packing.scale);
-        let mut minimums = self.w.packing.minimum.as_ref().map(|m| Spread::new(self.w, m));
+        let mut scales = Spread::new(&self.w, &self.w.packing.scale);
+        // Where there are no minimums, nothing reads what stands for them.
+        let minimum = self.w.packing.minimum.as_ref().unwrap_or(&self.w.packing.scale);
+        let mut minimums = Spread::new(&self.w, minimum);
         let chunks = self.w.packing.columns as usize / CHUNK;
         for (i, unit) in self.w.band(band).enumerate() {
+            prefetch(unit);
             unsafe { scales.read(unit) };
-            if let Some(minimums) = &mut minimums {
+            if MINIMUMS {
                 unsafe { minimums.read(unit) };
             }
             for chunk in 0..chunks {
-                let x = &x[i * chunks + chunk..];
+                let x = &x[(i * chunks + chunk) * stride..];
                 // Two rows share what is read of activations.
                 for row in (0..ROWS).step_by(2) {
                     unsafe {
                         let codes = [
-                            self.codes::<PARTS>(unit, chunk, row),
-                            self.codes::<PARTS>(unit, chunk, row + 1),
+                            self.codes::<PARTS, HALVES>(unit, chunk, row),
+                            self.codes::<PARTS, HALVES>(unit, chunk, row + 1),
                         ];
                         let scales =
                             [scales.of::<HALVES>(chunk, row), scales.of::<HALVES>(chunk, row + 1)];
                         let mut least = [[_mm256_setzero_ps(); HALVES]; 2];
-                        if let Some(minimums) = &minimums {
+                        if MINIMUMS {
                             least[0] = minimums.of::<HALVES>(chunk, row);
                             least[1] = minimums.of::<HALVES>(chunk, row + 1);
                         }
                         for (c, lanes) in lanes.iter_mut().enumerate() {
-                            let x = x.get_unchecked(c * stride);
+                            let x = x.get_unchecked(c);
                             let lanes = lanes.as_mut_ptr().add(row).cast::<[[f32; LANES]; 2]>();
-                            add::<PARTS, HALVES>(
-                                &codes,
-                                x,
-                                &scales,
-                                &least,
-                                minimums.is_some(),
-                                &mut *lanes,
-                            );
+                            add::<PARTS, HALVES, MINIMUMS>(&codes, x, &scales, &least, &mut *lanes);
                         }
                     }
                 }
@@ -160,9 +198,14 @@ impl Site<'_> {
         }
     }
 
-    /// The codes of a row; those of 8 bits as signed numbers.
+    /// The codes of a row, in the order of activations; those of 8 bits as signed numbers.
     #[inline(always)]
-    unsafe fn codes<const PARTS: u8>(&self, unit: &[u8], chunk: usize, row: usize) -> [__m256i; 4] {
+    unsafe fn codes<const PARTS: u8, const HALVES: usize>(
+        &self,
+        unit: &[u8],
+        chunk: usize,
+        row: usize,
+    ) -> [__m256i; 4] {
         let plane = |part: u8, bits: usize| {
             let at = self.planes[part.trailing_zeros() as usize];
             unit.as_ptr().wrapping_add(at + (chunk * ROWS + row) * 16 * bits)
@@ -219,36 +262,49 @@ impl Site<'_> {
                     *v = _mm256_shuffle_epi8(meanings, *v);
                 }
             }
+            if HALVES == 2 {
+                for v in &mut codes {
+                    *v = _mm256_shuffle_epi8(*v, table(&BY_HALVES));
+                }
+            }
             codes
         }
+    }
+}
+
+/// Asks for what lies [`AHEAD`] of a unit; there may be nothing.
+#[inline(always)]
+fn prefetch(unit: &[u8]) {
+    for at in (0..unit.len()).step_by(64) {
+        // SAFETY: no address is an error to ask for.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(unit.as_ptr().wrapping_add(at + AHEAD).cast()) }
     }
 }
 
 /// Adds two rows' products with a token's chunk to their sums, vectors of lanes; scales and minimums are the rows', one for
 /// each half.
 #[inline(always)]
-unsafe fn add<const PARTS: u8, const HALVES: usize>(
+unsafe fn add<const PARTS: u8, const HALVES: usize, const MINIMUMS: bool>(
     codes: &[[__m256i; 4]; 2],
     x: &Chunk,
     scales: &[[__m256; HALVES]; 2],
     minimums: &[[__m256; HALVES]; 2],
-    has_minimums: bool,
     sums: &mut [[f32; LANES]; 2],
 ) {
     unsafe {
         let mut acc = [_mm256_loadu_ps(sums[0].as_ptr()), _mm256_loadu_ps(sums[1].as_ptr())];
-        for half in 0..HALVES {
-            let whole = products::<PARTS, HALVES>(codes, &x.codes[half]);
-            let zeros = _mm256_loadu_si256(x.zeros[half].as_ptr().cast());
-            let x_scale = _mm256_loadu_ps(x.scales.as_ptr());
+        let x_scale = _mm256_loadu_ps(x.scales.as_ptr());
+        let whole = products::<PARTS, HALVES>(codes, &x.codes);
+        for (h, half) in x.halves[..HALVES].iter().enumerate() {
+            let zeros = _mm256_loadu_si256(half.zeros.as_ptr().cast());
             for r in 0..2 {
-                let whole = _mm256_cvtepi32_ps(_mm256_sub_epi32(whole[r], zeros));
-                acc[r] = _mm256_fmadd_ps(whole, _mm256_mul_ps(scales[r][half], x_scale), acc[r]);
+                let whole = _mm256_cvtepi32_ps(_mm256_sub_epi32(whole[r][h], zeros));
+                acc[r] = _mm256_fmadd_ps(whole, _mm256_mul_ps(scales[r][h], x_scale), acc[r]);
             }
-            if has_minimums {
-                let x_sums = _mm256_loadu_ps(x.sums[half].as_ptr());
+            if MINIMUMS {
+                let x_sums = _mm256_loadu_ps(half.sums.as_ptr());
                 for r in 0..2 {
-                    acc[r] = _mm256_fnmadd_ps(minimums[r][half], x_sums, acc[r]);
+                    acc[r] = _mm256_fnmadd_ps(minimums[r][h], x_sums, acc[r]);
                 }
             }
         }
@@ -258,16 +314,18 @@ unsafe fn add<const PARTS: u8, const HALVES: usize>(
     }
 }
 
-/// Sums of two rows' products in each lane, of all four vectors.
+/// Sums of two rows' products in each lane, of all four vectors, and of each half.
 #[inline(always)]
 unsafe fn products<const PARTS: u8, const HALVES: usize>(
     codes: &[[__m256i; 4]; 2],
     x: &[i8; CHUNK],
-) -> [__m256i; 2] {
-    let room = const { room(bits(PARTS), HALVES) };
+) -> [[__m256i; HALVES]; 2] {
+    let room = const { room(bits(PARTS)) };
     unsafe {
-        let mut wide = [_mm256_setzero_si256(); 2];
-        let mut narrow = wide;
+        // A lane's two sums of 16 bits are of one half each.
+        let halves = [_mm256_set1_epi32(1), _mm256_set1_epi32(1 << 16)];
+        let mut wide = [[_mm256_setzero_si256(); HALVES]; 2];
+        let mut narrow = [_mm256_setzero_si256(); 2];
         for i in 0..4 {
             let x = _mm256_loadu_si256(x.as_ptr().add(32 * i).cast());
             for r in 0..2 {
@@ -280,8 +338,12 @@ unsafe fn products<const PARTS: u8, const HALVES: usize>(
                 };
                 narrow[r] = if i % room == 0 { pairs } else { _mm256_add_epi16(narrow[r], pairs) };
                 if i % room == room - 1 {
-                    let sums = _mm256_madd_epi16(narrow[r], _mm256_set1_epi16(1));
-                    wide[r] = if i < room { sums } else { _mm256_add_epi32(wide[r], sums) };
+                    for h in 0..HALVES {
+                        let of = if HALVES == 2 { halves[h] } else { _mm256_set1_epi16(1) };
+                        let sums = _mm256_madd_epi16(narrow[r], of);
+                        wide[r][h] =
+                            if i < room { sums } else { _mm256_add_epi32(wide[r][h], sums) };
+                    }
                 }
             }
         }
@@ -323,6 +385,18 @@ unsafe fn pick(a: __m256i, of_a: __m256i, b: __m256i, of_b: __m256i) -> __m256i 
 #[inline(always)]
 unsafe fn table(bytes: &[u8; 32]) -> __m256i {
     unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+/// Where each byte of a lane of 16 comes from when codes of one half become neighbours.
+static BY_HALVES: [u8; 32] = by_halves_twice();
+
+const fn by_halves_twice() -> [u8; 32] {
+    let (mut bytes, mut i) = ([0; 32], 0);
+    while i < 32 {
+        bytes[i] = by_halves(i % 16) as u8;
+        i += 1;
+    }
+    bytes
 }
 
 /// For each byte of a vector, the byte of a row's part of a plane of two bits, and of one, that its code's bits are in;

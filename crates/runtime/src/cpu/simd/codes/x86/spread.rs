@@ -72,12 +72,19 @@ impl Spread {
     ) -> [__m256; HALVES] {
         unsafe {
             let from = self.numbers.as_ptr().add(row * self.row + chunk * self.step);
+            // No more than a chunk's own, which were written together: a load that takes parts of two stores waits until
+            // both are in the cache.
+            let numbers = match self.step {
+                8 => _mm256_loadu_ps(from),
+                4 => _mm256_broadcast_ps(&from.cast::<__m128>().read_unaligned()),
+                2 => _mm256_castpd_ps(_mm256_set1_pd(from.cast::<f64>().read_unaligned())),
+                _ => _mm256_set1_ps(*from),
+            };
             let of_row = _mm256_set1_ps(self.of_rows[row]);
-            let numbers = _mm256_mul_ps(_mm256_loadu_ps(from), of_row);
             let mut halves = [numbers; HALVES];
             for (half, lanes) in halves.iter_mut().zip(&self.lanes) {
                 let lanes = _mm256_loadu_si256(lanes.as_ptr().cast());
-                *half = _mm256_permutevar8x32_ps(numbers, lanes);
+                *half = _mm256_mul_ps(_mm256_permutevar8x32_ps(numbers, lanes), of_row);
             }
             halves
         }
@@ -87,26 +94,29 @@ impl Spread {
 /// Numbers of one type, a multiple of eight.
 #[inline(always)]
 unsafe fn widen(element: Element, from: *const u8, out: &mut [f32]) {
-    let size = element.size() as usize;
-    for (i, out) in out.chunks_exact_mut(8).enumerate() {
-        unsafe {
-            let from = from.add(8 * i * size);
-            let eight = match element {
-                Element::F16 => _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
-                Element::Bf16 => {
-                    let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+    macro_rules! each {
+        ($size:literal, $from:ident => $eight:expr) => {
+            for (i, out) in out.chunks_exact_mut(8).enumerate() {
+                unsafe {
+                    let $from = from.add(8 * i * $size);
+                    _mm256_storeu_ps(out.as_mut_ptr(), $eight);
                 }
-                Element::U8 => {
-                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast())))
-                }
-                Element::I8 => {
-                    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast())))
-                }
-                // Packed factors are of no other type than f32.
-                _ => _mm256_loadu_ps(from.cast()),
-            };
-            _mm256_storeu_ps(out.as_mut_ptr(), eight);
-        }
+            }
+        };
+    }
+    match element {
+        Element::F16 => each!(2, p => _mm256_cvtph_ps(_mm_loadu_si128(p.cast()))),
+        Element::Bf16 => each!(2, p => {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }),
+        Element::U8 => each!(1, p => {
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())))
+        }),
+        Element::I8 => each!(1, p => {
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
+        }),
+        // Packed factors are of no other type than f32.
+        _ => each!(4, p => _mm256_loadu_ps(p.cast())),
     }
 }
