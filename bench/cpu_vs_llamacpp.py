@@ -16,6 +16,8 @@ import subprocess
 def infernum(args):
     command = [args.infernum, "bench", "--model", args.model, "--threads", str(args.threads),
                "--prompt", str(args.prompt), "--generate", str(args.generate), "--runs", "2", "--json"]
+    if args.encoding:
+        command += ["--random-weights", "--encoding", args.encoding, "--device", "cpu"]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -31,14 +33,15 @@ def main():
     parser = argparse.ArgumentParser()
     for name in ("infernum", "model", "llama-bench", "gguf", "out"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--encoding", help="random weights of this encoding, of the shape in --model")
     for name, default in (("pairs", 6), ("threads", 2), ("prompt", 128), ("generate", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     pairs = []
     for _ in range(args.pairs):
         ours, peer = infernum(args), llama(args)
-        ours["model"] = "tinyllama-1.1b, random bf16 checkpoint"
-        ratios = {what: ours[f"{what}_tokens_per_second"] / peer[what] for what in ("prefill", "decode")}
+        ours["model"] = f"tinyllama-1.1b, random, {args.encoding or 'bf16'}"
+        ratios = {what: ours["cases"][0][f"{what}_tokens_per_second"] / peer[what] for what in ("prefill", "decode")}
         pairs.append({"infernum": ours, "llama.cpp": peer, "ratios": ratios})
         print({what: round(value, 3) for what, value in ratios.items()}, flush=True)
     medians = {what: statistics.median(pair["ratios"][what] for pair in pairs) for what in ("prefill", "decode")}

@@ -1,5 +1,6 @@
 //! From stored bytes to values, one at a time: the reference of every kernel that decodes.
 
+use super::run::{RUN, Run};
 use super::term::Memory;
 use super::{Encoding, Layout, Number, Place, Term};
 
@@ -70,9 +71,13 @@ impl Decoder<'_> {
             let scale = self.encoding.scale().eval(&first).float();
             let minimum = self.encoding.minimum().map(|m| m.eval(&first).float());
             let zero = self.encoding.zero().map(|z| z.eval(&first).int());
-            for (i, value) in now.iter_mut().enumerate() {
-                let scaled = from_zero(self.code(n, k + i as u64), zero) * scale;
-                *value = minimum.map_or(scaled, |m| scaled - m);
+            for (i, values) in now.chunks_mut(RUN).enumerate() {
+                let run = Run::new(self, n, (k + (i * RUN) as u64, k + len), 1);
+                let codes = run.eval(self.encoding.code());
+                for (i, value) in values.iter_mut().enumerate() {
+                    let scaled = from_zero(codes.get(i), zero) * scale;
+                    *value = minimum.map_or(scaled, |m| scaled - m);
+                }
             }
             (k, out) = (k + len, rest);
         }
@@ -104,6 +109,17 @@ impl Decoder<'_> {
         self.tensors[0].get(at as usize..).unwrap_or_default()
     }
 
+    /// Where everything lies.
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Bytes of a stored tensor; nothing where they end behind it. Sizes were checked, so that there is always an element.
+    #[inline]
+    pub(super) fn bytes(&self, (tensor, at): (usize, usize), size: u64) -> &[u8] {
+        self.tensors[tensor].get(at..at + size as usize).unwrap_or_default()
+    }
+
     pub(super) fn at(&self, n: u64, k: u64) -> At<'_> {
         At { decoder: self, n, k }
     }
@@ -131,11 +147,9 @@ impl Memory for At<'_> {
 
     fn read(&self, part: usize, index: &[Term]) -> Number {
         let layout = &self.decoder.layout;
-        let (tensor, at) = layout.place(self.n, self.k, part, |i| index[i].eval(self).int());
+        let at = layout.place(self.n, self.k, part, |i| index[i].eval(self).int());
         let element = layout.parts[part].element;
-        let bytes = self.decoder.tensors[tensor].get(at..at + element.size() as usize);
-        // The sizes were checked: there is always an element.
-        element.read(bytes.unwrap_or_default())
+        element.read(self.decoder.bytes(at, element.size()))
     }
 
     fn table(&self, table: usize, index: i64) -> Number {

@@ -16,6 +16,7 @@ mod encoder;
 mod layout;
 mod packer;
 pub mod packing;
+mod run;
 mod term;
 
 use std::cmp::Ordering;

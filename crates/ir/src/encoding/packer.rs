@@ -1,12 +1,13 @@
 //! Making the packed form of a weight on the host: what the kernel `repack` makes of it on a GPU, bit for bit.
 //!
-//! An encoding's expressions are walked for each scale. Walked for each code, too, they would take minutes for a
-//! model, so bits of codes are moved as they are wherever that is what the expressions do, see [`Moves`].
+//! An encoding's expressions are walked for many columns at a time ([`Run`]); bits of codes are moved as they are
+//! wherever that is what the expressions do, see [`Moves`].
 
 use std::ops::Range;
 
 use super::decoder::Decoder;
 use super::packing::{Packing, Plane, ROWS, bits, code_bits};
+use super::run::{RUN, Run};
 use super::{CodeKind, Element, Encoding, Number, Stored, Term};
 use crate::random;
 
@@ -15,6 +16,11 @@ pub struct Packer {
     packing: Packing,
     kind: CodeKind,
     moves: Option<Moves>,
+    /// For each plane, the byte of a unit and the bit in it that each of its columns' codes of row 0 begins at, and how many
+    /// bytes further on the next row's are.
+    spots: Vec<(Vec<(usize, u32)>, usize)>,
+    /// What each byte is as a code, where codes are elements of one byte: the part, and its indices.
+    stored: Option<(usize, Vec<Term>, [u8; 256])>,
 }
 
 impl Packer {
@@ -22,7 +28,36 @@ impl Packer {
     pub fn new(encoding: &Encoding) -> Result<Packer, String> {
         let packing = Packing::of(encoding)?;
         let moves = Moves::find(encoding, &packing);
-        Ok(Packer { packing, kind: encoding.def().code.kind, moves })
+        let kind = encoding.def().code.kind;
+        let spots = packing.planes.iter().map(|plane| {
+            let first = |column| packing.place(*plane, 0, column);
+            let spot = |column| {
+                (
+                    first(column).word as usize + first(column).bit as usize / 8,
+                    first(column).bit % 8,
+                )
+            };
+            let stride = packing.place(*plane, 1, 0).word - first(0).word;
+            ((0..packing.columns).map(spot).collect(), stride as usize)
+        });
+        let spots = spots.collect();
+        let float = match kind {
+            CodeKind::E4m3 => Some(Element::F8e4m3),
+            CodeKind::E5m2 => Some(Element::F8e5m2),
+            _ => None,
+        };
+        let stored = match encoding.code() {
+            Term::Read { part, index, .. }
+                if float.is_some() && encoding.0.parts.get(*part).map(|p| p.element) == float =>
+            {
+                let code = |byte: u8| {
+                    code_bits(kind, 0, float.map_or(Number::Int(0), |f| f.read(&[byte]))) as u8
+                };
+                Some((*part, index.clone(), std::array::from_fn(|byte| code(byte as u8))))
+            }
+            _ => None,
+        };
+        Ok(Packer { packing, kind, moves, spots, stored })
     }
 
     /// How many bands a weight has, and the bytes of each.
@@ -34,61 +69,73 @@ impl Packer {
     pub fn band(&self, decoder: &Decoder<'_>, band: u64, out: &mut [u8]) {
         out.fill(0);
         let columns = decoder.columns();
-        let rows = ROWS.min(decoder.rows().saturating_sub(band * ROWS));
-        for (i, unit) in out.chunks_exact_mut(self.packing.bytes as usize).enumerate() {
-            let from = i as u64 * self.packing.columns;
-            let until = columns.min(from + self.packing.columns);
-            for row in 0..rows {
-                let n = band * ROWS + row;
+        for row in 0..ROWS.min(decoder.rows().saturating_sub(band * ROWS)) {
+            let n = band * ROWS + row;
+            for (i, unit) in out.chunks_exact_mut(self.packing.bytes as usize).enumerate() {
+                let from = i as u64 * self.packing.columns;
+                let until = columns.min(from + self.packing.columns);
                 match &self.moves {
                     Some(moves) if until - from == self.packing.columns => {
                         moves.run(decoder.block(n, from), i, row as usize, unit);
                     }
-                    _ => {
-                        for k in from..until {
-                            self.code(decoder.code(n, k), row, k - from, unit);
-                        }
-                    }
+                    _ => self.codes(decoder, (n, row), from..until, unit),
                 }
-                self.factors(decoder, (n, row), from..until, unit);
             }
+            self.factors(decoder, (n, row), out);
         }
     }
 
-    /// Writes the code of a value at a row and a column of a unit.
-    fn code(&self, code: Number, row: u64, column: u64, unit: &mut [u8]) {
-        let code = code_bits(self.kind, self.packing.added, code);
-        for plane in &self.packing.planes {
-            let place = self.packing.place(*plane, row, column);
-            let part = (code >> plane.shift & ((1 << plane.bits) - 1)) as u32;
-            let word = &mut unit[place.word as usize..][..4];
-            word.iter_mut().zip((part << place.bit).to_le_bytes()).for_each(|(to, b)| *to |= b);
-        }
-    }
-
-    /// Writes the scales and the minimums of row `n` of the weight, which is row `row` of a unit, whose columns are
-    /// `columns` of the weight.
-    fn factors(
+    /// Writes the codes of row `n` of the weight, which is row `row` of a unit, whose columns are `columns` of the weight.
+    fn codes(
         &self,
         decoder: &Decoder<'_>,
         (n, row): (u64, u64),
         columns: Range<u64>,
         unit: &mut [u8],
     ) {
+        for from in columns.clone().step_by(RUN) {
+            let run = Run::new(decoder, n, (from, columns.end), 1);
+            let codes: [u8; RUN] = if let Some((part, index, codes)) = &self.stored {
+                run.bytes(*part, index).map(|byte| codes[usize::from(byte)])
+            } else {
+                let numbers = run.eval(decoder.encoding().code());
+                let code = |i| code_bits(self.kind, self.packing.added, numbers.get(i)) as u8;
+                std::array::from_fn(code)
+            };
+            let first = (from - columns.start) as usize;
+            let count = RUN.min((columns.end - from) as usize);
+            for (plane, (spots, stride)) in self.packing.planes.iter().zip(&self.spots) {
+                let mask = (u16::MAX >> (16 - plane.bits)) as u8;
+                for (code, (byte, bit)) in codes[..count].iter().zip(&spots[first..]) {
+                    unit[byte + row as usize * stride] |= (code >> plane.shift & mask) << bit;
+                }
+            }
+        }
+    }
+
+    /// Writes the scales and the minimums of row `n` of the weight, which is row `row` of each unit of a band.
+    fn factors(&self, decoder: &Decoder<'_>, (n, row): (u64, u64), band: &mut [u8]) {
         let packing = &self.packing;
-        let mut write = |element: Element, at: u64, term: &Term, k: u64| {
-            let bits = bits(element, term.eval(&decoder.at(n, k))).to_le_bytes();
+        let columns = decoder.columns();
+        let mut write = |element: Element, term: &Term, step: u64, at: &dyn Fn(u64) -> u64| {
             let size = element.size() as usize;
-            unit[at as usize..][..size].copy_from_slice(&bits[..size]);
+            for from in (0..columns).step_by(RUN * step as usize) {
+                let numbers = Run::new(decoder, n, (from, columns), step).eval(term);
+                for (i, k) in (from..columns).step_by(step as usize).take(RUN).enumerate() {
+                    let bits = bits(element, numbers.get(i)).to_le_bytes();
+                    let at =
+                        (k / packing.columns * packing.bytes + at(k % packing.columns)) as usize;
+                    band[at..at + size].copy_from_slice(&bits[..size]);
+                }
+            }
         };
         for factor in [Some(&packing.scale), packing.minimum.as_ref()].into_iter().flatten() {
-            for (group, k) in columns.clone().step_by(packing.group as usize).enumerate() {
-                let index = row * packing.groups() + group as u64;
-                let at = factor.at + index * factor.element.size();
-                write(factor.element, at, &factor.inner_term, k);
-            }
+            write(factor.element, &factor.inner_term, packing.group, &|column| {
+                let index = row * packing.groups() + column / packing.group;
+                factor.at + index * factor.element.size()
+            });
             if let (Some((element, at)), Some(term)) = (factor.outer, &factor.outer_term) {
-                write(element, at + row * element.size(), term, columns.start);
+                write(element, term, packing.columns, &|_| at + row * element.size());
             }
         }
     }
@@ -337,6 +384,20 @@ mod tests {
             // What is no bit of the block.
             (32, CodeKind::Unsigned, 4, "(q[k & 31] & 15) * (q[0] & 1)", false),
             (32, CodeKind::Unsigned, 5, "(q[k & 31] & 15) + (q[0] & 15)", false),
+            (
+                32,
+                CodeKind::Unsigned,
+                4,
+                "k % 3 == 1 ? min(q[k & 31] & 15, 9) : max(q[31] >> 4, 2 ** (k & 3)) ^ (q[0] & 1) << 3",
+                false,
+            ),
+            (
+                32,
+                CodeKind::Unsigned,
+                4,
+                "!(q[k & 31] > 7 && n < 5) + floor(q[k & 31] / 32) + abs(-(k & 3))",
+                false,
+            ),
         ] {
             let encoding = encoding(values, kind, bits, value);
             assert_eq!(is_moved(&encoding), moves, "{value}");
@@ -353,6 +414,14 @@ mod tests {
                 for (k, value) in row.iter().enumerate() {
                     let found = packed_value(&encoding, columns, &packed, n, k as u64);
                     assert_eq!(found, Ok(*value), "{} at {n}, {k}", encoding.def().code.value);
+                    // Of many columns at once it is what it is of one.
+                    let (code, scale) = (decoder.code(n, k as u64), decoder.scale(n, k as u64));
+                    assert_eq!(
+                        code.float() * scale,
+                        *value,
+                        "{} at {n}, {k}",
+                        encoding.def().code.value
+                    );
                 }
             }
         }

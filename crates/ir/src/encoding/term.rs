@@ -301,7 +301,8 @@ fn call(func: Func, args: &[Expr], names: &Names<'_>, e: &Expr) -> Result<Term, 
     }
 }
 
-fn ints(op: BinaryOp, a: i64, b: i64) -> i64 {
+#[inline]
+pub(super) fn ints(op: BinaryOp, a: i64, b: i64) -> i64 {
     match op {
         BinaryOp::Add => a.wrapping_add(b),
         BinaryOp::Sub => a.wrapping_sub(b),
@@ -325,7 +326,8 @@ fn ints(op: BinaryOp, a: i64, b: i64) -> i64 {
 }
 
 #[allow(clippy::float_cmp, reason = "that is what the language's `==` asks for")]
-fn floats(op: BinaryOp, a: f32, b: f32) -> Number {
+#[inline]
+pub(super) fn floats(op: BinaryOp, a: f32, b: f32) -> Number {
     match op {
         BinaryOp::Add => Number::Float(a + b),
         BinaryOp::Sub => Number::Float(a - b),
@@ -342,7 +344,8 @@ fn floats(op: BinaryOp, a: f32, b: f32) -> Number {
     }
 }
 
-fn divide(a: i64, b: i64, up: bool) -> i64 {
+#[inline]
+pub(super) fn divide(a: i64, b: i64, up: bool) -> i64 {
     let (Some(quotient), Some(rest)) = (a.checked_div(b), a.checked_rem(b)) else { return 0 };
     let same_sign = (rest < 0) == (b < 0);
     if up {
@@ -352,7 +355,8 @@ fn divide(a: i64, b: i64, up: bool) -> i64 {
     }
 }
 
-fn apply(func: Func, mut args: impl Iterator<Item = Number>) -> Number {
+#[inline]
+pub(super) fn apply(func: Func, mut args: impl Iterator<Item = Number>) -> Number {
     let mut next = || args.next().unwrap_or(Number::Float(f32::NAN));
     match (func, next()) {
         (Func::Abs, Number::Int(a)) => Number::Int(a.wrapping_abs()),
