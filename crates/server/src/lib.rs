@@ -21,6 +21,7 @@ mod limits;
 mod listen;
 mod load;
 mod log;
+mod maker;
 mod metrics;
 mod model;
 mod outbox;

@@ -95,7 +95,7 @@ async fn room(served: &Served, prompts: &[Request], first: bool) -> Result<Rooms
     loop {
         match worker.admit(prompts) {
             Ok(rooms) => return Ok(rooms),
-            Err(why) if first || matches!(why, Untaken::Gone) => return Err(served.untaken(&why)),
+            Err(why) if first || !matches!(why, Untaken::Busy) => return Err(served.untaken(&why)),
             Err(_) => tokio::time::sleep(PAUSE).await,
         }
     }
