@@ -129,12 +129,11 @@ impl Maker {
         let loader = Loader::new(model, options, &args.run, &machine).with_progress(&progress);
         let sequences = args.engine.sequences(&machine);
         let capacity = Capacity::new(sequences as u64, options.length(model)?);
-        let plan = match &self.plan {
-            Some(plan) => plan.clone(),
-            None => {
-                tune::autotune(&loader)?;
-                loader.plan(Sym::B, capacity)?
-            }
+        let plan = if let Some(plan) = &self.plan {
+            plan.clone()
+        } else {
+            tune::autotune(&loader)?;
+            loader.plan(Sym::B, capacity)?
         };
         let (groups, chunk) = (GroupKind::of_plan(&plan), loader.chunk());
         let cache = (&groups[..], chunk, block_bytes(&plan));

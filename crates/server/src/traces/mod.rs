@@ -38,7 +38,9 @@ pub(crate) struct TraceArgs {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TraceError {
     #[cfg(not(feature = "otlp"))]
-    #[error("--otlp-endpoint: this build sends no traces: build it with `--features otlp`")]
+    #[error(
+        "--otlp-endpoint: this build sends no traces: build it with `--features infernum-cli/otlp`"
+    )]
     NotBuilt,
     #[cfg(feature = "otlp")]
     #[error(
@@ -57,6 +59,7 @@ trait Export: Send {
 
 /// What is known of a request that has ended.
 #[derive(Default)]
+#[cfg_attr(not(feature = "otlp"), allow(dead_code, reason = "what reads it is not built"))]
 pub(crate) struct Ended {
     pub(crate) request_id: String,
     pub(crate) model: String,
@@ -287,7 +290,7 @@ mod tests {
     fn a_build_without_it_says_so() {
         let args = TraceArgs { otlp_endpoint: Some("http://localhost:4318".to_owned()) };
         let found = Traces::start(&args, counted().0).map(|_| ());
-        assert!(found.is_err_and(|error| error.to_string().contains("--features otlp")));
+        assert!(found.is_err_and(|error| error.to_string().contains("infernum-cli/otlp")));
         assert!(Traces::start(&TraceArgs::default(), counted().0).is_ok_and(|t| t.is_none()));
     }
 }
