@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sends spans to a collector.
 pub(super) struct Exporter {
-    exporter: SpanExporter,
+    inner: SpanExporter,
     runtime: Runtime,
     scope: InstrumentationScope,
 }
@@ -48,7 +48,7 @@ impl Exporter {
         exporter.set_resource(&resource.build());
         let scope = InstrumentationScope::builder("infernum");
         Ok(Exporter {
-            exporter,
+            inner: exporter,
             runtime: Builder::new_current_thread()
                 .enable_all()
                 .build()
@@ -113,7 +113,7 @@ impl Exporter {
 impl Export for Exporter {
     fn export(&mut self, batch: &[Record]) -> Result<(), String> {
         let spans = batch.iter().flat_map(|record| self.spans(record)).collect();
-        self.runtime.block_on(self.exporter.export(spans)).map_err(|e| e.to_string())
+        self.runtime.block_on(self.inner.export(spans)).map_err(|e| e.to_string())
     }
 }
 
