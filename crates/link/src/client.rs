@@ -39,7 +39,7 @@ pub trait FrontEnd: Send {
     fn offered(&mut self, offer: &Offer) -> Result<(), String>;
     /// What became of requests.
     fn reported(&mut self, report: Report);
-    /// A request was not handed over: for a reason of its own, or because the engine is not there.
+    /// A command that is waited for was not handed over: for a reason of its own, or because the engine is not there.
     fn unsent(&mut self, key: u64, refusal: Option<Refusal>);
     /// The engine is gone, and all that was asked of it.
     fn lost(&mut self);
@@ -153,11 +153,11 @@ impl<F: FrontEnd> Follower<F> {
         loop {
             tokio::select! {
                 done = &mut other => return Some(done),
-                command = self.commands.recv() => match command {
-                    Some(Command::Submit(submission)) => self.front_end.unsent(submission.key, None),
-                    Some(_) => {}
-                    None => return None,
-                },
+                command = self.commands.recv() => {
+                    if let Some(key) = command?.key() {
+                        self.front_end.unsent(key, None);
+                    }
+                }
             }
         }
     }

@@ -8,18 +8,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use infernum_runtime::{
     AdapterId, AdapterWeights, Engine, EngineError, Event, Executor, FinishReason, RequestId, Stats,
 };
 use tokio::sync::oneshot;
 
-use crate::message::{Cause, Command, End, Refusal, Report, StepTime, Submission};
+use crate::message::{Cause, Command, Depth, End, Refusal, Report, Sleep, StepTime, Submission};
+use crate::source::{Adapters, Reread, Source};
 use crate::{Gone, Link};
 
 /// Odd, so that each epoch turns salts into others.
 const EPOCH: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// What is told to those who ask an engine that sleeps.
+const ASLEEP: &str = "the model sleeps: it takes requests again when it is woken";
 
 /// Where a front end's reports go.
 pub trait Port: Send {
@@ -47,7 +51,7 @@ enum Told {
         refusal: Refusal,
     },
     /// Puts an adapter into a free slot of the engine's; whoever waits for it may have gone.
-    LoadAdapter(Box<AdapterWeights>, oneshot::Sender<Result<AdapterId, EngineError>>),
+    LoadAdapter(Box<AdapterWeights>, Reread, oneshot::Sender<Result<AdapterId, EngineError>>),
     /// Takes no more requests of it.
     UnloadAdapter(AdapterId),
     /// Nothing else follows.
@@ -60,6 +64,24 @@ struct Standing {
     stats: Mutex<Stats>,
     malformed: AtomicU64,
     draining: AtomicBool,
+    asleep: AtomicBool,
+}
+
+impl Standing {
+    /// Adds to a report how the engine stands.
+    fn told(&self, report: Report) -> Report {
+        Report {
+            stats: *self.stats.lock().unwrap_or_else(PoisonError::into_inner),
+            malformed: self.malformed.load(Ordering::Relaxed),
+            draining: self.draining.load(Ordering::Acquire),
+            asleep: self.asleep.load(Ordering::Acquire),
+            ..report
+        }
+    }
+
+    fn note(&self, stats: Stats) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
 }
 
 /// Speaks to an engine's thread.
@@ -81,12 +103,7 @@ impl Handle {
 
     /// How the engine stands, as a report of nothing else.
     pub fn standing(&self) -> Report {
-        Report {
-            stats: *self.standing.stats.lock().unwrap_or_else(PoisonError::into_inner),
-            malformed: self.standing.malformed.load(Ordering::Relaxed),
-            draining: self.standing.draining.load(Ordering::Acquire),
-            ..Report::default()
-        }
+        self.standing.told(Report::default())
     }
 
     /// Counts a message that could not be read.
@@ -94,13 +111,15 @@ impl Handle {
         self.standing.malformed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Has the engine take an adapter, between two steps. Its weights are this process's: no socket carries them.
+    /// Has the engine take an adapter, between two steps. Its weights are this process's: no socket carries them. Where the
+    /// engine sleeps, nobody answers.
     pub async fn load_adapter(
         &self,
         weights: AdapterWeights,
+        reread: Reread,
     ) -> Result<Result<AdapterId, EngineError>, Gone> {
         let (sender, loaded) = oneshot::channel();
-        self.inbox.send(Told::LoadAdapter(Box::new(weights), sender)).map_err(|_| Gone)?;
+        self.inbox.send(Told::LoadAdapter(Box::new(weights), reread, sender)).map_err(|_| Gone)?;
         loaded.await.map_err(|_| Gone)
     }
 
@@ -153,6 +172,7 @@ impl Drop for Peer {
 pub struct Driver {
     inbox: Receiver<Told>,
     standing: Arc<Standing>,
+    adapters: Adapters,
 }
 
 /// A way to an engine's thread, and what is to [run](Driver::run) there.
@@ -160,7 +180,7 @@ pub fn engine() -> (Handle, Driver) {
     let (sender, inbox) = channel();
     let standing = Arc::new(Standing::default());
     let handle = Handle { inbox: sender, next: Arc::default(), standing: standing.clone() };
-    (handle, Driver { inbox, standing })
+    (handle, Driver { inbox, standing, adapters: Adapters::default() })
 }
 
 /// A front end.
@@ -171,13 +191,20 @@ struct Member {
     report: Report,
     /// Its requests by its names for them.
     requests: HashMap<u64, RequestId>,
-    /// What it was told last of how the engine stands.
-    told: Stats,
+    /// What it was told last of how the engine stands, and whether it sleeps.
+    told: (Stats, bool),
 }
 
 /// The engine, and whose its requests are.
-struct Stepper<E: Executor> {
-    engine: Engine<E>,
+struct Stepper<E: Executor, S> {
+    /// None while it sleeps.
+    engine: Option<Engine<E>>,
+    source: S,
+    adapters: Adapters,
+    /// How those stood that were before it.
+    before: Stats,
+    /// It is to sleep as soon as it is idle.
+    tired: Option<Tired>,
     members: BTreeMap<u64, Member>,
     owners: HashMap<RequestId, (u64, u64)>,
     /// Kept for its memory.
@@ -188,13 +215,38 @@ struct Stepper<E: Executor> {
     epoch: u64,
 }
 
+/// How an engine is to sleep that is still busy, and who waits for it by which name.
+struct Tired {
+    depth: Depth,
+    waiting: Vec<(u64, u64)>,
+}
+
 impl Driver {
-    /// Runs the engine until it is stopped, or panics. Ports are dropped then.
-    pub fn run<E: Executor>(self, engine: Engine<E>) -> Result<(), Panicked> {
-        let Driver { inbox, standing } = self;
-        *standing.stats.lock().unwrap_or_else(PoisonError::into_inner) = engine.stats();
+    /// Has an engine take an adapter, before it is run.
+    pub fn load_adapter<E: Executor>(
+        &mut self,
+        engine: &mut Engine<E>,
+        weights: &AdapterWeights,
+        reread: Reread,
+    ) -> Result<AdapterId, EngineError> {
+        self.adapters.load(engine, weights, reread)
+    }
+
+    /// Runs an engine until it is stopped, or panics; where it is woken, one that `source` makes in its place. Ports are
+    /// dropped then.
+    pub fn run<E: Executor, S: Source<E>>(
+        self,
+        engine: Engine<E>,
+        source: S,
+    ) -> Result<(), Panicked> {
+        let Driver { inbox, standing, adapters } = self;
+        standing.note(engine.stats());
         let mut stepper = Stepper {
-            engine,
+            engine: Some(engine),
+            source,
+            adapters,
+            before: Stats::default(),
+            tired: None,
             members: BTreeMap::new(),
             owners: HashMap::new(),
             events: Vec::new(),
@@ -211,10 +263,11 @@ impl Driver {
     }
 }
 
-impl<E: Executor> Stepper<E> {
+impl<E: Executor, S: Source<E>> Stepper<E, S> {
     fn run(&mut self, inbox: &Receiver<Told>) {
         while !self.stopped {
-            if self.engine.is_idle() {
+            if self.is_idle() {
+                self.fall_asleep();
                 self.publish(true);
                 match inbox.recv() {
                     Ok(told) => self.apply(told),
@@ -225,10 +278,10 @@ impl<E: Executor> Stepper<E> {
             while let Ok(told) = inbox.try_recv() {
                 self.apply(told);
             }
-            if !self.stopped && !self.engine.is_idle() {
-                let before = self.engine.executor().computed();
+            if !self.stopped && !self.is_idle() {
+                let before = self.computed();
                 self.step();
-                let computed = self.engine.executor().computed().saturating_sub(before);
+                let computed = self.computed().saturating_sub(before);
                 self.publish(false);
                 let all = began.elapsed();
                 self.note(StepTime { all, host: all.saturating_sub(computed) });
@@ -236,21 +289,33 @@ impl<E: Executor> Stepper<E> {
         }
     }
 
+    fn is_idle(&self) -> bool {
+        self.engine.as_ref().is_none_or(Engine::is_idle)
+    }
+
+    /// How long it has computed.
+    fn computed(&self) -> Duration {
+        self.engine.as_ref().map_or(Duration::ZERO, |engine| engine.executor().computed())
+    }
+
     fn apply(&mut self, told: Told) {
         match told {
             Told::Stop => self.stopped = true,
             Told::Join { peer, port, most } => {
                 let (report, requests) = (Report::default(), HashMap::new());
-                let told = Stats::default();
+                let told = (Stats::default(), false);
                 self.members.insert(peer, Member { port, most, report, requests, told });
             }
             Told::Leave(peer) => self.leave(peer),
-            Told::LoadAdapter(weights, loaded) => {
-                if let Err(Ok(unclaimed)) = loaded.send(self.engine.load_adapter(&weights)) {
-                    self.engine.unload_adapter(unclaimed); // nobody knows its name
+            Told::LoadAdapter(weights, reread, loaded) => {
+                let Some(engine) = &mut self.engine else { return };
+                if let Err(Ok(unclaimed)) =
+                    loaded.send(self.adapters.load(engine, &weights, reread))
+                {
+                    self.unload_adapter(unclaimed); // nobody knows its name
                 }
             }
-            Told::UnloadAdapter(adapter) => self.engine.unload_adapter(adapter),
+            Told::UnloadAdapter(adapter) => self.unload_adapter(adapter),
             Told::Refuse { peer, key, refusal } => {
                 if let Some(member) = self.members.get_mut(&peer) {
                     member.report.rejected.push((key, refusal));
@@ -259,7 +324,68 @@ impl<E: Executor> Stepper<E> {
             Told::Command(_, Command::ForgetPrefixes) => self.epoch += 1,
             Told::Command(peer, Command::Submit(submission)) => self.submit(peer, *submission),
             Told::Command(peer, Command::Cancel(key, end)) => self.cancel(peer, key, end),
+            Told::Command(peer, Command::Sleep(key, how)) => self.tire(peer, key, how),
+            Told::Command(peer, Command::Wake(key)) => {
+                let woken = self.wake();
+                self.done(peer, key, woken);
+            }
         }
+    }
+
+    fn unload_adapter(&mut self, adapter: AdapterId) {
+        self.adapters.forget(adapter);
+        if let Some(engine) = &mut self.engine {
+            engine.unload_adapter(adapter);
+        }
+    }
+
+    /// Takes no more requests, to sleep when those that it has are done.
+    fn tire(&mut self, peer: u64, key: u64, Sleep { depth, abort }: Sleep) {
+        self.standing.asleep.store(true, Ordering::Release);
+        let tired = self.tired.get_or_insert_with(|| Tired { depth, waiting: Vec::new() });
+        tired.depth = tired.depth.max(depth);
+        tired.waiting.push((peer, key));
+        if abort {
+            let all: Vec<(u64, u64)> = self.owners.values().copied().collect();
+            all.into_iter().for_each(|(peer, key)| self.cancel(peer, key, End::Slept));
+        }
+    }
+
+    fn fall_asleep(&mut self) {
+        let Some(Tired { depth, waiting }) = self.tired.take() else { return };
+        let stats = self.stats();
+        self.before = Stats { used_blocks: 0, total_blocks: 0, ..stats };
+        let engine = self.engine.take();
+        self.source.put_away(engine, depth);
+        waiting.into_iter().for_each(|(peer, key)| self.done(peer, key, Ok(())));
+    }
+
+    fn wake(&mut self) -> Result<(), String> {
+        for (peer, key) in self.tired.take().into_iter().flat_map(|tired| tired.waiting) {
+            self.done(peer, key, Err("it was woken before it slept".to_owned()));
+        }
+        if self.engine.is_none() {
+            let mut engine = self.source.make()?;
+            if let Err(error) = self.adapters.restore(&mut engine) {
+                self.source.put_away(Some(engine), Depth::Light);
+                return Err(error);
+            }
+            self.engine = Some(engine);
+        }
+        self.standing.asleep.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Tells a front end that something was done, or why it was not.
+    fn done(&mut self, peer: u64, key: u64, result: Result<(), String>) {
+        if let Some(member) = self.members.get_mut(&peer) {
+            member.report.done.push((key, result));
+        }
+    }
+
+    /// How it stands, counted over all that it was.
+    fn stats(&self) -> Stats {
+        self.engine.as_ref().map_or(self.before, |engine| engine.stats().after(&self.before))
     }
 
     fn submit(&mut self, peer: u64, submission: Submission) {
@@ -271,12 +397,13 @@ impl<E: Executor> Stepper<E> {
             return;
         }
         request.salt ^= self.epoch.wrapping_mul(EPOCH);
-        let refusal = if self.standing.draining.load(Ordering::Acquire) {
-            Refusal::new(Cause::Draining, "the engine is shutting down")
-        } else if member.requests.len() >= member.most {
-            Refusal::new(Cause::Busy, "the engine has as many requests as it takes")
-        } else {
-            match self.engine.submit(request) {
+        let asleep = self.standing.asleep.load(Ordering::Acquire);
+        let full = member.requests.len() >= member.most;
+        let refusal = match &mut self.engine {
+            _ if self.standing.draining.load(Ordering::Acquire) => {
+                Refusal::new(Cause::Draining, "the engine is shutting down")
+            }
+            Some(engine) if !asleep && !full => match engine.submit(request) {
                 Ok(id) => {
                     member.requests.insert(key, id);
                     member.report.accepted.push((key, id));
@@ -284,7 +411,11 @@ impl<E: Executor> Stepper<E> {
                     return;
                 }
                 Err(error) => Refusal::from(&error),
+            },
+            Some(_) if !asleep => {
+                Refusal::new(Cause::Busy, "the engine has as many requests as it takes")
             }
+            _ => Refusal::new(Cause::Asleep, ASLEEP),
         };
         member.report.rejected.push((key, refusal));
     }
@@ -292,24 +423,28 @@ impl<E: Executor> Stepper<E> {
     fn cancel(&mut self, peer: u64, key: u64, end: End) {
         let Some(member) = self.members.get_mut(&peer) else { return };
         if let Some(id) = member.requests.remove(&key) {
-            self.owners.remove(&id);
-            self.engine.cancel(id);
             member.report.cancelled.push((id, end));
+            self.drop_request(id);
         }
     }
 
     fn leave(&mut self, peer: u64) {
         let Some(member) = self.members.remove(&peer) else { return };
-        for id in member.requests.into_values() {
-            self.owners.remove(&id);
-            self.engine.cancel(id);
+        member.requests.into_values().for_each(|id| self.drop_request(id));
+    }
+
+    fn drop_request(&mut self, id: RequestId) {
+        self.owners.remove(&id);
+        if let Some(engine) = &mut self.engine {
+            engine.cancel(id);
         }
     }
 
     fn step(&mut self) {
+        let Some(engine) = &mut self.engine else { return };
         let mut events = std::mem::take(&mut self.events);
         let began = Instant::now();
-        let result = self.engine.step(&mut events);
+        let result = engine.step(&mut events);
         let (ended, mut message) = (Instant::now(), None);
         if let Err(error) = result {
             tracing::error!(%error, "a step failed");
@@ -317,7 +452,7 @@ impl<E: Executor> Stepper<E> {
             // Where the engine does not say whose step it was, it was everybody's.
             if !events.iter().any(|e| matches!(e, Event::Finished(_, FinishReason::Failed))) {
                 for id in self.owners.keys() {
-                    self.engine.cancel(*id);
+                    engine.cancel(*id);
                     events.push(Event::Finished(*id, FinishReason::Failed));
                 }
             }
@@ -354,19 +489,19 @@ impl<E: Executor> Stepper<E> {
 
     /// Shows how the engine stands, and sends what happened; where it is `idle`, also to those to whom nothing happened.
     fn publish(&mut self, idle: bool) {
-        let stats = self.engine.stats();
-        *self.standing.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
-        let malformed = self.standing.malformed.load(Ordering::Relaxed);
-        let draining = self.standing.draining.load(Ordering::Acquire);
+        let stats = self.stats();
+        self.standing.note(stats);
+        let asleep = self.standing.asleep.load(Ordering::Acquire);
         let mut gone = Vec::new();
         for (peer, member) in &mut self.members {
-            if !(member.report.says_something() || idle && member.told != stats) {
+            let is_new = member.told != (stats, asleep);
+            if !(member.report.says_something() || idle && is_new) {
                 continue;
             }
-            member.told = stats;
-            let mut report = std::mem::take(&mut member.report);
+            member.told = (stats, asleep);
+            let report = std::mem::take(&mut member.report);
             member.report.events.reserve(report.events.len());
-            (report.stats, report.malformed, report.draining) = (stats, malformed, draining);
+            let report = self.standing.told(report);
             if !member.port.send(report) {
                 gone.push(*peer);
             }

@@ -16,6 +16,7 @@ pub mod frame;
 pub mod handshake;
 pub mod host;
 mod message;
+mod source;
 #[cfg(test)]
 mod tests;
 mod unix;
@@ -27,12 +28,14 @@ pub use client::Stream;
 pub use driver::{Driver, Handle, Panicked, Peer, Port, engine};
 pub use handshake::Secret;
 pub use message::{
-    Cause, Command, End, Facts, Offer, Refusal, Report, StepTime, Submission, ToEngine,
+    Cause, Command, Depth, End, Facts, Offer, Refusal, Report, Sleep, StepTime, Submission,
+    ToEngine,
 };
+pub use source::{Reread, Source};
 pub use unix::{Socket, bind_unix};
 
 /// The version of the protocol. Both sides have the same: messages say nothing of their own form.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// How often something is sent, at least.
 pub const BEAT: Duration = Duration::from_secs(1);

@@ -14,6 +14,39 @@ pub enum Command {
     Cancel(u64, End),
     /// Requests that follow share no prefix with those before, of any front end.
     ForgetPrefixes,
+    /// The engine is to give back its memory; a report [tells](Report::done) when it has, by this name.
+    Sleep(u64, Sleep),
+    /// It is to be as it was before, and to tell so.
+    Wake(u64),
+}
+
+impl Command {
+    /// The name that is waited for, where whoever sent it waits for one.
+    pub fn key(&self) -> Option<u64> {
+        match self {
+            Command::Submit(submission) => Some(submission.key),
+            Command::Sleep(key, _) | Command::Wake(key) => Some(*key),
+            Command::Cancel(..) | Command::ForgetPrefixes => None,
+        }
+    }
+}
+
+/// How an engine is to sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sleep {
+    /// What it keeps.
+    pub depth: Depth,
+    /// Whether requests that it has are ended, rather than waited for.
+    pub abort: bool,
+}
+
+/// What an engine that sleeps keeps of what it is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Depth {
+    /// What makes waking fast and takes little memory.
+    Light,
+    /// Nothing: it is made as it was made first.
+    Deep,
 }
 
 /// A request with the name that its front end has for it.
@@ -55,6 +88,8 @@ pub enum End {
     Aborted,
     /// Whoever listens does not read.
     Unread,
+    /// The engine was put to sleep.
+    Slept,
 }
 
 /// What goes to an engine over a socket.
@@ -77,6 +112,8 @@ pub struct Report {
     pub events: Vec<Event>,
     /// Requests that ended because they were not wanted any more.
     pub cancelled: Vec<(RequestId, End)>,
+    /// What was done that was waited for, by its name; why it was not, where it was not.
+    pub done: Vec<(u64, Result<(), String>)>,
     /// Why the step failed, if it did.
     pub error: Option<String>,
     /// Steps that ended since the last report, this one not yet among them.
@@ -92,6 +129,8 @@ pub struct Report {
     pub malformed: u64,
     /// Whether it takes no more requests, as it is about to end.
     pub draining: bool,
+    /// Whether it takes none before it is woken.
+    pub asleep: bool,
 }
 
 impl Default for Report {
@@ -101,6 +140,7 @@ impl Default for Report {
             rejected: Vec::new(),
             events: Vec::new(),
             cancelled: Vec::new(),
+            done: Vec::new(),
             error: None,
             steps: Vec::new(),
             took: Duration::ZERO,
@@ -108,6 +148,7 @@ impl Default for Report {
             stats: Stats::default(),
             malformed: 0,
             draining: false,
+            asleep: false,
         }
     }
 }
@@ -130,7 +171,8 @@ impl Report {
         !(self.accepted.is_empty()
             && self.rejected.is_empty()
             && self.events.is_empty()
-            && self.cancelled.is_empty())
+            && self.cancelled.is_empty()
+            && self.done.is_empty())
             || self.steps.len() >= Report::MOST_STEPS
     }
 
@@ -143,6 +185,9 @@ impl Report {
             Event::Vector(_, row) => 32 + 4 * row.len(),
         };
         let refused: usize = self.rejected.iter().map(|(_, r)| 32 + r.message.len()).sum();
+        let undone =
+            |(_, done): &(u64, Result<(), String>)| 32 + done.as_ref().err().map_or(0, String::len);
+        let refused = refused + self.done.iter().map(undone).sum::<usize>();
         let lists = self.accepted.len() + self.cancelled.len() + self.steps.len();
         let error = self.error.as_ref().map_or(0, String::len);
         128 + 32 * lists + refused + error + self.events.iter().map(event).sum::<usize>()
@@ -175,6 +220,8 @@ pub enum Cause {
     Busy,
     /// Nothing: the engine is about to end.
     Draining,
+    /// Nothing: the engine sleeps, or is about to.
+    Asleep,
     /// Nothing that a client could mend.
     Internal,
 }

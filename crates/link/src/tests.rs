@@ -58,7 +58,7 @@ fn offer() -> Offer {
 /// An engine that runs, as its front ends meet it.
 fn host(secret: Option<&str>, silence: Duration) -> Arc<Host> {
     let (handle, driver) = engine();
-    std::thread::spawn(move || driver.run(broken()));
+    std::thread::spawn(move || driver.run(broken(), None));
     let secret = secret.map(|text| Secret::new(text).expect("long enough"));
     Arc::new(Host { handle, offer: offer(), secret, grammars: None, silence })
 }
@@ -197,6 +197,66 @@ async fn requests_are_checked_and_bounded() {
     assert_eq!(refused(&mut stream, 5, &|s| s.grammar = Some("x".to_owned())).await, Cause::Model);
     host.handle.drain();
     assert_eq!(refused(&mut stream, 6, &|_| ()).await, Cause::Draining);
+}
+
+/// Makes engines, as long as it may; counts what it is told.
+#[derive(Default)]
+struct Made {
+    put_away: Arc<std::sync::Mutex<Vec<(bool, Depth)>>>,
+    fails: Arc<std::sync::atomic::AtomicBool>,
+}
+
+impl Source<Broken> for Made {
+    fn put_away(&mut self, engine: Option<Engine<Broken>>, depth: Depth) {
+        self.put_away.lock().expect("no panic").push((engine.is_some(), depth));
+    }
+
+    fn make(&mut self) -> Result<Engine<Broken>, String> {
+        let fails = self.fails.load(std::sync::atomic::Ordering::Acquire);
+        if fails { Err("no memory".to_owned()) } else { Ok(broken()) }
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_sleeps_is_gone_and_another_one_wakes() {
+    let (handle, driver) = engine();
+    let source = Made::default();
+    let (put_away, fails) = (source.put_away.clone(), source.fails.clone());
+    std::thread::spawn(move || driver.run(broken(), source));
+    let host = Host { handle, offer: offer(), secret: None, grammars: None, silence: PATIENCE };
+    let host = Arc::new(host);
+    let (mut stream, _talk) = connected(&host);
+    handshake::introduce(&mut stream, None, 1 << 20).await.expect("let in");
+    let done = async |stream: &mut UnixStream, command: Command| {
+        let key = command.key().expect("it is waited for");
+        send(stream, &ToEngine::Command(command)).await;
+        let report = told(stream).await;
+        let [(found, done)] = &report.done[..] else { panic!("{report:?}") };
+        assert_eq!(*found, key);
+        (done.clone(), report.asleep)
+    };
+    let sleep = |key, depth| Command::Sleep(key, Sleep { depth, abort: false });
+    served(&mut stream, 1).await;
+    let steps = host.handle.standing().stats.prefix_queries;
+    assert_eq!(done(&mut stream, sleep(2, Depth::Light)).await, (Ok(()), true));
+    let standing = host.handle.standing();
+    assert!(standing.asleep);
+    assert_eq!((standing.stats.prefix_queries, standing.stats.total_blocks), (steps, 0));
+    send(&mut stream, &submit(3)).await;
+    let (key, refusal) = told(&mut stream).await.rejected.pop().expect("a refusal");
+    assert_eq!((key, refusal.cause), (3, Cause::Asleep));
+    assert_eq!(done(&mut stream, sleep(4, Depth::Deep)).await, (Ok(()), true), "deeper");
+    let all = put_away.lock().expect("no panic").clone();
+    assert_eq!(all, [(true, Depth::Light), (false, Depth::Deep)]);
+    fails.store(true, std::sync::atomic::Ordering::Release);
+    let why = Err("no memory".to_owned());
+    assert_eq!(done(&mut stream, Command::Wake(5)).await, (why, true));
+    fails.store(false, std::sync::atomic::Ordering::Release);
+    assert_eq!(done(&mut stream, Command::Wake(6)).await, (Ok(()), false));
+    assert_eq!(done(&mut stream, Command::Wake(7)).await, (Ok(()), false), "it is awake");
+    served(&mut stream, 8).await;
+    let standing = host.handle.standing().stats;
+    assert!(standing.prefix_queries > steps && standing.total_blocks == 16, "{standing:?}");
 }
 
 #[tokio::test]

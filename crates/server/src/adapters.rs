@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use infernum::LoraOptions;
 use infernum_frontend_hf::peft::Adapter;
-use infernum_link::Handle;
-use infernum_runtime::{AdapterBanks, AdapterId, AdapterWeights, Engine, PlanExecutor};
+use infernum_link::{Handle, Reread};
+use infernum_runtime::{AdapterBanks, AdapterId, AdapterWeights, EngineError};
 
 use super::model::NamedModel;
 
@@ -66,6 +66,16 @@ pub(crate) fn read(banks: &AdapterBanks, folder: &Path) -> Result<AdapterWeights
     banks.fit(&adapter).map_err(|e| e.to_string())
 }
 
+/// Reads an adapter again, as it is then.
+pub(crate) fn reread(name: &str, banks: &AdapterBanks, folder: &Path) -> Reread {
+    let (name, banks, folder) = (name.to_owned(), banks.clone(), folder.to_owned());
+    Box::new(move || {
+        read(&banks, &folder).map_err(|e| {
+            format!("the adapter `{name}`: {e}; unload it, or put its files back where they were")
+        })
+    })
+}
+
 impl AdapterArgs {
     /// Refuses names that are taken, and adapters of nobody knows which model.
     pub(crate) fn check(&self, models: &[NamedModel]) -> Result<(), String> {
@@ -96,15 +106,15 @@ impl AdapterArgs {
         found.transpose()
     }
 
-    /// Loads those that were named.
+    /// Has those that were named loaded by `load`, which is given the means to read them again.
     pub(crate) fn load(
         &self,
         banks: &AdapterBanks,
-        engine: &mut Engine<Box<dyn PlanExecutor>>,
+        mut load: impl FnMut(&AdapterWeights, Reread) -> Result<AdapterId, EngineError>,
     ) -> Result<Vec<(String, AdapterId)>, Box<dyn Error>> {
         let load = |NamedAdapter { name, folder }: &NamedAdapter| {
             let weights = read(banks, folder).map_err(|e| format!("--lora {name}: {e}"))?;
-            Ok((name.clone(), engine.load_adapter(&weights)?))
+            Ok((name.clone(), load(&weights, reread(name, banks, folder))?))
         };
         self.adapters.iter().map(load).collect()
     }

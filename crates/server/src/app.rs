@@ -24,6 +24,7 @@ use super::lanes::{Client, Lanes};
 use super::metrics::Metrics;
 use super::model::{Entry, Served};
 use super::tls::Tls;
+use super::traces::Traces;
 use super::{Args, api, auth, guard, limits, routes};
 use api::responses::store::Store;
 
@@ -41,6 +42,7 @@ const LOADING: u64 = 5;
 pub(crate) struct App {
     pub(crate) models: Vec<Entry>,
     pub(crate) metrics: Metrics,
+    pub(crate) traces: Option<Arc<Traces>>,
     keys: RwLock<Arc<auth::Keys>>,
     pub(crate) tls: Option<Arc<Tls>>,
     pub(crate) guard: guard::Guard,
@@ -69,8 +71,10 @@ impl App {
         let tls = listen.tls_cert.as_ref().zip(listen.tls_key.as_ref());
         let tls = tls.map(|(certificates, key)| Tls::open(certificates, key)).transpose();
         let seconds = args.limits.request_timeout;
+        let traces = Traces::start(&args.traces, metrics.traces_dropped());
         Ok(App {
             models,
+            traces: traces.map_err(|e| e.to_string())?,
             metrics,
             keys: RwLock::new(Arc::new(keys)),
             tls: tls.map_err(|e| e.to_string())?.map(Arc::new),
@@ -302,7 +306,13 @@ async fn trace(
     let route = request.extensions().get::<MatchedPath>().cloned();
     let id = request_id(request.extensions());
     let start = std::time::Instant::now();
-    let response = next.run(request).await;
+    let response = match &app.traces {
+        None => next.run(request).await,
+        Some(traces) => {
+            let headers = request.headers().clone();
+            traces.follow(&headers, &path, next.run(request)).await
+        }
+    };
     let (status, ms) = (response.status().as_u16(), start.elapsed().as_micros() as f64 / 1e3);
     app.metrics.answered(&method, route.as_ref().map(MatchedPath::as_str), status);
     if let Some(error) = response.extensions().get::<ApiError>() {

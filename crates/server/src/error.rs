@@ -118,6 +118,8 @@ fn shortened(text: &str, most: usize, escape: impl Fn(char) -> bool) -> String {
     out
 }
 
+/// The code of what a model that sleeps does not do.
+const ASLEEP: &str = "model_sleeping";
 const INVALID: &str = "invalid_request_error";
 
 impl ApiError {
@@ -229,6 +231,12 @@ impl ApiError {
     /// The model's engine is not there, or no longer.
     pub(crate) fn engine_gone() -> ApiError {
         ApiError::unavailable("engine_gone", "the model's engine has stopped", 30)
+    }
+
+    /// The model was put to sleep.
+    pub(crate) fn asleep(model: &str) -> ApiError {
+        let message = format!("the model `{}` sleeps: POST /wake_up wakes it", quoted(model));
+        ApiError::unavailable(ASLEEP, message, 30)
     }
 
     /// The queue is full.
@@ -365,6 +373,7 @@ impl From<&Refusal> for ApiError {
             Cause::Grammar => ApiError::malformed(message).because("invalid_grammar"),
             Cause::Busy => ApiError::busy(1),
             Cause::Draining => ApiError::unavailable("shutting_down", message, 5),
+            Cause::Asleep => ApiError::unavailable(ASLEEP, message, 30),
             Cause::Internal => ApiError::internal(message),
         }
     }

@@ -14,6 +14,7 @@ use super::lanes::aside;
 use super::model::Served;
 use super::outbox::Output;
 use super::text::{TextOut, TextRules};
+use super::traces::{self, Ended, Span};
 use super::worker::Running;
 
 /// Choices of one HTTP request at most.
@@ -162,6 +163,7 @@ pub(crate) struct Generation {
     deadline: Option<Instant>,
     request_id: String,
     error: Option<String>,
+    span: Option<Span>,
 }
 
 impl Generation {
@@ -205,6 +207,7 @@ impl Generation {
             deadline: app.request_timeout.map(|t| arrival + t),
             request_id: job.request_id,
             error: None,
+            span: traces::current(),
         };
         generation.accepted(n).await?;
         Ok(generation)
@@ -480,12 +483,26 @@ impl Choice {
 }
 
 impl Drop for Generation {
-    /// One line for each request.
+    /// One line for each request, and a span where they are traced.
     fn drop(&mut self) {
         let used = self.used();
-        let finish: Vec<&str> =
+        let finish: Vec<&'static str> =
             self.choices.iter().map(|c| c.finish.map_or("abort", Finish::name)).collect();
         let ms = |time: Duration| time.as_micros() as f64 / 1e3;
+        if let Some(span) = self.span.take() {
+            span.end(Ended {
+                request_id: self.request_id.clone(),
+                model: self.served.name.clone(),
+                prompt: used.prompt,
+                cached: used.cached,
+                completion: used.completion,
+                queued: self.queued,
+                to_first: self.first.map(|first| first - self.arrival),
+                in_all: self.arrival.elapsed(),
+                finish: finish.clone(),
+                error: self.error.clone(),
+            });
+        }
         tracing::info!(
             request_id = self.request_id,
             model = self.served.name,

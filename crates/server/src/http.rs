@@ -126,6 +126,10 @@ pub(crate) async fn serve(args: &Arc<Args>, app: &Arc<App>, source: Source) -> O
     if tokio::time::timeout(END_TIMEOUT, ended).await.is_err() {
         tracing::warn!("an engine does not end");
     }
+    if let Some(traces) = app.traces.clone() {
+        // A panic of its thread was told.
+        let _ = tokio::task::spawn_blocking(move || traces.close()).await;
+    }
     match failed {
         None => Ok(()),
         // A panic leaves a device and its memory in a state that nobody knows, so another process

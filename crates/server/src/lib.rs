@@ -21,6 +21,7 @@ mod limits;
 mod listen;
 mod load;
 mod log;
+mod maker;
 mod metrics;
 mod model;
 mod outbox;
@@ -31,6 +32,7 @@ mod sse;
 mod status;
 mod text;
 mod tls;
+mod traces;
 mod vectors;
 mod worker;
 
@@ -101,6 +103,8 @@ pub struct Args {
     host: HostArgs,
     #[command(flatten)]
     adapters: adapters::AdapterArgs,
+    #[command(flatten)]
+    traces: traces::TraceArgs,
     #[command(flatten)]
     log: log::LogArgs,
     /// Names of metrics: infernum:… or, for tools made for it, vllm:….

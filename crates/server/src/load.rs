@@ -6,21 +6,16 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use infernum::{
-    Capacity, Frontend, Loader, Machine, ModelOptions, Progress, Stage, block_bytes, tune,
-};
-use infernum_frontend_hf::checkpoint::Checkpoint;
-use infernum_ir::Sym;
+use infernum::{Frontend, Progress, Stage};
 use infernum_link::{Driver, Facts, Handle};
-use infernum_runtime::{
-    AdapterBanks, AdapterId, Engine, GroupKind, KvMode, PlanExecutor, StepInputs, most_blocks,
-};
+use infernum_runtime::{AdapterBanks, AdapterId, StepInputs};
 
 use super::adapters::{AdapterArgs, Room};
 use super::app::App;
+use super::maker::{Made, Maker, ModelEngine};
 use super::model::{Entry, NamedModel, Served};
 use super::worker::{Line, Worker};
-use super::{Args, EngineArgs, HostArgs};
+use super::{Args, HostArgs};
 
 /// Has a task run that hands out what an engine tells.
 pub(crate) type Spawn<'a> = &'a dyn Fn(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>);
@@ -68,8 +63,8 @@ pub(crate) fn start(
     let (named, start) = (model.clone(), Instant::now());
     let (args, adapters) = (args.clone(), adapters.clone());
     let run = move || match load(&named, &args, &adapters, queue) {
-        Ok((loaded, engine, driver)) => {
-            if sender.send(Ok(loaded)).is_ok() && driver.run(engine).is_err() {
+        Ok((loaded, engine, driver, maker)) => {
+            if sender.send(Ok(loaded)).is_ok() && driver.run(engine, maker).is_err() {
                 failed();
             }
         }
@@ -107,7 +102,7 @@ fn serve(entry: &Entry, app: &App, loaded: Loaded, args: &Args, spawn: Spawn<'_>
     entry.set(served);
 }
 
-type Ready = (Loaded, Engine<Box<dyn PlanExecutor>>, Driver);
+type Ready = (Loaded, ModelEngine, Driver, Maker);
 
 fn load(
     named: &NamedModel,
@@ -115,88 +110,12 @@ fn load(
     adapters: &AdapterArgs,
     queue: usize,
 ) -> Result<Ready, Box<dyn Error>> {
-    let (model, random_weights) = (named.folder.clone(), args.random_weights);
-    let mut compile = args.compile.clone();
-    compile.lora.max_loras = adapters.room(&compile.lora);
-    let options = ModelOptions { model, random_weights, encoding: None, compile };
-    let progress = Told::default();
-    let progress = |p: Progress<'_>| progress.log(p);
-    let model = options.open_with_progress(&progress)?;
-    let frontend = open_frontend(named, &model)?;
-    let generates = model.task.generates();
-    // What all grammars need is built while the weights load.
-    let (grammars, name) = (frontend.grammars().clone(), named.name.clone());
-    if generates {
-        std::thread::spawn(move || {
-            if let Err(error) = grammars.warm() {
-                tracing::warn!(model = name, %error, "no structured output");
-            }
-        });
-    }
-    let machine = Machine::open(args.run.device)?;
-    let loader = Loader::new(&model, &options, &args.run, &machine).with_progress(&progress);
-    let sequences = args.engine.sequences(&machine);
-    let capacity = Capacity::new(sequences as u64, options.length(&model)?);
-    tune::autotune(&loader)?;
-    let plan = loader.plan(Sym::B, capacity)?;
-    let (groups, chunk) = (GroupKind::of_plan(&plan), loader.chunk());
-    let cache = (&groups[..], chunk, block_bytes(&plan));
-    let capacity = args.engine.with_cache(capacity, cache, &machine);
-    let banks = AdapterBanks::of(&plan);
-    let (vocab, width) = (plan.vocabulary() as usize, plan.width() as usize);
-    let mut executor = loader.load(plan, capacity)?;
-    if !args.no_tune_products {
-        let tuned = executor.tune_products()?;
-        let better = tuned.iter().filter(|t| t.best_us < t.first_us).count();
-        tracing::debug!(products = tuned.len(), better, "cuBLASLt's algorithms competed");
-    }
-    let (blocks, on) = (executor.kv_blocks(), executor.describe());
-    let options = args.engine.options(sequences);
-    let mut engine = loader.engine(executor, capacity, options)?;
-    let adapters = adapters.load(&banks, &mut engine)?;
-    // A sequence can be no longer than the cache.
-    let max_length = capacity.longest(&groups, chunk, blocks);
-    // Nothing is given back of what was taken up front.
-    let whole = vec![GroupKind::Paged; groups.len()];
-    let least = Capacity::one(capacity.max_length).blocks(&whole, chunk);
-    if options.kv == KvMode::Contiguous && blocks < least {
-        let message = "a contiguous KV cache needs room for the longest sequence at least: choose \
-                       a shorter --max-length or a larger cache";
-        return Err(message.into());
-    }
-    let family = model.config.model_type().ok().flatten().unwrap_or_default().to_owned();
-    let format = if model.files.gguf().is_some() { "gguf" } else { "safetensors" };
-    let facts = Facts {
-        max_length,
-        vocab,
-        width,
-        blocks,
-        sequences,
-        queue,
-        family,
-        format: format.to_owned(),
-        bytes: model.checkpoint.as_ref().map_or(0, Checkpoint::data_len),
-        on,
-    };
-    let (handle, driver) = infernum_link::engine();
-    Ok((Loaded { frontend, facts, handle, banks, adapters }, engine, driver))
-}
-
-/// The text side of a model, with a word on what of it cannot be used.
-pub(crate) fn open_frontend(
-    named: &NamedModel,
-    model: &infernum::Model,
-) -> Result<Frontend, infernum::Error> {
-    let frontend = Frontend::open(model)?;
-    if let Err(error) = frontend.template()
-        && model.task.generates()
-    {
-        tracing::warn!(model = named.name, %error, "no chats: the chat template cannot be used");
-    }
-    for key in &frontend.defaults().unsupported {
-        tracing::warn!(model = named.name, key, "generation_config.json: not supported, left out");
-    }
-    Ok(frontend)
+    let mut maker = Maker::new(named, args, adapters);
+    let Made { mut engine, frontend, facts, banks } = maker.first(queue)?;
+    let (handle, mut driver) = infernum_link::engine();
+    let adapters =
+        adapters.load(&banks, |weights, again| driver.load_adapter(&mut engine, weights, again))?;
+    Ok((Loaded { frontend, facts, handle, banks, adapters }, engine, driver, maker))
 }
 
 /// How often it is told how far a download is.
@@ -204,7 +123,7 @@ const DOWNLOAD_TOLD: Duration = Duration::from_secs(10);
 
 /// What was told of a download.
 #[derive(Default)]
-struct Told(Cell<Option<Download>>);
+pub(super) struct Told(Cell<Option<Download>>);
 
 #[derive(Clone, Copy)]
 struct Download {
@@ -216,7 +135,7 @@ struct Download {
 
 impl Told {
     /// A line for each part of loading that takes a while, for how far a download is, and for each doubt about the spec.
-    fn log(&self, progress: Progress<'_>) {
+    pub(super) fn log(&self, progress: Progress<'_>) {
         match progress {
             Progress::Begin { stage, total } => {
                 tracing::info!("{stage}");
@@ -251,7 +170,7 @@ impl Download {
 }
 
 /// An error with its causes.
-fn chain(error: &dyn Error) -> String {
+pub(super) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(e) = cause {
@@ -262,38 +181,4 @@ fn chain(error: &dyn Error) -> String {
         cause = e.source();
     }
     text
-}
-
-/// The KV cache of the CPU when nothing else is asked for.
-const CPU_CACHE: u64 = 1 << 30;
-
-impl EngineArgs {
-    /// Sequences that run together.
-    fn sequences(&self, machine: &Machine) -> usize {
-        let default = if matches!(machine, Machine::Cpu) { 32 } else { 256 };
-        self.max_sequences.unwrap_or(default)
-    }
-
-    /// The capacity with the cache that was asked for, of these groups of layers, in steps of at most so many rows of
-    /// a sequence, and with blocks of so many bytes. A GPU gives what it has; the host is shared,
-    /// and gives [`CPU_CACHE`], but always enough for one sequence.
-    fn with_cache(
-        &self,
-        capacity: Capacity,
-        (groups, chunk, block_bytes): (&[GroupKind], usize, u64),
-        machine: &Machine,
-    ) -> Capacity {
-        let block = StepInputs::BLOCK_SIZE;
-        let asked =
-            self.kv_blocks.or_else(|| self.kv_tokens.map(|n| most_blocks(groups, n, block, chunk)));
-        let least = Capacity::one(capacity.max_length).blocks(groups, chunk);
-        let default = match machine {
-            Machine::Gpu(_) => None,
-            Machine::Cpu => {
-                let most = CPU_CACHE / block_bytes.max(1);
-                Some(capacity.blocks(groups, chunk).min((most as usize).max(least)))
-            }
-        };
-        Capacity { kv_blocks: asked.or(default), ..capacity }
-    }
 }

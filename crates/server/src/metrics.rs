@@ -48,10 +48,11 @@ const GAUGES: [(&str, &str); 6] = [
     ("kv_cache_usage_perc", "Part of the KV cache that requests hold, 0 to 1"),
     ("cache_config_info", "The KV cache: tokens in a block, and blocks"),
 ];
-const COUNTERS: [(&str, &str); 12] = [
+const COUNTERS: [(&str, &str); 13] = [
     ("http_requests_total", "Answers, by route, method and status"),
     ("http_refusals_total", "Answers that were errors, by kind: the `code` of the error"),
     ("connections_ended_total", "Connections that the server ended, by what they had not done"),
+    ("traces_dropped_total", "Requests whose spans were lost, as the collector did not take them"),
     ("unread_requests_total", "Requests that ended because their output was not read"),
     ("prompt_tokens_total", "Tokens of prompts"),
     ("generation_tokens_total", "Tokens generated"),
@@ -128,6 +129,14 @@ impl Metrics {
     /// Moves what was measured to its buckets; needed now and then where nobody reads.
     pub(crate) fn upkeep(&self) {
         self.handle.run_upkeep();
+    }
+
+    /// Counts requests whose spans are lost.
+    pub(crate) fn traces_dropped(&self) -> Counter {
+        let key = Key::from_name(format!("{}:traces_dropped_total", self.prefix));
+        let counter = self.recorder.register_counter(&key, &METADATA);
+        counter.absolute(0);
+        counter
     }
 
     /// Shows how many connections there are.

@@ -119,8 +119,19 @@ impl Served {
     pub(crate) fn untaken(&self, why: &Untaken) -> ApiError {
         match why {
             Untaken::Busy => ApiError::busy(self.worker.retry_after()),
+            Untaken::Asleep => ApiError::asleep(&self.name),
             Untaken::Gone => ApiError::engine_gone(),
         }
+    }
+
+    /// Refuses what has to wait until the model is woken.
+    pub(crate) fn check_awake(&self) -> Result<(), ApiError> {
+        if self.worker.asleep() { Err(ApiError::asleep(&self.name)) } else { Ok(()) }
+    }
+
+    /// Tells that an engine has not answered.
+    pub(crate) fn gone(&self) -> ApiError {
+        self.check_awake().err().unwrap_or_else(ApiError::engine_gone)
     }
 }
 

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use infernum_link::{Command, End, Link, Refusal, Report};
+use infernum_link::{Cause, Command, End, Link, Refusal, Report};
 use infernum_runtime::{Event, FinishReason, Logprobs, RequestId};
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
 
 use super::limits::Account;
 use super::metrics::{Counted, ModelMetrics, record};
@@ -98,6 +99,8 @@ pub(crate) struct Outbox {
     /// Those that were not taken yet, with the tokens of their prompts.
     asked: HashMap<u64, (Sink, usize)>,
     slots: HashMap<RequestId, Slot>,
+    /// Who waits for the engine to have done something else.
+    awaited: HashMap<u64, oneshot::Sender<Result<(), String>>>,
 }
 
 /// An outbox with all who put something in or take it out.
@@ -110,7 +113,16 @@ pub(super) fn locked(outbox: &Mutex<Outbox>) -> MutexGuard<'_, Outbox> {
 
 impl Outbox {
     pub(super) fn new(status: Arc<Status>, metrics: Arc<ModelMetrics>) -> Outbox {
-        Outbox { status, metrics, asked: HashMap::new(), slots: HashMap::new() }
+        let (asked, slots, awaited) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Outbox { status, metrics, asked, slots, awaited }
+    }
+
+    /// Something is about to be asked of the engine by this name: gives what tells that it is done, or why not; dropped where
+    /// the engine is gone.
+    pub(super) fn await_done(&mut self, key: u64) -> oneshot::Receiver<Result<(), String>> {
+        let (sender, done) = oneshot::channel();
+        self.awaited.insert(key, sender);
+        done
     }
 
     /// A request is about to be handed over.
@@ -118,8 +130,9 @@ impl Outbox {
         self.asked.insert(sink.key, (sink, prompt));
     }
 
-    /// A request was not handed over: whoever waits hears why, or that there is no engine.
+    /// Something was not handed over: whoever waits hears why, or that there is no engine.
     pub(super) fn unsent(&mut self, key: u64, refusal: Option<Refusal>) {
+        self.awaited.remove(&key);
         if let Some(((sink, _), refusal)) = self.asked.remove(&key).zip(refusal) {
             sink.send(Output::Rejected(refusal));
         }
@@ -130,6 +143,7 @@ impl Outbox {
         self.metrics.lost(self.slots.len());
         self.asked.clear();
         self.slots.clear();
+        self.awaited.clear();
     }
 
     /// Hands what happened to the requests, and measures.
@@ -155,9 +169,20 @@ impl Outbox {
         for event in report.events {
             self.event(event, error.as_ref(), &metrics, (began, ended));
         }
+        for (key, done) in report.done {
+            if let Some(waiting) = self.awaited.remove(&key) {
+                let _ = waiting.send(done); // it may be waited for no more
+            }
+        }
         for (id, end) in report.cancelled {
-            if self.slots.remove(&id).is_some() {
+            if let Some(slot) = self.slots.remove(&id) {
                 match end {
+                    End::Slept => {
+                        metrics.abort.increment(1);
+                        let message = "the model was put to sleep".to_owned();
+                        let refusal = Refusal { cause: Cause::Asleep, message };
+                        slot.sink.send(Output::Rejected(refusal));
+                    }
                     End::Stopped => metrics.stopped(),
                     End::Unread => {
                         metrics.abort.increment(1);

@@ -11,7 +11,8 @@ use sha2::{Digest, Sha256};
 
 use super::Args;
 use super::app::App;
-use super::load::{Spawn, open_frontend};
+use super::load::Spawn;
+use super::maker::open_frontend;
 use super::metrics::ModelMetrics;
 use super::model::{NamedModel, Served};
 use super::outbox::{Outbox, Shared, locked};

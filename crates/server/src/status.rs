@@ -18,6 +18,8 @@ pub(crate) struct Status {
     alive: AtomicBool,
     /// Whether it takes no more requests.
     draining: AtomicBool,
+    /// Whether it takes none until it is woken.
+    asleep: AtomicBool,
     /// Steps that failed since the last that did not.
     failures: AtomicU32,
     stats: Mutex<Known>,
@@ -55,6 +57,7 @@ impl Status {
         Status {
             alive: AtomicBool::new(false),
             draining: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
             failures: AtomicU32::new(0),
             stats: Mutex::default(),
             malformed: AtomicU64::new(0),
@@ -72,13 +75,14 @@ impl Status {
         let mut known = self.known();
         if known.instance != instance {
             let Known { now, before, .. } = *known;
-            *known = Known { instance, now: Stats::default(), before: counters(&before, &now) };
+            *known = Known { instance, now: Stats::default(), before: now.after(&before) };
         }
         drop(known);
         self.running.store(facts.sequences, Ordering::Relaxed);
         self.queue.store(facts.queue.min(self.most_waiting), Ordering::Relaxed);
         self.failures.store(0, Ordering::Release);
         self.draining.store(false, Ordering::Release);
+        self.asleep.store(false, Ordering::Release);
         self.alive.store(true, Ordering::Release);
     }
 
@@ -95,6 +99,7 @@ impl Status {
         self.known().now = report.stats;
         self.malformed.store(report.malformed, Ordering::Relaxed);
         self.draining.store(report.draining, Ordering::Release);
+        self.asleep.store(report.asleep, Ordering::Release);
         if report.error.is_some() {
             self.failures.fetch_add(1, Ordering::AcqRel);
         } else if !report.events.is_empty() {
@@ -113,7 +118,12 @@ impl Status {
 
     /// Whether it is there and takes requests.
     pub(crate) fn takes(&self) -> bool {
-        self.alive.load(Ordering::Acquire) && !self.draining.load(Ordering::Acquire)
+        self.alive() && !self.draining.load(Ordering::Acquire) && !self.asleep()
+    }
+
+    /// Whether it sleeps, or is about to.
+    pub(crate) fn asleep(&self) -> bool {
+        self.asleep.load(Ordering::Acquire)
     }
 
     /// Whether it is there.
@@ -134,7 +144,7 @@ impl Status {
     /// How the engine stood after its last step; counters count on where it was started anew.
     pub(crate) fn stats(&self) -> Stats {
         let known = self.known();
-        counters(&known.now, &known.before)
+        known.now.after(&known.before)
     }
 
     /// Requests handed over that the engine has not counted yet.
@@ -180,32 +190,6 @@ impl Status {
         let add = |count: usize| count.checked_add(n).filter(|count| *count <= all);
         self.inflight.fetch_update(Ordering::AcqRel, Ordering::Acquire, add).map_err(|_| Busy)?;
         Ok((0..n).map(|_| Counted::holding(&self.inflight)).collect())
-    }
-}
-
-/// The first's state, with the counters of both.
-fn counters(of: &Stats, more: &Stats) -> Stats {
-    Stats {
-        prefix_queries: of.prefix_queries + more.prefix_queries,
-        prefix_hits: of.prefix_hits + more.prefix_hits,
-        preemptions: of.preemptions + more.preemptions,
-        steps: of.steps + more.steps,
-        corrupted: of.corrupted + more.corrupted,
-        constrained: of.constrained + more.constrained,
-        forced: of.forced + more.forced,
-        awaited: of.awaited + more.awaited,
-        ..*of
-    }
-}
-
-/// How several engines stand together.
-pub(super) fn sum(of: &Stats, more: &Stats) -> Stats {
-    Stats {
-        waiting: of.waiting + more.waiting,
-        running: of.running + more.running,
-        used_blocks: of.used_blocks + more.used_blocks,
-        total_blocks: of.total_blocks + more.total_blocks,
-        ..counters(of, more)
     }
 }
 

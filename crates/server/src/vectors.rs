@@ -11,6 +11,7 @@ use super::error::ApiError;
 use super::generation::MOST_CHOICES;
 use super::model::Served;
 use super::outbox::Output;
+use super::traces::{self, Ended};
 use super::worker::{Rooms, Untaken};
 
 /// Prompts of one HTTP request at most, as OpenAI has it.
@@ -61,7 +62,7 @@ pub(crate) async fn compute(
 ) -> Result<Computed, ApiError> {
     let prompt_tokens = prompts.iter().map(|r| r.tokens.len()).sum();
     let deadline = app.request_timeout.map(|t| Instant::now() + t);
-    let all = all_rows(served, prompts, param);
+    let (all, arrival) = (all_rows(served, prompts, param), Instant::now());
     let rows = match deadline {
         None => all.await,
         Some(deadline) => {
@@ -70,6 +71,15 @@ pub(crate) async fn compute(
             timed.unwrap_or_else(|_| Err(late()))
         }
     };
+    if let Some(span) = traces::current() {
+        span.end(Ended {
+            model: served.name.clone(),
+            prompt: prompt_tokens,
+            in_all: arrival.elapsed(),
+            error: rows.as_ref().err().map(|error| format!("error {}", error.status.as_u16())),
+            ..Ended::default()
+        });
+    }
     Ok(Computed { rows: rows?, prompt_tokens })
 }
 
@@ -95,7 +105,7 @@ async fn room(served: &Served, prompts: &[Request], first: bool) -> Result<Rooms
     loop {
         match worker.admit(prompts) {
             Ok(rooms) => return Ok(rooms),
-            Err(why) if first || matches!(why, Untaken::Gone) => return Err(served.untaken(&why)),
+            Err(why) if first || !matches!(why, Untaken::Busy) => return Err(served.untaken(&why)),
             Err(_) => tokio::time::sleep(PAUSE).await,
         }
     }

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use infernum_link::{Command, End, Facts, Handle, Link, Port, Report, Submission};
+use infernum_link::{Command, End, Facts, Handle, Link, Port, Report, Sleep, Submission};
 use infernum_runtime::{Request, Stats, StepInputs};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::limits::payer;
 use super::metrics::{Counted, ModelMetrics};
 use super::outbox::{Outbox, Output, Shared, Sink, Unread, locked};
-use super::status::{Busy, Status, sum};
+use super::status::{Busy, Status};
 
 /// Tokens of a prompt by which it goes to the engine that knows them: some blocks, and at least one.
 const KNOWN_BY: usize = 4 * StepInputs::BLOCK_SIZE;
@@ -27,8 +27,19 @@ pub(crate) struct Gone;
 pub(crate) enum Untaken {
     /// All have as many as they take.
     Busy,
+    /// They sleep.
+    Asleep,
     /// None is there.
     Gone,
+}
+
+/// Why engines have not done something.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Undone {
+    /// One is not there, or no longer.
+    Gone,
+    /// One says why.
+    Failed(String),
 }
 
 impl From<Busy> for Untaken {
@@ -144,7 +155,7 @@ impl Worker {
 
     /// How all engines stand together.
     pub(crate) fn stats(&self) -> Stats {
-        self.statuses().fold(Stats::default(), |all, status| sum(&all, &status.stats()))
+        self.statuses().fold(Stats::default(), |all, status| all.beside(&status.stats()))
     }
 
     /// Requests handed over that the engines have not counted yet.
@@ -164,7 +175,7 @@ impl Worker {
 
     /// Whether [`Worker::admit`] would take `n` requests now: to be asked before work is put into them.
     pub(crate) fn check(&self, n: usize) -> Result<(), Untaken> {
-        Worker::first_with_room(self.lines.iter().filter(|line| line.status.takes()), n).map(drop)
+        self.first_with_room(self.lines.iter().filter(|line| line.status.takes()), n).map(drop)
     }
 
     /// Has requests from now on find nothing in the prefix cache of what was computed before.
@@ -174,6 +185,42 @@ impl Worker {
         }
     }
 
+    /// Whether an engine sleeps, and none takes requests.
+    pub(crate) fn asleep(&self) -> bool {
+        self.statuses().any(|status| status.alive() && status.asleep())
+            && !self.statuses().any(Status::takes)
+    }
+
+    /// Has all engines that are there give back their memory, and waits until they have.
+    pub(crate) async fn sleep(&self, how: Sleep) -> Result<(), Undone> {
+        self.all_done(|key| Command::Sleep(key, how)).await
+    }
+
+    /// Has them be as they were before, and waits for it.
+    pub(crate) async fn wake(&self) -> Result<(), Undone> {
+        self.all_done(Command::Wake).await
+    }
+
+    /// Sends a command to all engines that are there, and waits until they have done it.
+    async fn all_done(&self, command: impl Fn(u64) -> Command) -> Result<(), Undone> {
+        let mut awaited = Vec::new();
+        for line in self.lines.iter().filter(|line| line.status.alive()) {
+            let key = self.next_key.fetch_add(1, Ordering::Relaxed);
+            awaited.push(locked(&line.outbox).await_done(key));
+            line.link.send(command(key)).map_err(|_| Undone::Gone)?;
+        }
+        if awaited.is_empty() {
+            return Err(Undone::Gone);
+        }
+        // All are heard, whatever the first says.
+        let mut all = Ok(());
+        for done in awaited {
+            let done = done.await.map_err(|_| Undone::Gone);
+            all = all.and(done.and_then(|done| done.map_err(Undone::Failed)));
+        }
+        all
+    }
+
     /// Ends the engine's thread after the step under way, where it is here; what still runs gets no more.
     pub(crate) fn stop(&self) {
         self.lines.iter().for_each(|line| line.link.stop());
@@ -181,14 +228,15 @@ impl Worker {
 
     /// Takes room for requests, which go to one engine: they most often begin alike.
     pub(crate) fn admit(&self, requests: &[Request]) -> Result<Rooms, Untaken> {
-        Worker::first_with_room(self.by_preference(requests).into_iter(), requests.len())
+        self.first_with_room(self.by_preference(requests).into_iter(), requests.len())
     }
 
     fn first_with_room<'a>(
+        &self,
         mut lines: impl Iterator<Item = &'a Arc<Line>>,
         n: usize,
     ) -> Result<Rooms, Untaken> {
-        let mut why = Untaken::Gone;
+        let mut why = if self.asleep() { Untaken::Asleep } else { Untaken::Gone };
         lines
             .find_map(|line| match line.status.admit(n) {
                 Ok(rooms) => Some(Rooms { line: line.clone(), rooms }),
@@ -391,7 +439,7 @@ mod tests {
     /// What a request hears from an engine that is broken, and its worker.
     async fn heard(panics: bool, requests: usize) -> (Vec<String>, Worker) {
         let (worker, driver, deliver) = local();
-        let thread = std::thread::spawn(move || driver.run(broken(panics)));
+        let thread = std::thread::spawn(move || driver.run(broken(panics), None));
         let delivered = tokio::spawn(deliver);
         let mut heard = Vec::new();
         for _ in 0..requests {

@@ -3,40 +3,34 @@
 use std::fmt;
 use std::ops::Range;
 
+use memmap2::MmapMut;
+
 pub(crate) use crate::exec::plan_check::MAX_ARGS;
 
-/// A cache line, which is also the widest vector.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
-
-/// Zeroed host memory, aligned to 64 bytes. Pages are taken from the system when first written.
-pub struct HostMemory {
-    lines: Vec<Line>,
-    bytes: usize,
-}
+/// Zeroed host memory, aligned to pages, of which the system has each back until it is first written, and all at once when
+/// this is dropped: an allocator would keep them, and write zeros to what it hands out again.
+pub struct HostMemory(MmapMut);
 
 impl HostMemory {
     /// Zeroed memory; `None` if the system has not enough.
     pub fn zeroed(bytes: usize) -> Option<HostMemory> {
-        let lines = bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(size_of::<Line>())).ok()?;
-        Some(HostMemory { lines, bytes })
+        MmapMut::map_anon(bytes).ok().map(HostMemory)
     }
 
     /// Its contents.
     pub fn as_bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.bytes]
+        &self.0
     }
 
     /// Its contents.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.bytes]
+        &mut self.0
     }
 }
 
 impl fmt::Debug for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostMemory({} bytes)", self.bytes)
+        write!(f, "HostMemory({} bytes)", self.0.len())
     }
 }
 

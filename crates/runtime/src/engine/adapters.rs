@@ -17,7 +17,7 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     entries: Vec<Option<Entry>>,
-    /// Adapters that were ever loaded.
+    /// The number of the last adapter that was loaded.
     loaded: u64,
 }
 
@@ -41,6 +41,17 @@ impl<E: Executor> Engine<E> {
     /// Puts an adapter into a free slot, between two steps: requests may name it from now on. Others wait for nothing but
     /// the copy of its weights.
     pub fn load_adapter(&mut self, weights: &AdapterWeights) -> Result<AdapterId, EngineError> {
+        let id = AdapterId(NonZeroU64::MIN.saturating_add(self.adapters.loaded));
+        self.load_adapter_as(id, weights)?;
+        Ok(id)
+    }
+
+    /// As [`Engine::load_adapter`], by the name that another engine of the same plan gave it, in whose place this one is.
+    pub fn load_adapter_as(
+        &mut self,
+        id: AdapterId,
+        weights: &AdapterWeights,
+    ) -> Result<(), EngineError> {
         let is_used =
             |id: AdapterId| self.sequences.iter().any(|(_, s)| s.request.adapter == Some(id));
         let is_free =
@@ -51,10 +62,9 @@ impl<E: Executor> Engine<E> {
         // Whatever becomes of it: what was there before is gone.
         self.adapters.entries[slot] = None;
         self.executor.set_adapter(slot, weights)?;
-        self.adapters.loaded += 1;
-        let id = AdapterId(NonZeroU64::MIN.saturating_add(self.adapters.loaded - 1));
+        self.adapters.loaded = self.adapters.loaded.max(id.0.get());
         self.adapters.entries[slot] = Some(Entry { id, leaving: false });
-        Ok(id)
+        Ok(())
     }
 
     /// Takes no more requests of an adapter; those that it has run to their ends, and only then another may take its

@@ -168,3 +168,33 @@ pub struct Stats {
     /// How often a row was left out of a step because what may come next was not worked out yet.
     pub awaited: u64,
 }
+
+impl Stats {
+    /// The same, counting on from where another engine stood, in whose place this one is.
+    #[must_use]
+    pub fn after(&self, before: &Stats) -> Stats {
+        Stats {
+            prefix_queries: self.prefix_queries + before.prefix_queries,
+            prefix_hits: self.prefix_hits + before.prefix_hits,
+            preemptions: self.preemptions + before.preemptions,
+            steps: self.steps + before.steps,
+            corrupted: self.corrupted + before.corrupted,
+            constrained: self.constrained + before.constrained,
+            forced: self.forced + before.forced,
+            awaited: self.awaited + before.awaited,
+            ..*self
+        }
+    }
+
+    /// How two engines stand together.
+    #[must_use]
+    pub fn beside(&self, other: &Stats) -> Stats {
+        Stats {
+            waiting: self.waiting + other.waiting,
+            running: self.running + other.running,
+            used_blocks: self.used_blocks + other.used_blocks,
+            total_blocks: self.total_blocks + other.total_blocks,
+            ..self.after(other)
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use infernum_link::Refusal;
+use infernum_link::{Refusal, Reread};
 use infernum_runtime::{AdapterWeights, EngineError};
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::common::Asked;
 use super::read::parse;
 use super::warnings::Warnings;
-use crate::adapters::{Room, check_name, read};
+use crate::adapters::{Room, check_name, read, reread};
 use crate::app::App;
 use crate::error::{ApiError, quoted};
 use crate::model::{Entry, Served};
@@ -40,6 +40,7 @@ struct Prepared {
     served: Arc<Served>,
     room: Arc<Room>,
     weights: AdapterWeights,
+    reread: Reread,
     warnings: Warnings,
 }
 
@@ -54,8 +55,10 @@ pub(crate) async fn load_lora_adapter(
     request: Request,
 ) -> Result<Response, ApiError> {
     let asked = Asked::read(&app, request).await?;
-    let Prepared { name, served, room, weights, warnings } = asked.prepare(&app, prepare).await?;
-    let loaded = room.engine.load_adapter(weights).await.map_err(|_| ApiError::engine_gone())?;
+    let prepared = asked.prepare(&app, prepare).await?;
+    let Prepared { name, served, room, weights, reread, warnings } = prepared;
+    let loaded = room.engine.load_adapter(weights, reread).await;
+    let loaded = loaded.map_err(|_| served.gone())?;
     let id = loaded.map_err(|error| match error {
         EngineError::NoAdapterSlot { .. } => {
             ApiError::malformed(error.to_string()).because("no_adapter_slot")
@@ -100,8 +103,10 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
         ApiError::forbidden("adapters_not_allowed", message)
     };
     let room = served.room.clone().ok_or_else(elsewhere)?;
+    served.check_awake()?;
     let weights = read(&room.banks, &folder).map_err(|e| refused(&e))?;
-    Ok(Prepared { name, served, room, weights, warnings: Warnings::new(&unknown, &[]) })
+    let reread = reread(&name, &room.banks, &folder);
+    Ok(Prepared { name, served, room, weights, reread, warnings: Warnings::new(&unknown, &[]) })
 }
 
 fn unload(app: &App, asked: &Asked) -> Result<Response, ApiError> {

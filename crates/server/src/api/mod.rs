@@ -17,6 +17,7 @@ pub(crate) mod pages;
 pub(crate) mod read;
 pub(crate) mod rerank;
 pub(crate) mod responses;
+pub(crate) mod sleep;
 mod structure;
 pub(crate) mod system;
 pub(crate) mod tokens;
@@ -58,6 +59,10 @@ routes![
     system::version,
     system::metrics,
     system::reset_prefix_cache,
+    sleep::sleep,
+    sleep::wake_up,
+    sleep::wake,
+    sleep::is_sleeping,
     pages::chat_page,
     pages::docs_page,
     pages::openapi_document,

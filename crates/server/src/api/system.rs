@@ -22,7 +22,7 @@ pub(crate) struct Version {
 /// Whether all models are ready and well.
 #[utoipa::path(get, path = "/health", tag = "Operation", security(()), responses(
     (status = 200, description = "All models are ready"),
-    (status = 503, description = "Loading, sick, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),
+    (status = 503, description = "Loading, asleep, sick, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),
 ))]
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<StatusCode, ApiError> {
     for entry in &app.models {
@@ -34,7 +34,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<StatusCode, Ap
 /// As /health, by the name that Kubernetes' components have for it.
 #[utoipa::path(get, path = "/readyz", tag = "Operation", security(()), responses(
     (status = 200, description = "All models are ready"),
-    (status = 503, description = "Loading, sick, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),
+    (status = 503, description = "Loading, asleep, sick, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),
 ))]
 pub(crate) async fn readyz(app: State<Arc<App>>) -> Result<StatusCode, ApiError> {
     health(app).await
@@ -55,7 +55,7 @@ pub(crate) async fn livez(State(app): State<Arc<App>>) -> Result<StatusCode, Api
 
 fn check(served: &Served) -> Result<(), ApiError> {
     if served.worker.healthy() {
-        return Ok(());
+        return served.check_awake();
     }
     if served.worker.engines() == 0 {
         return Err(ApiError::engine_gone());
