@@ -105,6 +105,16 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **common)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
+    def pinch(self, x, y):
+        """Two fingers that part, around a point."""
+        self.call("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=2)
+        fingers = lambda apart: [{"x": x - apart, "y": y, "id": 0}, {"x": x + apart, "y": y, "id": 1}]
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=fingers(20))
+        for apart in range(25, 100, 5):
+            self.call("Input.dispatchTouchEvent", type="touchMove", touchPoints=fingers(apart))
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.call("Emulation.setTouchEmulationEnabled", enabled=False)
+
     def screenshot(self, path, dark=False, width=1100, height=800):
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])

@@ -1,15 +1,30 @@
 """A server that says what a test tells it to, for what a real model cannot be made to say."""
 
+import base64
+import hashlib
 import json
+import re
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "crates/server/src/page.html"
+PAGES = Path(__file__).parents[2] / "crates/server/src/pages"
 HOSTILE = "Hi <b>there</b> <img src=x onerror=\"document.title='owned'\"> <script>document.title='owned'</script> & é日🙂"
 CODE = "Here:\n```rust\nfn main() { println!(\"<b>{}</b>\", 1 & 2); }\n```\nand `that` is it."
+MARKDOWN = (PAGES.parents[3] / "tests/clients/markdown.md").read_text()
 GONE = (BrokenPipeError, ConnectionResetError)
+
+
+def page(name):
+    """A page as the server makes it of its files; a test holds the two against each other."""
+    html, hashes = (PAGES / name).read_text(), []
+    for file in sorted(re.findall(r"{{([a-z]+\.\w+)}}", html)):
+        text = (PAGES / file).read_text()
+        if file.endswith(".js"):
+            hashes.append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
+        html = html.replace("{{" + file + "}}", text)
+    return html.replace("{{hashes}}", " ".join(hashes))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -38,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path == "/":
-            self.reply(200, PAGE.read_bytes(), "text/html; charset=utf-8")
+            self.reply(200, page("chat.html").encode(), "text/html; charset=utf-8")
         elif not self.refused():
             self.reply(200, {"object": "list", "data": [{"id": "one"}, {"id": "two <b>"}]})
 
@@ -70,7 +85,16 @@ class Handler(BaseHTTPRequestHandler):
             for n in range(2000):
                 self.chunk({"content": f"{n} "})
                 time.sleep(0.01)
-        text = {"hostile": HOSTILE, "code": CODE}.get(said, f"You said: {said}")
+        if said in ("think", "call"):
+            for word in ("Let ", "me ", "**see**."):
+                self.chunk({"reasoning_content": word})
+        if said == "call":
+            self.call(0, "weather", '{"city": "<b>Oslo</b>"}')
+            self.call(1, "time", '{"zone"')
+            return self.chunk({}, finish="tool_calls")
+        text = {"hostile": HOSTILE, "code": CODE, "markdown": MARKDOWN}.get(said, f"You said: {said}")
+        if said.startswith("echo "):
+            text = said.removeprefix("echo ")
         # One byte at a time: characters, lines and frames all come in pieces.
         for at in range(0, len(text), 5):
             self.chunk({"content": text[at : at + 5]}, pieces=at < 20)
@@ -78,6 +102,13 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(b'data: {"error":{"message":"The device is lost","type":"x","param":null,"code":null}}\n\ndata: [DONE]\n\n')
         self.chunk({}, finish="stop")
         self.send(b': keep-alive\n\ndata: {"choices":[],"usage":{"completion_tokens":42}}\r\n\r\ndata: [DONE]\n\n')
+
+    def call(self, index, name, arguments):
+        """A tool call in pieces, as models write them."""
+        head = {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": ""}}
+        self.chunk({"tool_calls": [{"index": index, **head}]})
+        for at in range(0, len(arguments), 4):
+            self.chunk({"tool_calls": [{"index": index, "function": {"arguments": arguments[at : at + 4]}}]})
 
     def chunk(self, delta, finish=None, pieces=False):
         choice = {"index": 0, "delta": delta, "finish_reason": finish}

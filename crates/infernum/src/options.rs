@@ -1,7 +1,8 @@
 //! What can be chosen when a model is opened, compiled and run.
 //!
 //! With the feature `cli` each struct here is a `clap::Args`: a program with a command line flattens it into its
-//! own, and an option is named, documented and checked once.
+//! own, and an option is named, documented and checked once. Each has a heading in its help, under which whatever comes
+//! after it stands, too: a program's own options go first.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -25,6 +26,7 @@ use crate::progress::Progress;
 /// Which model, and how it is compiled.
 #[derive(Clone, Debug, Default)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
+#[cfg_attr(feature = "cli", command(next_help_heading = "Model"))]
 pub struct ModelOptions {
     /// Folder in Hugging Face format, GGUF file, or where neither is there a model of the Hugging Face hub, as ORG/NAME,
     /// ORG/NAME@REVISION or ORG/NAME:Q4_K_M; the built-in demo model when left out.
@@ -71,6 +73,7 @@ const DEFAULT_PASSES: &str = "default";
 /// How a model is compiled.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
+#[cfg_attr(feature = "cli", command(next_help_heading = "Compilation"))]
 pub struct CompileOptions {
     /// Spec of your own, instead of the family that config.json names.
     #[cfg_attr(feature = "cli", arg(long, value_name = "FILE"))]
@@ -103,17 +106,18 @@ pub struct CompileOptions {
     /// Element type of activations and KV cache; the checkpoint's own when left out.
     #[cfg_attr(feature = "cli", arg(long, value_parser = activation_dtype))]
     pub dtype: Option<DType>,
-    #[cfg_attr(feature = "cli", command(flatten))]
-    /// What adapters it has room for.
-    pub lora: LoraOptions,
     /// Longest sequence in tokens; what the model allows, up to 4096, when left out.
     #[cfg_attr(feature = "cli", arg(long, value_name = "TOKENS"))]
     pub max_length: Option<u64>,
+    #[cfg_attr(feature = "cli", command(flatten))]
+    /// What adapters it has room for.
+    pub lora: LoraOptions,
 }
 
 /// How a model is run.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
+#[cfg_attr(feature = "cli", command(next_help_heading = "Running"))]
 #[allow(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct RunOptions {
     /// cpu, cuda, or cuda:N for GPU N; the first GPU if there is one when left out.
@@ -176,6 +180,7 @@ impl Default for CompileOptions {
 /// What low-rank adapters a model is compiled for.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]
+#[cfg_attr(feature = "cli", command(next_help_heading = "Adapters"))]
 pub struct LoraOptions {
     /// Low-rank adapters (LoRA) to have room for: 0 for none.
     #[cfg_attr(feature = "cli", arg(long, value_name = "N"))]

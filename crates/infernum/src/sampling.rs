@@ -21,7 +21,7 @@ impl SamplingFlags {
 
 impl clap::Args for SamplingFlags {
     fn augment_args(command: Command) -> Command {
-        command.args(SamplingParams::OPTIONS.iter().map(flag))
+        command.next_help_heading("Sampling").args(SamplingParams::OPTIONS.iter().map(flag))
     }
 
     fn augment_args_for_update(command: Command) -> Command {

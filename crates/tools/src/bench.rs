@@ -24,10 +24,6 @@ use crate::subject::Subject;
 pub struct Args {
     #[command(subcommand)]
     command: Option<Command>,
-    #[command(flatten)]
-    subject: Subject,
-    #[command(flatten)]
-    run: RunOptions,
     /// Tokens of prompt; several to measure each.
     #[arg(long, value_name = "N", default_value = "128", value_delimiter = ',')]
     prompt: Vec<usize>,
@@ -46,6 +42,10 @@ pub struct Args {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    subject: Subject,
+    #[command(flatten)]
+    run: RunOptions,
 }
 
 #[derive(clap::Subcommand)]
@@ -87,7 +87,8 @@ struct Figures {
     #[serde(skip_serializing_if = "Option::is_none")]
     experts_hit: Option<f64>,
     decode_gb_per_second: f64,
-    decode_fraction_of_ceiling: f64,
+    /// Nothing where no ceiling was found.
+    decode_fraction_of_ceiling: Option<f64>,
     kv_bytes: u64,
     runs: Vec<Run>,
 }
@@ -117,7 +118,7 @@ pub fn run(args: &Args) -> Outcome {
     if args.json {
         return report::json(&report);
     }
-    print(&report)
+    lines(&report).iter().try_for_each(|line| report::line(line))
 }
 
 fn gpu_ceiling(gpu: &Arc<Gpu>, args: &Args) -> Result<f64, Box<dyn Error>> {
@@ -209,7 +210,7 @@ fn case(
         bytes_per_step,
         experts_hit: experts_hit(&picked),
         decode_gb_per_second: gb,
-        decode_fraction_of_ceiling: gb / ceiling,
+        decode_fraction_of_ceiling: Some(gb / ceiling).filter(|part| part.is_finite()),
         kv_bytes: kv_row * (length * batch) as u64,
         runs,
     })
@@ -268,48 +269,92 @@ fn read_ceiling() -> f64 {
     (0..4).map(|_| pass()).fold(0.0, f64::max)
 }
 
-fn print(r: &Report) -> Outcome {
+/// The report for people.
+fn lines(r: &Report) -> Vec<String> {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    report::line(&format!("{} ({} weights) on {}", r.model, r.weights, r.device))?;
+    let mut lines = vec![format!("{} ({} weights) on {}", r.model, r.weights, r.device)];
     for f in &r.cases {
-        report::line(&format!(
+        lines.push(format!(
             "batch {}, {} tokens of prompt, {} generated",
             f.batch, f.prompt_tokens, f.generated_tokens
-        ))?;
-        report::line(&format!(
+        ));
+        lines.push(format!(
             "prefill  {:>9.1} tok/s  {:>9.2} ms",
             f.prefill_tokens_per_second, f.prefill_ms
-        ))?;
-        report::line(&format!(
+        ));
+        lines.push(format!(
             "decode   {:>9.1} tok/s  {:>9.3} ms a step",
             f.decode_tokens_per_second, f.decode_ms_per_step
-        ))?;
-        report::line(&format!(
-            "reading  {:>9.1} GB/s   {:>9.0}% of the {:.1} GB/s that this machine reads",
-            f.decode_gb_per_second,
-            f.decode_fraction_of_ceiling * 100.0,
-            r.read_ceiling_gb_per_second
-        ))?;
-        if let Some(hit) = f.experts_hit {
-            report::line(&format!("experts  {hit:>9.1} of each layer hit by a step"))?;
-        }
+        ));
+        let (gb, ceiling) = (f.decode_gb_per_second, r.read_ceiling_gb_per_second);
+        lines.push(format!(
+            "reading  {gb:>9.1} GB/s   {:>10} of the {ceiling:.1} GB/s that this machine reads",
+            report::percent(gb, ceiling, 0)
+        ));
+        let hit = |hit| format!("experts  {hit:>9.1} of each layer hit by a step");
+        lines.extend(f.experts_hit.map(hit));
     }
     let peak =
         r.peak_memory_bytes.map_or_else(String::new, |b| format!(", host peak {:.0} MiB", mib(b)));
     let kv = r.cases.iter().map(|f| f.kv_bytes).max().unwrap_or(0);
-    report::line(&format!(
+    lines.push(format!(
         "memory   weights {:.0} MiB, KV cache {:.0} MiB{peak}; loaded in {:.2} s",
         mib(r.weight_bytes),
         mib(kv),
         r.load_seconds
-    ))?;
+    ));
     let total: f64 = r.profile.iter().map(|(_, t)| t).sum();
-    for (op, time) in &r.profile {
-        report::line(&format!(
-            "  {op:<24} {:>9.2} ms  {:>5.1}%",
-            time * 1e3,
-            time / total * 100.0
-        ))?;
+    lines.extend(r.profile.iter().map(|(op, time)| {
+        let share = report::percent(*time, total, 1);
+        format!("  {op:<24} {:>9.2} ms  {share:>6}", time * 1e3)
+    }));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clocks that tick too seldom, and ceilings that were not found, are no reason to print what is no number.
+    #[test]
+    fn a_report_of_zeros_has_only_numbers() {
+        let figures = Figures {
+            batch: 1,
+            prompt_tokens: 1,
+            generated_tokens: 1,
+            prefill_ms: 0.0,
+            prefill_tokens_per_second: 0.0,
+            decode_ms_per_step: 0.0,
+            decode_tokens_per_second: 0.0,
+            bytes_per_step: 0,
+            experts_hit: None,
+            decode_gb_per_second: 0.0,
+            decode_fraction_of_ceiling: None,
+            kv_bytes: 0,
+            runs: Vec::new(),
+        };
+        let report = Report {
+            model: "m".to_owned(),
+            weights: "random",
+            device: "CPU".to_owned(),
+            weight_bytes: 0,
+            peak_memory_bytes: None,
+            load_seconds: 0.0,
+            read_ceiling_gb_per_second: 0.0,
+            cases: vec![figures],
+            profile: vec![("linear".to_owned(), 0.0), ("add".to_owned(), 0.0)],
+        };
+        let text = lines(&report).join("\n");
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+        assert!(text.contains("linear") && text.contains('–'), "{text}");
     }
-    Ok(())
+
+    #[test]
+    fn percents() {
+        assert_eq!(report::percent(1.0, 8.0, 1), "12.5%");
+        for whole in [0.0, f64::NAN] {
+            assert_eq!(report::percent(1.0, whole, 0), "–");
+            assert_eq!(report::percent(0.0, whole, 0), "–");
+        }
+    }
 }

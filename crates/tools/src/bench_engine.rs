@@ -19,10 +19,6 @@ use crate::subject::Subject;
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    subject: Subject,
-    #[command(flatten)]
-    run: RunOptions,
     /// Requests, all there from the start.
     #[arg(long, value_name = "N", default_value_t = 64)]
     requests: usize,
@@ -54,6 +50,10 @@ pub struct Args {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    subject: Subject,
+    #[command(flatten)]
+    run: RunOptions,
 }
 
 /// What was measured.

@@ -21,10 +21,6 @@ use crate::subject::Subject;
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    subject: Subject,
-    #[command(flatten)]
-    run: RunOptions,
     /// Requests.
     #[arg(long, value_name = "N", default_value_t = 200)]
     requests: usize,
@@ -45,6 +41,10 @@ pub struct Args {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    subject: Subject,
+    #[command(flatten)]
+    run: RunOptions,
 }
 
 /// A way to run a crowd.

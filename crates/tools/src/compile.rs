@@ -19,8 +19,6 @@ use crate::report::{self, Outcome};
 #[derive(clap::Args)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelOptions,
     /// Print the IR that the plan is made of.
     #[arg(long)]
     dump_ir: bool,
@@ -58,6 +56,8 @@ pub struct Args {
     /// Print the plan as JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    model: ModelOptions,
 }
 
 /// Compiles, and shows what was asked for.

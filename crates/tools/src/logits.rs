@@ -14,10 +14,6 @@ use crate::report::{self, Outcome};
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelOptions,
-    #[command(flatten)]
-    run: RunOptions,
     /// Token ids, separated by commas.
     #[arg(long, value_delimiter = ',', required = true)]
     tokens: Vec<u32>,
@@ -27,6 +23,10 @@ pub struct Args {
     /// Write what each layer gives as well: `embed`, `layers.0`, .. as f32 [tokens, hidden].
     #[arg(long)]
     dump_layers: bool,
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    run: RunOptions,
 }
 
 /// Rows of one tensor, gathered over the chunks.

@@ -14,10 +14,6 @@ use crate::report::{self, Outcome};
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelOptions,
-    #[command(flatten)]
-    run: RunOptions,
     /// The text, UTF-8.
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
@@ -30,6 +26,10 @@ pub struct Args {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    run: RunOptions,
 }
 
 /// What the tokens of a text cost.

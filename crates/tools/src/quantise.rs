@@ -18,8 +18,6 @@ use crate::report::{self, Outcome};
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelOptions,
     /// Encoding of the layers' matrices: a name of `infernum encodings`.
     #[arg(long, value_name = "NAME")]
     to: String,
@@ -29,6 +27,8 @@ pub struct Args {
     /// Weights to leave as they are, `*` standing for any text, as `*.gate.weight` of routers; may be given often.
     #[arg(long, value_name = "PATTERN")]
     skip: Vec<String>,
+    #[command(flatten)]
+    model: ModelOptions,
 }
 
 /// An encoded weight.

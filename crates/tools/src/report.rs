@@ -47,6 +47,12 @@ pub fn notice(text: &str) {
     anstream::eprintln!("\x1b[1;33mwarning\x1b[0m: {text}");
 }
 
+/// A part of a whole in percent; a dash where there is no whole.
+pub(crate) fn percent(part: f64, whole: f64, digits: usize) -> String {
+    let percent = part / whole * 100.0;
+    if percent.is_finite() { format!("{percent:.digits$}%") } else { "–".to_owned() }
+}
+
 /// An error and its causes, on one line.
 pub(crate) fn chain(e: &dyn Error) -> String {
     let mut text = e.to_string();

@@ -11,11 +11,11 @@ use crate::report;
 /// A model, or a bare config with random weights.
 #[derive(clap::Args, Clone)]
 pub(crate) struct Subject {
+    /// A config.json to run with random weights, instead of a model.
+    #[arg(long, value_name = "FILE", conflicts_with = "model", help_heading = "Model")]
+    config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) model: ModelOptions,
-    /// A config.json to run with random weights, instead of a model.
-    #[arg(long, value_name = "FILE", conflicts_with = "model")]
-    config: Option<PathBuf>,
 }
 
 impl Subject {

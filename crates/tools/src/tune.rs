@@ -14,10 +14,6 @@ use crate::subject::Subject;
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    subject: Subject,
-    #[command(flatten)]
-    run: RunOptions,
     /// Most sequences that are decoded together; as many as --batch names where that is given.
     #[arg(long, value_name = "N", default_value_t = 256)]
     sequences: usize,
@@ -43,6 +39,10 @@ pub struct Args {
     /// Seconds of measuring after which no new variant is tried.
     #[arg(long, value_name = "S", default_value_t = 75)]
     seconds: u64,
+    #[command(flatten)]
+    subject: Subject,
+    #[command(flatten)]
+    run: RunOptions,
 }
 
 /// Sequences of the decode steps that are priced where --batch says nothing.

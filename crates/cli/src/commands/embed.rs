@@ -10,16 +10,16 @@ use serde::Serialize;
 pub(crate) struct Args {
     /// The texts; the lines of standard input when left out.
     texts: Vec<String>,
-    #[command(flatten)]
-    model: ModelOptions,
-    #[command(flatten)]
-    run: RunOptions,
     /// Take each text as an answer to this one: a cross-encoder scores the pairs.
     #[arg(long, value_name = "TEXT")]
     query: Option<String>,
     /// Print one JSON object for all texts instead of a line of numbers for each.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    run: RunOptions,
 }
 
 /// What was computed.

@@ -15,10 +15,6 @@ use serde::Serialize;
 pub(crate) struct Args {
     /// What to continue, or with --chat what to ask; read from standard input when left out.
     prompt: Option<String>,
-    #[command(flatten)]
-    model: ModelOptions,
-    #[command(flatten)]
-    run: RunOptions,
     /// Talk through the model's chat template; without a prompt, turn by turn.
     #[arg(long)]
     chat: bool,
@@ -31,12 +27,16 @@ pub(crate) struct Args {
     /// Go on past the model's end token.
     #[arg(long)]
     ignore_eos: bool,
-    // Each is what generation_config.json says when left out.
-    #[command(flatten)]
-    sampling: SamplingFlags,
     /// Print one JSON object with text, token ids and speed instead of streaming.
     #[arg(long)]
     json: bool,
+    // Each is what generation_config.json says when left out.
+    #[command(flatten)]
+    sampling: SamplingFlags,
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    run: RunOptions,
 }
 
 /// Tokens to generate where neither the command line nor the checkpoint says how many.

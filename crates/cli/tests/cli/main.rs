@@ -441,3 +441,59 @@ fn the_readme_shows_the_lines_that_are_tested() {
     };
     assert_eq!(lines("README.md"), lines("crates/infernum/README.md"));
 }
+
+/// The options of each section of a command's help.
+fn sections(help: &str) -> Vec<(String, Vec<String>)> {
+    let mut sections: Vec<(String, Vec<String>)> = Vec::new();
+    for line in help.lines() {
+        if let Some(heading) = line.strip_suffix(':').filter(|l| !l.starts_with(' ')) {
+            sections.push((heading.to_owned(), Vec::new()));
+        }
+        let option = line.trim_start().split(['-', ' ', ',']).find(|w| !w.is_empty());
+        let begins = line.starts_with("      --") || line.starts_with("  -");
+        if let (true, Some((_, options)), Some(_)) = (begins, sections.last_mut(), option) {
+            let name = line.split("--").nth(1).unwrap_or_default();
+            options.push(name.split([' ', '[']).next().unwrap_or_default().to_owned());
+        }
+    }
+    sections.retain(|(_, options)| !options.is_empty());
+    sections
+}
+
+#[test]
+fn help_begins_with_what_is_a_commands_own() {
+    let all = stdout(&["--help"]);
+    let commands = all.lines().skip_while(|l| *l != "Commands:").skip(1);
+    let commands = commands.take_while(|l| !l.is_empty());
+    let names: Vec<&str> = commands
+        .filter(|l| !l.starts_with("   "))
+        .filter_map(|l| l.split_whitespace().next())
+        .filter(|name| *name != "help")
+        .collect();
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        let help = stdout(&[name, "--help"]);
+        let sections = sections(&help);
+        let (first, own) = &sections[0];
+        assert_eq!(first, "Options", "{name}: {help}");
+        assert!(own.contains(&"help".to_owned()), "{name}: {own:?}");
+        for common in ["passes", "disable", "dtype", "kernel-cache", "no-graphs", "top-k"] {
+            assert!(!own.contains(&common.to_owned()), "{name}: --{common} is everybody's\n{help}");
+        }
+        let of = |heading: &str| sections.iter().find(|(name, _)| name == heading);
+        for (heading, option) in [
+            ("Model", "model"),
+            ("Compilation", "passes"),
+            ("Running", "threads"),
+            ("Sampling", "top-k"),
+        ] {
+            if let Some((_, options)) = of(heading) {
+                assert!(options.contains(&option.to_owned()), "{name}: {heading}: {options:?}");
+            }
+        }
+    }
+    let bench = sections(&stdout(&["bench", "--help"]));
+    let headings: Vec<&str> = bench.iter().map(|(heading, _)| heading.as_str()).collect();
+    assert_eq!(headings, ["Options", "Model", "Compilation", "Adapters", "Running"]);
+    assert_eq!(bench[0].1, ["prompt", "generate", "batch", "runs", "profile", "json", "help"]);
+}

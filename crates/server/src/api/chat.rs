@@ -168,7 +168,8 @@ struct ChatLogprob {
 /// Answers a conversation.
 #[utoipa::path(
     post, path = "/v1/chat/completions", tag = "OpenAI",
-    request_body = ChatRequest,
+    request_body(content = ChatRequest, example = json!({"messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 32})),
+    extensions(("x-python" = json!("openai: chat.completions.create"))),
     responses(
         (status = 200, description = "The answer; with `stream` as server-sent events",
          content((ChatCompletion = "application/json"), (String = "text/event-stream"))),

@@ -213,7 +213,8 @@ struct CompletionLogprobs {
 /// Continues texts.
 #[utoipa::path(
     post, path = "/v1/completions", tag = "OpenAI",
-    request_body = CompletionRequest,
+    request_body(content = CompletionRequest, example = json!({"prompt": "Once upon a time", "max_tokens": 32})),
+    extensions(("x-python" = json!("openai: completions.create"))),
     responses(
         (status = 200, description = "The continuations; with `stream` as server-sent events",
          content((Completion = "application/json"), (String = "text/event-stream"))),

@@ -104,7 +104,9 @@ struct Prepared {
 }
 
 /// A vector for each text.
-#[utoipa::path(post, path = "/v1/embeddings", tag = "OpenAI", request_body = EmbeddingRequest, responses(
+#[utoipa::path(post, path = "/v1/embeddings", tag = "OpenAI",
+    request_body(content = EmbeddingRequest, example = json!({"input": ["A cat sleeps", "A dog barks"]})),
+    extensions(("x-python" = json!("openai: embeddings.create"))), responses(
     (status = 200, description = "The vectors", body = Embeddings),
     (status = "4XX", description = "The request's fault, or the model gives no vectors", body = inline(crate::error::ErrorResponse<'static>)),
     (status = 503, description = "Loading, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),

@@ -45,7 +45,8 @@ struct Prepared {
 }
 
 /// Loads a low-rank adapter: while requests run, which wait for nothing but the copy of its weights.
-#[utoipa::path(post, path = "/v1/load_lora_adapter", tag = "Operation", request_body = LoadAdapter, responses(
+#[utoipa::path(post, path = "/v1/load_lora_adapter", tag = "Operation",
+    request_body(content = LoadAdapter, example = json!({"lora_name": "style", "lora_path": "style"})), responses(
     (status = 200, description = "It may be asked for", body = String, content_type = "text/plain"),
     (status = "4XX", description = "The request's fault, or the adapter's, or there is no room", body = inline(crate::error::ErrorResponse<'static>)),
     (status = 503, description = "Loading, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),
@@ -75,7 +76,8 @@ pub(crate) async fn load_lora_adapter(
 }
 
 /// Unloads an adapter: it takes no more requests, and those that it has run to their ends.
-#[utoipa::path(post, path = "/v1/unload_lora_adapter", tag = "Operation", request_body = UnloadAdapter, responses(
+#[utoipa::path(post, path = "/v1/unload_lora_adapter", tag = "Operation",
+    request_body(content = UnloadAdapter, example = json!({"lora_name": "style"})), responses(
     (status = 200, description = "It may be asked for no more", body = String, content_type = "text/plain"),
     (status = "4XX", description = "The request's fault", body = inline(crate::error::ErrorResponse<'static>)),
     (status = 503, description = "Loading, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),

@@ -29,13 +29,16 @@ use crate::routes::routes;
 // A route is a line here and what the `#[utoipa::path]` of its handler says: method, path, whether all may ask
 // without a key (`security(())`), and its documentation.
 routes![
-    /// All routes.
+    /// All routes, in the order in which people need them: `/docs` is in that order.
     all:
     chat::create_chat_completion,
-    completions::create_completion,
     responses::create_response,
     responses::retrieve_response,
     responses::delete_response,
+    completions::create_completion,
+    embeddings::create_embeddings,
+    models::list_models,
+    models::retrieve_model,
     messages::create_message,
     messages::count_message_tokens,
     ollama::ollama_chat,
@@ -43,16 +46,16 @@ routes![
     ollama::list_tags,
     ollama::show_model,
     ollama::ollama_version,
-    embeddings::create_embeddings,
     rerank::create_ranking,
     rerank::create_ranking_by_its_other_name,
     rerank::create_scores,
-    lora::load_lora_adapter,
-    lora::unload_lora_adapter,
-    models::list_models,
-    models::retrieve_model,
     tokens::tokenize,
     tokens::detokenize,
+    pages::chat_page,
+    pages::docs_page,
+    pages::openapi_document,
+    lora::load_lora_adapter,
+    lora::unload_lora_adapter,
     system::health,
     system::livez,
     system::readyz,
@@ -63,9 +66,6 @@ routes![
     sleep::wake_up,
     sleep::wake,
     sleep::is_sleeping,
-    pages::chat_page,
-    pages::docs_page,
-    pages::openapi_document,
 ];
 
 routes![

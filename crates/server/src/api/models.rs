@@ -53,7 +53,7 @@ fn family(app: &App, entry: &Entry) -> Result<Vec<ModelInfo>, ApiError> {
 }
 
 /// The models that there are.
-#[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses(
+#[utoipa::path(get, path = "/v1/models", tag = "OpenAI", extensions(("x-python" = json!("openai: models.list"))), responses(
     (status = 200, description = "The models", body = ModelList),
     (status = 503, description = "They are loading", body = inline(crate::error::ErrorResponse<'static>)),
 ))]
@@ -65,6 +65,7 @@ pub(crate) async fn list_models(State(app): State<Arc<App>>) -> Result<Response,
 
 /// One model.
 #[utoipa::path(get, path = "/v1/models/{*model}", tag = "OpenAI",
+    extensions(("x-python" = json!("openai: models.retrieve"))),
     params(("model" = String, Path, description = "Its name")),
     responses(
         (status = 200, description = "The model", body = ModelInfo),

@@ -1,21 +1,62 @@
 //! Pages for people, and the API's description.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{Html, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use crate::app::App;
 use crate::error::json_text;
 use crate::routes;
+
+/// The files that pages are made of, by name.
+macro_rules! files {
+    ($($name:literal),+ $(,)?) => {
+        &[$(($name, include_str!(concat!("../pages/", $name)))),+]
+    };
+}
+
+const FILES: &[(&str, &str)] = files![
+    "base.css",
+    "chat.css",
+    "chat.js",
+    "chats.js",
+    "docs.css",
+    "docs.js",
+    "dom.js",
+    "markdown.js",
+    "server.js",
+];
+
+static CHAT: LazyLock<String> = LazyLock::new(|| page(include_str!("../pages/chat.html")));
+static DOCS: LazyLock<String> = LazyLock::new(|| page(include_str!("../pages/docs.html")));
+
+/// A page that needs nothing else: `{{FILE}}` is that file, `{{hashes}}` are those of its scripts, which are the only
+/// ones that its policy lets run.
+fn page(html: &str) -> String {
+    let mut page = html.to_owned();
+    let mut hashes = String::new();
+    for (name, text) in FILES {
+        let place = format!("{{{{{name}}}}}");
+        if name.ends_with(".js") && page.contains(&place) {
+            hashes += &format!(" 'sha256-{}'", STANDARD.encode(Sha256::digest(text)));
+        }
+        page = page.replace(&place, text);
+    }
+    page.replace("{{hashes}}", hashes.trim_start())
+}
 
 /// A page to chat on.
 #[utoipa::path(get, path = "/", tag = "Pages", responses(
     (status = 200, description = "The page", body = String, content_type = "text/html"),
 ))]
 pub(crate) async fn chat_page() -> Html<&'static str> {
-    Html(include_str!("../page.html"))
+    Html(&CHAT)
 }
 
 /// A page that describes the API.
@@ -23,10 +64,10 @@ pub(crate) async fn chat_page() -> Html<&'static str> {
     (status = 200, description = "The page", body = String, content_type = "text/html"),
 ))]
 pub(crate) async fn docs_page() -> Html<&'static str> {
-    Html(include_str!("../docs.html"))
+    Html(&DOCS)
 }
 
-/// The API's description, with the models of this server.
+/// The API's description, with the models of this server, and whether it wants a key.
 #[utoipa::path(get, path = "/openapi.json", tag = "Pages", responses(
     (status = 200, description = "An OpenAPI document", body = Object),
 ))]
@@ -36,6 +77,11 @@ pub(crate) async fn openapi_document(State(app): State<Arc<App>>) -> Response {
         if let Some(model) = api.pointer_mut("/components/schemas/CommonFields/properties/model") {
             let names: Vec<&str> = app.models.iter().map(|m| m.name.as_str()).collect();
             model["enum"] = names.into();
+        }
+        if !app.keys().is_empty()
+            && let Some(ways) = api.pointer_mut("/security").and_then(Value::as_array_mut)
+        {
+            ways.retain(|way| way.as_object().is_some_and(|way| !way.is_empty()));
         }
         api.to_string().into()
     });

@@ -323,7 +323,8 @@ struct PreparedRanking {
 }
 
 /// Ranks texts by how well they answer a question.
-#[utoipa::path(post, path = "/v1/rerank", tag = "Scores", request_body = RerankRequest, responses(
+#[utoipa::path(post, path = "/v1/rerank", tag = "Scores",
+    request_body(content = RerankRequest, example = json!({"query": "Who sleeps?", "documents": ["A dog barks", "A cat sleeps"]})), responses(
     (status = 200, description = "The texts, the best first", body = Ranking),
     (status = "4XX", description = "The request's fault, or the model gives no scores", body = inline(crate::error::ErrorResponse<'static>)),
     (status = 503, description = "Loading, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),
@@ -336,7 +337,8 @@ pub(crate) async fn create_ranking(
 }
 
 /// The same as `/v1/rerank`.
-#[utoipa::path(post, path = "/rerank", tag = "Scores", request_body = RerankRequest, responses(
+#[utoipa::path(post, path = "/rerank", tag = "Scores",
+    request_body(content = RerankRequest, example = json!({"query": "Who sleeps?", "documents": ["A dog barks", "A cat sleeps"]})), responses(
     (status = 200, description = "The texts, the best first", body = Ranking),
     (status = "4XX", description = "The request's fault, or the model gives no scores", body = inline(crate::error::ErrorResponse<'static>)),
     (status = 503, description = "Loading, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),
@@ -383,7 +385,8 @@ fn prepare_ranking(app: &App, asked: &Asked) -> Result<PreparedRanking, ApiError
 }
 
 /// Scores pairs of texts.
-#[utoipa::path(post, path = "/score", tag = "Scores", request_body = ScoreRequest, responses(
+#[utoipa::path(post, path = "/score", tag = "Scores",
+    request_body(content = ScoreRequest, example = json!({"text_1": "Who sleeps?", "text_2": ["A dog barks", "A cat sleeps"]})), responses(
     (status = 200, description = "A score for each pair", body = Scores),
     (status = "4XX", description = "The request's fault, or the model gives no scores", body = inline(crate::error::ErrorResponse<'static>)),
     (status = 503, description = "Loading, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),

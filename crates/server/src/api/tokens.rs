@@ -60,7 +60,8 @@ pub(crate) struct Detokenized {
 }
 
 /// Counts the tokens of a text.
-#[utoipa::path(post, path = "/tokenize", tag = "Tokens", request_body = TokenizeRequest, responses(
+#[utoipa::path(post, path = "/tokenize", tag = "Tokens",
+    request_body(content = TokenizeRequest, example = json!({"prompt": "Once upon a time"})), responses(
     (status = 200, description = "The tokens", body = Tokenized),
     (status = "4XX", description = "The request's fault", body = inline(crate::error::ErrorResponse<'static>)),
     (status = 503, description = "Loading", body = inline(crate::error::ErrorResponse<'static>)),
@@ -108,7 +109,8 @@ pub(crate) fn most_tokens(served: &Served) -> usize {
 }
 
 /// The text of tokens.
-#[utoipa::path(post, path = "/detokenize", tag = "Tokens", request_body = DetokenizeRequest, responses(
+#[utoipa::path(post, path = "/detokenize", tag = "Tokens",
+    request_body(content = DetokenizeRequest, example = json!({"tokens": [1, 2, 3]})), responses(
     (status = 200, description = "The text", body = Detokenized),
     (status = "4XX", description = "The request's fault", body = inline(crate::error::ErrorResponse<'static>)),
     (status = 503, description = "Loading", body = inline(crate::error::ErrorResponse<'static>)),

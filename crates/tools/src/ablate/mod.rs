@@ -26,10 +26,6 @@ use noise::Difference;
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    subject: Subject,
-    #[command(flatten)]
-    run: RunOptions,
     /// Tokens of prompt.
     #[arg(long, value_name = "N", default_value_t = 64)]
     prompt: usize,
@@ -45,6 +41,10 @@ pub struct Args {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    subject: Subject,
+    #[command(flatten)]
+    run: RunOptions,
 }
 
 /// What was measured.

@@ -34,8 +34,6 @@ const SCRIPT: &str = include_str!("dump_hidden.py");
 /// The command line.
 #[derive(clap::Args)]
 pub struct Args {
-    #[command(flatten)]
-    model: ModelOptions,
     /// What transformers computed, as `--script` writes it.
     #[arg(long, value_name = "FILE", required_unless_present = "script")]
     against: Option<PathBuf>,
@@ -49,6 +47,8 @@ pub struct Args {
     /// Print all figures as JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    model: ModelOptions,
 }
 
 /// What a layer gives, against theirs.

@@ -66,6 +66,25 @@ function drawGraph(side) {
   at(side).replaceChildren(svg);
 }
 
+// Both graphs are as large as each fits its place, times this.
+let zoom = 1;
+
+function scale(to) {
+  zoom = Math.min(Math.max(to, 0.5), 12);
+  for (const canvas of document.querySelectorAll('.canvas')) {
+    const svg = canvas.querySelector('svg'), before = svg.getBoundingClientRect().width;
+    const middle = [canvas.scrollLeft + canvas.clientWidth / 2, canvas.scrollTop + canvas.clientHeight / 2];
+    Object.assign(svg.style, { width: '', maxWidth: '', minWidth: '' });
+    if (zoom !== 1) Object.assign(svg.style, { width: `${svg.getBoundingClientRect().width * zoom}px`, maxWidth: 'none', minWidth: '0' });
+    // What was in the middle stays there.
+    const ratio = svg.getBoundingClientRect().width / before;
+    canvas.scrollTo(middle[0] * ratio - canvas.clientWidth / 2, middle[1] * ratio - canvas.clientHeight / 2);
+  }
+}
+
+const zoomButton = (label, name, to) => make('button', { type: 'button', 'aria-label': name, onclick: event => { event.stopPropagation(); scale(to()); } }, label);
+at('zoom').replaceChildren(zoomButton('−', 'Smaller', () => zoom / 1.5), zoomButton('Fit', 'As large as fits', () => 1), zoomButton('+', 'Larger', () => zoom * 1.5));
+
 // Lights the nodes of these groups in both graphs.
 function focus(groups, node) {
   for (const svg of document.querySelectorAll('.canvas svg')) {
@@ -154,6 +173,7 @@ function draw() {
   at('silent').replaceChildren(...(silent.length ? [make('span', { class: 'hint' }, `Nothing looks like the left side of: ${silent.join(', ')}.`)] : []));
   drawGraph('before');
   drawGraph('after');
+  scale(zoom);
   list();
   focus([], null);
 }

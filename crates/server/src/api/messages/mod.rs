@@ -25,7 +25,8 @@ use request::{CountRequest, MessagesRequest, Plan};
 /// Answers a conversation.
 #[utoipa::path(
     post, path = "/v1/messages", tag = "Anthropic",
-    request_body = request::MessagesBody,
+    request_body(content = request::MessagesBody, example = json!({"messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 32})),
+    extensions(("x-python" = json!("anthropic: messages.create"))),
     responses(
         (status = 200, description = "The answer; with `stream` as server-sent events",
          content((AnsweredMessage = "application/json"), (String = "text/event-stream"))),
@@ -75,7 +76,8 @@ pub(crate) struct TokensCount {
 /// Counts the tokens of a conversation.
 #[utoipa::path(
     post, path = "/v1/messages/count_tokens", tag = "Anthropic",
-    request_body = CountRequest,
+    request_body(content = CountRequest, example = json!({"messages": [{"role": "user", "content": "Once upon a time"}]})),
+    extensions(("x-python" = json!("anthropic: messages.count_tokens"))),
     responses(
         (status = 200, description = "How many there are", body = TokensCount),
         (status = "4XX", description = "The request's fault", body = inline(crate::error::AnthropicError<'static>)),

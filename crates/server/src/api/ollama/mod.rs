@@ -33,7 +33,9 @@ pub(crate) use models::{
 /// Answers a conversation; line by line as the answer comes, unless `stream` is false.
 #[utoipa::path(
     post, path = "/api/chat", tag = "Ollama",
-    request_body = request::OllamaChatRequest,
+    request_body(content = request::OllamaChatRequest,
+                 example = json!({"messages": [{"role": "user", "content": "Once upon a time"}], "options": {"num_predict": 32}, "stream": false})),
+    extensions(("x-python" = json!("ollama: chat"))),
     responses(
         (status = 200, description = "The answer, or its parts, a line each",
          content((OllamaAnswer = "application/json"), (String = "application/x-ndjson"))),
@@ -52,7 +54,9 @@ pub(crate) async fn ollama_chat(
 /// Continues a text, or answers it; line by line as the answer comes, unless `stream` is false.
 #[utoipa::path(
     post, path = "/api/generate", tag = "Ollama",
-    request_body = request::OllamaGenerateRequest,
+    request_body(content = request::OllamaGenerateRequest,
+                 example = json!({"prompt": "Once upon a time", "options": {"num_predict": 32}, "stream": false})),
+    extensions(("x-python" = json!("ollama: generate"))),
     responses(
         (status = 200, description = "The answer, or its parts, a line each",
          content((OllamaAnswer = "application/json"), (String = "application/x-ndjson"))),

@@ -74,7 +74,7 @@ fn modified(entry: &Entry) -> String {
 }
 
 /// The models that there are.
-#[utoipa::path(get, path = "/api/tags", tag = "Ollama", responses(
+#[utoipa::path(get, path = "/api/tags", tag = "Ollama", extensions(("x-python" = json!("ollama: list"))), responses(
     (status = 200, description = "The models", body = Tags),
     (status = 503, description = "They are loading", body = inline(crate::error::OllamaError<'static>)),
 ))]
@@ -121,7 +121,7 @@ pub(crate) struct Shown {
 }
 
 /// Tells about a model.
-#[utoipa::path(post, path = "/api/show", tag = "Ollama", request_body = ShowRequest, responses(
+#[utoipa::path(post, path = "/api/show", tag = "Ollama", request_body(content = ShowRequest, example = json!({})), extensions(("x-python" = json!("ollama: show"))), responses(
     (status = 200, description = "About the model", body = Shown),
     (status = "4XX", description = "The request's fault", body = inline(crate::error::OllamaError<'static>)),
     (status = 503, description = "It is loading", body = inline(crate::error::OllamaError<'static>)),

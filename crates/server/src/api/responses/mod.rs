@@ -34,7 +34,8 @@ use store::Stored;
 /// Answers what is said.
 #[utoipa::path(
     post, path = "/v1/responses", tag = "OpenAI",
-    request_body = request::ResponsesBody,
+    request_body(content = request::ResponsesBody, example = json!({"input": "Once upon a time", "max_output_tokens": 32})),
+    extensions(("x-python" = json!("openai: responses.create"))),
     responses(
         (status = 200, description = "The answer; with `stream` as server-sent events",
          content((ResponseObject = "application/json"), (String = "text/event-stream"))),
@@ -163,6 +164,7 @@ fn begun(
 
 /// A response that is kept.
 #[utoipa::path(get, path = "/v1/responses/{id}", tag = "OpenAI",
+    extensions(("x-python" = json!("openai: responses.retrieve"))),
     params(("id" = String, Path, description = "Its id")),
     responses(
         (status = 200, description = "The response", body = ResponseObject),
@@ -189,6 +191,7 @@ pub(crate) struct DeletedResponse {
 
 /// Forgets a response.
 #[utoipa::path(delete, path = "/v1/responses/{id}", tag = "OpenAI",
+    extensions(("x-python" = json!("openai: responses.delete"))),
     params(("id" = String, Path, description = "Its id")),
     responses(
         (status = 200, description = "It is forgotten", body = DeletedResponse),
