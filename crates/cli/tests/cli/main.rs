@@ -477,7 +477,7 @@ fn help_begins_with_what_is_a_commands_own() {
         let (first, own) = &sections[0];
         assert_eq!(first, "Options", "{name}: {help}");
         assert!(own.contains(&"help".to_owned()), "{name}: {own:?}");
-        for common in ["passes", "disable", "dtype", "kernel-cache", "no-graphs", "top-k"] {
+        for common in ["passes", "disable", "dtype", "no-graphs", "top-k"] {
             assert!(!own.contains(&common.to_owned()), "{name}: --{common} is everybody's\n{help}");
         }
         let of = |heading: &str| sections.iter().find(|(name, _)| name == heading);
