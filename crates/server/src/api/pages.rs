@@ -1,5 +1,6 @@
 //! Pages for people, and the API's description.
 
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use axum::extract::State;
@@ -39,16 +40,16 @@ static DOCS: LazyLock<String> = LazyLock::new(|| page(include_str!("../pages/doc
 /// A page that needs nothing else: `{{FILE}}` is that file, `{{hashes}}` are those of its scripts, which are the only
 /// ones that its policy lets run.
 fn page(html: &str) -> String {
-    let mut page = html.to_owned();
-    let mut hashes = String::new();
+    let (mut page, mut hashes) = (html.to_owned(), Vec::new());
     for (name, text) in FILES {
         let place = format!("{{{{{name}}}}}");
-        if name.ends_with(".js") && page.contains(&place) {
-            hashes += &format!(" 'sha256-{}'", STANDARD.encode(Sha256::digest(text)));
+        let is_script = Path::new(name).extension().is_some_and(|e| e == "js");
+        if is_script && page.contains(&place) {
+            hashes.push(format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text))));
         }
         page = page.replace(&place, text);
     }
-    page.replace("{{hashes}}", hashes.trim_start())
+    page.replace("{{hashes}}", &hashes.join(" "))
 }
 
 /// A page to chat on.
