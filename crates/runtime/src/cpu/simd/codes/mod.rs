@@ -44,7 +44,7 @@ const BLOCK_BANDS: usize = 64;
 
 /// How far ahead of what is read memory is asked for. Scales, read first, lie at a unit's end, so that the CPU does not see
 /// by itself in which order units are read: without this half of the time is spent waiting for them.
-const AHEAD: usize = 6 << 10;
+const AHEAD: usize = 4 << 10;
 
 /// Tokens that pass over a block at a time: their chunks and their sums fit a core's first cache together.
 const BLOCK_TOKENS: usize = 32;

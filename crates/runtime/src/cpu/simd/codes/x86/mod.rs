@@ -165,8 +165,10 @@ impl<'a> Site<'a> {
         let minimum = self.w.packing.minimum.as_ref().unwrap_or(&self.w.packing.scale);
         let mut minimums = Spread::new(&self.w, minimum);
         let chunks = self.w.packing.columns as usize / CHUNK;
+        // Of a unit's bytes, for each two rows of a chunk: whole cache lines.
+        let share =
+            (self.w.packing.bytes as usize).div_ceil(chunks * ROWS / 2).next_multiple_of(64);
         for (i, unit) in self.w.band(band).enumerate() {
-            prefetch(unit);
             unsafe { scales.read(unit) };
             if MINIMUMS {
                 unsafe { minimums.read(unit) };
@@ -175,6 +177,7 @@ impl<'a> Site<'a> {
                 let x = &x[(i * chunks + chunk) * stride..];
                 // Two rows share what is read of activations.
                 for row in (0..ROWS).step_by(2) {
+                    prefetch(unit, (chunk * (ROWS / 2) + row / 2) * share, share);
                     unsafe {
                         let codes = [
                             self.codes::<PARTS, HALVES>(unit, chunk, row),
@@ -272,10 +275,11 @@ impl<'a> Site<'a> {
     }
 }
 
-/// Asks for what lies [`AHEAD`] of a unit; there may be nothing.
+/// Asks for what lies [`AHEAD`] of a part of a unit; there may be nothing. A unit is asked for part by part: of many
+/// requests at once some would wait, and all that follows with them.
 #[inline(always)]
-fn prefetch(unit: &[u8]) {
-    for at in (0..unit.len()).step_by(64) {
+fn prefetch(unit: &[u8], from: usize, len: usize) {
+    for at in (from..from + len).step_by(64) {
         // SAFETY: no address is an error to ask for.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(unit.as_ptr().wrapping_add(at + AHEAD).cast()) }
     }
