@@ -207,7 +207,9 @@ impl Worker {
         for line in self.lines.iter().filter(|line| line.status.alive()) {
             let key = self.next_key.fetch_add(1, Ordering::Relaxed);
             awaited.push(locked(&line.outbox).await_done(key));
-            line.link.send(command(key)).map_err(|_| Undone::Gone)?;
+            if line.link.send(command(key)).is_err() {
+                locked(&line.outbox).unsent(key, None); // who waits hears that it is gone
+            }
         }
         if awaited.is_empty() {
             return Err(Undone::Gone);

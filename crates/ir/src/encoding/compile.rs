@@ -10,6 +10,10 @@ use crate::expr::{Expr, ExprError, Value};
 /// to be walked for each value.
 const MOST_NODES: usize = 2048;
 
+/// How deep they may stand within one another: each level is a frame of some kilobytes on the stack of whoever walks them for
+/// many columns at once.
+const MOST_DEPTH: usize = 64;
+
 /// The constants and the named expressions of a definition.
 pub(super) struct Texts {
     known: Vec<(String, Expr)>,
@@ -59,7 +63,22 @@ impl Texts {
             let message = format!("expected at most {MOST_NODES} parts, once names are replaced");
             return Err(fault(0, message));
         }
+        if self.depth(&e) > MOST_DEPTH {
+            let message =
+                format!("expected at most {MOST_DEPTH} levels of parts, once names are replaced");
+            return Err(fault(0, message));
+        }
         Ok(self.replaced(&e))
+    }
+
+    /// How deep parts stand within one another once names are replaced.
+    fn depth(&self, e: &Expr) -> usize {
+        if let Expr::Var(name) = e
+            && let Some((_, e)) = self.known.iter().find(|(known, _)| known == name)
+        {
+            return depth(e);
+        }
+        1 + children(e).into_iter().map(|e| self.depth(e)).max().unwrap_or(0)
     }
 
     /// How many parts an expression has once names are replaced.
@@ -89,6 +108,11 @@ impl Texts {
 /// How many parts an expression has.
 fn nodes(e: &Expr) -> usize {
     1 + children(e).into_iter().map(nodes).sum::<usize>()
+}
+
+/// How deep the parts of an expression stand within one another.
+fn depth(e: &Expr) -> usize {
+    1 + children(e).into_iter().map(depth).max().unwrap_or(0)
 }
 
 fn children(e: &Expr) -> Vec<&Expr> {

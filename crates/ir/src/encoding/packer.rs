@@ -339,11 +339,20 @@ fn moved(plane: Plane, code: &[Source], before: usize, to: u32, pieces: &mut Vec
 #[cfg(test)]
 mod tests {
     use super::super::packing::packed_value;
-    use super::super::{Code, EncodingDef, Group};
+    use super::super::{Code, EncodingDef, EncodingFault, Group};
     use super::*;
 
     /// Blocks of so many values, 32 or more, whose codes are `value`.
     fn encoding(values: u64, kind: CodeKind, bits: u32, value: &str) -> Encoding {
+        tried(values, kind, bits, value).expect("a definition")
+    }
+
+    fn tried(
+        values: u64,
+        kind: CodeKind,
+        bits: u32,
+        value: &str,
+    ) -> Result<Encoding, EncodingFault> {
         let field = |name: &str, ty: &str| (name.to_owned(), ty.to_owned());
         Encoding::new(EncodingDef {
             name: "tried".to_owned(),
@@ -364,7 +373,6 @@ mod tests {
             gguf: None,
             packed: false,
         })
-        .expect("a definition")
     }
 
     fn is_moved(encoding: &Encoding) -> bool {
@@ -425,5 +433,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_deepest_expression_fits_a_small_stack() {
+        let deep = |levels| format!("q[0]{}", " + 0".repeat(levels));
+        let fault = tried(32, CodeKind::Unsigned, 8, &deep(63)).expect_err("it is too deep");
+        assert!(fault.message.contains("at most 64 levels"), "{}", fault.message);
+        let encoding = encoding(32, CodeKind::Unsigned, 8, &deep(62));
+        let read = move || {
+            let bytes = vec![0; encoding.bytes(&[1, 32]).expect("a size") as usize];
+            let decoder = encoding.decoder_of(1, 32, &bytes).expect("its bytes");
+            decoder.row(0, 0, &mut [0.0; 32]);
+        };
+        let thread = std::thread::Builder::new().stack_size(1 << 20);
+        thread.spawn(read).expect("a thread").join().expect("no overflow");
     }
 }

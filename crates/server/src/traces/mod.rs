@@ -27,8 +27,7 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 #[command(next_help_heading = "Traces")]
 pub(crate) struct TraceArgs {
     /// Collector of OpenTelemetry that spans of requests are sent to, by OTLP over HTTP (`http://localhost:4318`); also
-    /// OTEL_EXPORTER_OTLP_ENDPOINT. OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and OTEL_EXPORTER_OTLP_HEADERS say what goes
-    /// with them. Needs a build with the feature `otlp`.
+    /// OTEL_EXPORTER_OTLP_ENDPOINT. OTEL_SERVICE_NAME and OTEL_EXPORTER_OTLP_HEADERS say what goes with them. Needs a build with the feature `otlp`.
     #[arg(long, value_name = "URL")]
     #[cfg_attr(feature = "otlp", arg(env = "OTEL_EXPORTER_OTLP_ENDPOINT"))]
     otlp_endpoint: Option<String>,

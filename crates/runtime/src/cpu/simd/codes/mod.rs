@@ -112,6 +112,13 @@ impl<'a> Codes<'a> {
 
     /// Reads its values.
     pub fn reader(&self, isa: Isa) -> Reader<'a> {
+        let order = order(self.packing);
+        #[cfg(target_arch = "x86_64")]
+        if isa.level() >= Level::Avx2 {
+            // SAFETY: that level says that there are AVX2, FMA and F16C.
+            let values = Means::Vectors(Box::new(unsafe { x86::Values::new(self, &order) }));
+            return Reader { w: *self, isa, order, values };
+        }
         let zero = self.packing.zero as f32;
         let meanings = std::array::from_fn(|code| match (self.kind, code as u8) {
             (CodeKind::E4m3, code) => Element::F8e4m3.read(&[code]).float(),
@@ -121,17 +128,11 @@ impl<'a> Codes<'a> {
             }
             (_, code) => f32::from(code) - zero,
         });
-        let order = order(self.packing);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: that level says that there are AVX2, FMA and F16C.
-        let fast = (isa.level() >= Level::Avx2).then(|| unsafe { x86::Values::new(self, &order) });
         Reader {
             w: *self,
             isa,
             order,
-            meanings,
-            #[cfg(target_arch = "x86_64")]
-            fast,
+            values: Means::Table(Box::new(meanings), std::marker::PhantomData),
         }
     }
 
@@ -162,10 +163,15 @@ pub struct Reader<'a> {
     w: Codes<'a>,
     isa: Isa,
     order: [u8; CHUNK],
-    /// What each code means, but for its scale.
-    meanings: [f32; 256],
+    values: Means<'a>,
+}
+
+/// By what codes become values.
+enum Means<'a> {
     #[cfg(target_arch = "x86_64")]
-    fast: Option<x86::Values<'a>>,
+    Vectors(Box<x86::Values<'a>>),
+    /// What each code means, but for its scale. The name of `'a` is for targets without vectors.
+    Table(Box<[f32; 256]>, std::marker::PhantomData<&'a ()>),
 }
 
 impl Reader<'_> {
@@ -177,11 +183,14 @@ impl Reader<'_> {
         (row, chunk): (usize, usize),
         out: &mut [f32; CHUNK],
     ) {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(fast) = &self.fast {
-            // SAFETY: it is there where the CPU has what it needs.
-            return unsafe { fast.chunk(factors, unit, (row, chunk), out) };
-        }
+        let meanings = match &self.values {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: they are only made where the CPU has what they need.
+            Means::Vectors(values) => {
+                return unsafe { values.chunk(factors, unit, (row, chunk), out) };
+            }
+            Means::Table(meanings, _) => meanings,
+        };
         let mut codes = [0; CHUNK];
         self.w.bytes_of(unit, row, chunk, &mut codes);
         let halves = self.w.halves();
@@ -193,7 +202,7 @@ impl Reader<'_> {
             let second = if halves { factors.of(row, chunk, 1, block) } else { first };
             for ((code, column), out) in codes.iter().zip(columns).zip(out) {
                 let (scale, minimum) = if column % 32 < 16 { first } else { second };
-                *out = self.meanings[usize::from(*code)] * scale - minimum;
+                *out = meanings[usize::from(*code)] * scale - minimum;
             }
         }
     }

@@ -15,9 +15,11 @@ use super::{HIGHS, LOOKUP, Site};
 
 /// What makes the values of a weight.
 pub(in super::super) struct Values<'a> {
-    /// Where planes of fewer bits than eight are; nothing where codes are a plane of bytes, which begins there.
-    site: Result<Site<'a>, usize>,
+    w: Codes<'a>,
+    /// Where planes of fewer bits than eight are; none where codes are a plane of bytes.
+    site: Option<Site<'a>>,
     meaning: Meaning,
+    /// What scales are multiplied by instead of the numbers: a power of two.
     factor: f32,
     /// For eight values each, which of a chunk's scales, of its blocks' first halves and of their second ones, are theirs.
     blocks: [[i32; LANES]; CHUNK / LANES],
@@ -36,7 +38,8 @@ enum Meaning {
 }
 
 impl Meaning {
-    /// Powers of two, so that scales may be multiplied by it instead.
+    /// The factor. It is a power of two, so that multiplying scales by it changes no bit of a value; a scale of `e4m3` above
+    /// 2^120, of which 256 is more than f32 holds, would be infinite.
     fn factor(self, kind: CodeKind) -> f32 {
         match (self, kind) {
             (Meaning::E4m3, _) => 256.0,
@@ -52,16 +55,16 @@ impl<'a> Values<'a> {
     /// # Safety
     /// The CPU has AVX2, FMA and F16C.
     pub(in super::super) unsafe fn new(w: &Codes<'a>, order: &[u8; CHUNK]) -> Values<'a> {
-        let bytes = w.packing.planes.iter().find(|plane| plane.bits == 8);
-        let site = bytes.map_or_else(|| Ok(Site::new(w)), |plane| Err(plane.at as usize));
+        let is_bytes = w.packing.planes.iter().any(|plane| plane.bits == 8);
+        let site = (!is_bytes).then(|| Site::new(w));
         let whole = |signed, zero| Meaning::Whole { signed, zero };
         let zero = w.packing.zero as i32;
         let meaning = match (w.kind, &site) {
             (CodeKind::E4m3, _) => Meaning::E4m3,
             (CodeKind::E5m2, _) => Meaning::E5m2,
-            (_, Ok(site)) if site.parts & LOOKUP != 0 => whole(false, i32::from(E2M1_ZERO)),
-            (_, Ok(site)) => whole(site.parts & HIGHS != 0, zero),
-            (_, Err(_)) => whole(false, zero),
+            (_, Some(site)) if site.parts & LOOKUP != 0 => whole(false, i32::from(E2M1_ZERO)),
+            (_, Some(site)) => whole(site.parts & HIGHS != 0, zero),
+            (_, None) => whole(false, zero),
         };
         let block = |i: usize| {
             let (column, halves) = (usize::from(order[i]), w.halves());
@@ -69,7 +72,7 @@ impl<'a> Values<'a> {
         };
         let blocks =
             std::array::from_fn(|eight| std::array::from_fn(|lane| block(eight * LANES + lane)));
-        Values { site, meaning, factor: meaning.factor(w.kind), blocks }
+        Values { w: *w, site, meaning, factor: meaning.factor(w.kind), blocks }
     }
 
     /// The values of a row's chunk, in its order.
@@ -84,13 +87,8 @@ impl<'a> Values<'a> {
         let mut codes = [0u8; CHUNK];
         match &self.site {
             // SAFETY: as the module says.
-            Ok(site) => unsafe { site.bytes(unit, chunk, row, &mut codes) },
-            Err(at) => {
-                // Blocks lie in pairs.
-                for (pair, codes) in codes.chunks_exact_mut(64).enumerate() {
-                    codes.copy_from_slice(&unit[at + (chunk * 2 + pair) * 512 + row * 64..][..64]);
-                }
-            }
+            Some(site) => unsafe { site.bytes(unit, chunk, row, &mut codes) },
+            None => self.w.bytes_of(unit, row, chunk, &mut codes),
         }
         let scales = halves(factors.scales(row, chunk));
         let scales = _mm256_mul_ps(scales, _mm256_set1_ps(self.factor));
