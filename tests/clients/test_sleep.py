@@ -80,10 +80,10 @@ def test_memory_is_given_back_and_answers_are_as_before(wide, level):
         assert post(server, "/wake") == (200, ""), "it is awake"
 
 
-def running(server, **more):
-    """A request that goes on for a while, on a thread of its own, and what it is answered."""
+def running(server):
+    """A request that goes on for seconds, so that calls reach it in time, on a thread of its own, and what it is answered."""
     answered = []
-    body = {**ASK, **ENDLESS, "max_tokens": 150, **more}
+    body = {**ASK, **ENDLESS, "max_tokens": 1000}
     thread = threading.Thread(target=lambda: answered.append(server.get("/v1/completions", body)))
     thread.start()
     server.await_(lambda: server.metric("num_requests_running") == 1)
@@ -102,10 +102,10 @@ def test_what_runs_ends_first_or_is_ended():
         thread.join(60)
         assert slept == [(200, "")]
         status, _, body = answered[0]
-        assert status == 200 and json.loads(body)["usage"]["completion_tokens"] == 150
+        assert status == 200 and json.loads(body)["usage"]["completion_tokens"] == 1000
         assert post(server, "/wake_up")[0] == 200
 
-        thread, answered = running(server, max_tokens=1000)
+        thread, answered = running(server)
         sleeper = threading.Thread(target=lambda: slept.append(post(server, "/sleep?mode=wait")))
         sleeper.start()
         server.await_(lambda: sleeping(server))
