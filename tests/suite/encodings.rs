@@ -232,8 +232,9 @@ fn fp8_with_block_scales_gives_the_logits_of_its_values() {
     assert!(2 * codes < values, "weights take a byte each: {codes} bytes in place of {values}");
     // Queries, keys and values are joined as they are stored, and so are gate and up.
     let kind = &lowered(&encoded, &kernels).graphs[1].name;
-    // On a CPU kernels read their codes.
-    assert!(launches(&plan, kind, "dequantise").iter().all(|n| *n == 0));
+    // On a CPU kernels read their codes; on a GPU those of many tokens want more columns.
+    let reads_codes = machine().device().is_none();
+    assert!(!reads_codes || launches(&plan, kind, "dequantise").iter().all(|n| *n == 0));
     let apart = encoded.plan(DType::F32, "none", &kernels);
     assert_eq!(launches(&apart, kind, "dequantise"), [7]);
     // A plan survives being written, and holds all that is needed to run it.
@@ -459,9 +460,8 @@ fn layers_that_are_stored_in_different_ways_have_a_graph_for_each() {
     // A gate that is encoded and an up that is not are two products: nothing is joined in each step.
     let plan = encoded.plan(DType::F32, "default", &kernels);
     let second = format!("{kind}_2");
-    for op in ["dequantise", "concat"] {
-        assert!(launches(&plan, &second, op).iter().all(|n| *n == 0), "{op}");
-    }
+    let absent = |op| launches(&plan, &second, op).iter().all(|n| *n == 0);
+    assert!(absent("concat") && (machine().device().is_some() || absent("dequantise")));
     // What is stored as its elements is read as before.
     assert_eq!(plain.graphs.len(), 3);
     let ops = plain.graphs.iter().flat_map(|g| g.nodes().map(|(_, n)| &n.kind));

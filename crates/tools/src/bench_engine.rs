@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use infernum::{Capacity, Loader, Machine, RunOptions, engine_limits, named};
 use infernum_ir::Sym;
 use infernum_runtime::{
-    Engine, EngineOptions, Event, ExecError, Executor, PlanExecutor, Policy, Request,
-    SamplingParams, StepInputs, StepOutput, Ticket,
+    AdapterBanks, AdapterId, AdapterWeights, Engine, EngineOptions, Event, ExecError, Executor,
+    GroupKind, PlanExecutor, Policy, Request, SamplingParams, StepInputs, StepOutput, Ticket,
 };
 use serde::Serialize;
 
@@ -41,6 +41,10 @@ pub struct Args {
     /// several to measure each.
     #[arg(long, value_name = "N", default_value = "0", value_delimiter = ',')]
     observed: Vec<usize>,
+    /// Low-rank adapters of random numbers that requests take in turn, of the highest rank that there is room for
+    /// (--max-loras, --max-lora-rank); several to measure each.
+    #[arg(long, value_name = "N", default_value = "0", value_delimiter = ',')]
+    adapters: Vec<usize>,
     /// Run the first algorithm that cuBLASLt names for each product instead of the fastest.
     #[arg(long)]
     no_tune_products: bool,
@@ -63,6 +67,7 @@ struct Figures {
     chunk: usize,
     policy: Policy,
     observed: usize,
+    adapters: usize,
     ahead: bool,
     blocks: usize,
     seconds: f64,
@@ -99,6 +104,7 @@ struct Setting {
     chunk: usize,
     policy: Policy,
     observed: usize,
+    adapters: usize,
 }
 
 /// An executor with a stopwatch.
@@ -135,6 +141,22 @@ impl Executor for Timed {
         self.inner.is_reproducible()
     }
 
+    fn adapter_slots(&self) -> usize {
+        self.inner.adapter_slots()
+    }
+
+    fn set_adapter(&mut self, slot: usize, weights: &AdapterWeights) -> Result<(), ExecError> {
+        self.inner.set_adapter(slot, weights)
+    }
+
+    fn groups(&self) -> Vec<GroupKind> {
+        self.inner.groups()
+    }
+
+    fn takes_whole(&self) -> bool {
+        self.inner.takes_whole()
+    }
+
     fn wait(&mut self, ticket: Ticket) -> Result<&StepOutput, ExecError> {
         let start = Instant::now();
         let output = self.inner.wait(ticket);
@@ -162,7 +184,9 @@ pub fn run(args: &Args) -> Outcome {
     let capacity = Capacity::new(most as u64, args.input.saturating_add(args.output) as u64);
     let progress = report::progress();
     let loader = Loader::new(&model, &args.subject, &args.run, &machine).with_progress(&progress);
-    let mut executor = loader.load(loader.plan(Sym::B, capacity)?, capacity)?;
+    let plan = loader.plan(Sym::B, capacity)?;
+    let banks = AdapterBanks::of(&plan);
+    let mut executor = loader.load(plan, capacity)?;
     if !args.no_tune_products {
         let start = Instant::now();
         let tuned = executor.tune_products()?;
@@ -197,7 +221,9 @@ pub fn run(args: &Args) -> Outcome {
             sequences: 0,
         };
         let mut engine = Engine::new(timed, limits, options)?;
-        let figures = measure(args, &mut engine, setting)?;
+        let random = |i| engine.load_adapter(&banks.random(i as u64));
+        let adapters = (0..setting.adapters).map(random).collect::<Result<Vec<_>, _>>()?;
+        let figures = measure(args, &mut engine, setting, &adapters)?;
         executor = engine.into_executor().inner;
         if i == 0 {
             continue; // to warm up
@@ -216,8 +242,12 @@ fn settings(args: &Args, chunks: &[usize], most: usize) -> Vec<Setting> {
     for &sequences in &args.sequences {
         for &chunk in chunks {
             for &policy in &args.policy {
-                let each = args.observed.iter();
-                all.extend(each.map(|&observed| Setting { sequences, chunk, policy, observed }));
+                for &observed in &args.observed {
+                    let each = args.adapters.iter();
+                    let setting =
+                        |&adapters| Setting { sequences, chunk, policy, observed, adapters };
+                    all.extend(each.map(setting));
+                }
             }
         }
     }
@@ -229,14 +259,16 @@ fn measure(
     args: &Args,
     engine: &mut Engine<Timed>,
     setting: &Setting,
+    adapters: &[AdapterId],
 ) -> Result<Figures, Box<dyn std::error::Error>> {
-    let Setting { sequences, chunk, policy, observed } = *setting;
+    let Setting { sequences, chunk, policy, observed, .. } = *setting;
     let vocab = engine.limits().vocab as u32;
     let sampling = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::default() };
     let mut unobserved = HashSet::new();
     for i in 0..args.requests {
         let token = |j: usize| (i * 7919 + j * 104_729) as u32 % vocab;
-        let request = Request::new((0..args.input).map(token).collect(), args.output);
+        let mut request = Request::new((0..args.input).map(token).collect(), args.output);
+        request.adapter = adapters.get(i % adapters.len().max(1)).copied();
         if i < observed {
             engine.submit(Request { sampling, logprobs: Some(5), ..request })?;
         } else {
@@ -276,6 +308,7 @@ fn measure(
         chunk,
         policy,
         observed,
+        adapters: adapters.len(),
         ahead: engine.options().ahead,
         blocks: stats.total_blocks,
         seconds,
@@ -312,12 +345,13 @@ impl Kind {
 
 fn print(f: &Figures) -> Outcome {
     report::text(&format!(
-        "{} sequences, chunks of {}, {:?}, {} observed: {:.0} output tok/s ({:.2} s, the others {:.2} s, {} steps, {} \
+        "{} sequences, chunks of {}, {:?}, {} observed, {} adapters: {:.0} output tok/s ({:.2} s, the others {:.2} s, {} steps, {} \
          preemptions, {} blocks)\n",
         f.sequences,
         f.chunk,
         f.policy,
         f.observed,
+        f.adapters,
         f.output_tokens_per_second,
         f.seconds,
         f.unobserved_seconds,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use infernum_codegen::Plan;
 use infernum_frontend_hf::peft::{Adapter, LowRank};
 use infernum_frontend_hf::safetensors::StoredType;
-use infernum_ir::{DType, TensorType};
+use infernum_ir::{DType, TensorType, random};
 use infernum_passes::{bank_a, bank_b};
 
 use super::{Bytes, ExecError, elements};
@@ -67,6 +67,20 @@ impl AdapterBanks {
     /// Bytes of the largest adapter's file that fits, without its header.
     pub fn largest(&self) -> u64 {
         self.banks.values().map(|(_, _, [n, k])| 4 * n * k).fold(0, u64::saturating_add)
+    }
+
+    /// An adapter of small random numbers for all that can be adapted, of the highest rank: to measure with.
+    pub fn random(&self, seed: u64) -> AdapterWeights {
+        let row = |(name, (weight, dtype, [n, k])): (&String, &(usize, DType, [u64; 2]))| {
+            let values = random::uniform(name, seed, n.saturating_mul(*k) as usize);
+            let small: Vec<f64> = values.iter().map(|v| v / 64.0).collect();
+            let mut bytes = vec![0; small.len() * elements::size(*dtype)];
+            // Banks are of activations' element types, which can be written.
+            let _ = elements::encode(*dtype, &small, &mut bytes);
+            (*weight, bytes.into())
+        };
+        let rows: BTreeMap<usize, Bytes> = self.banks.iter().map(row).collect();
+        AdapterWeights { rows: rows.into_iter().collect() }
     }
 
     /// An adapter for these banks: modules that it leaves alone have zeros, and so have ranks that it has not.
