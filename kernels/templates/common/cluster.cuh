@@ -3,6 +3,9 @@
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 }
+// The two halves of it: what is between may still be done while others go on to theirs.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 // *p in the shared memory of the cluster's block `rank`.
 __device__ __forceinline__ float cluster_load(const float* p, int rank) {
     u32 at;
@@ -13,5 +16,7 @@ __device__ __forceinline__ float cluster_load(const float* p, int rank) {
 }
 #else
 __device__ __forceinline__ void cluster_sync() {}
+__device__ __forceinline__ void cluster_arrive() {}
+__device__ __forceinline__ void cluster_wait() {}
 __device__ __forceinline__ float cluster_load(const float* p, int) { return *p; }
 #endif

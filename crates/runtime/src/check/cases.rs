@@ -75,6 +75,8 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %slots = reshape(%chosen) {shape: [T]} : u32[T]
   %la = weight "la" : const DT[11, 5, $N]
   %lb = weight "lb" : const DT[11, $NK, 5]
+  %la16 = weight "la16" : const DT[11, 16, $N]
+  %lb16 = weight "lb16" : const DT[11, $NK, 16]
   %qh = reshape(%x) {shape: [T, $H, $D]} : DT[T, $H, $D]
   %kh = reshape(%k) {shape: [T, $G, $D]} : DT[T, $G, $D]
   %vh = reshape(%v) {shape: [T, $G, $E]} : DT[T, $G, $E]
@@ -466,6 +468,7 @@ pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = gather_rows(%x, %rows) : DT[B, $N]", "%r"),
     Case("%r = adapt(%k, %x, %la, %lb, %slots) {start: 0} : DT[T, $K]", "%r, %x"),
     Case("%r = adapt(%k, %x, %la, %lb, %slots) {start: 1} : DT[T, $K]", "%r, %k"),
+    Case("%r = adapt(%k, %x, %la16, %lb16, %slots) {start: $N} : DT[T, $K]", "%r, %x"),
     Case("%r = head_linear(%qh, %wh) : DT[T, $H, $E]", "%r, %x"),
     Case(
         "%ks = kv_write(%k0, %kh) : state DT[$G, $D]\n  %vs = kv_write(%v0, %vh) : state DT[$G, $E]",

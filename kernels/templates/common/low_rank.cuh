@@ -1,0 +1,247 @@
+{# Low-rank parts of adapted products of one x, side by side in base: `parts` is a list of {a, b, start, begin}: operands, the first row of b, the first
+   column of base.
+   See adapt.cu.j2. #}
+{%- from "common/shape.j2" import rows -%}
+{% include "common/prelude.cuh" %}
+{% include "common/vec.cuh" %}
+{% include "common/cluster.cuh" %}
+{% if p.tensor_cores %}
+{% include "common/mma.cuh" %}
+{% endif %}
+{% set a = parts[0].a %}
+typedef {{ x.type }} X;
+typedef {{ a.type }} W;
+typedef {{ base.type }} Y;
+constexpr int PARTS = {{ parts | length }}, K = {{ a.shape[2] }}, N = {{ base.cols }}, ADAPTERS = {{ a.shape[0] }}, R = {{ a.shape[1] }}, RANKS = PARTS * R;
+// A cluster's blocks have the same TOKENS. Each multiplies a slice of K by `a`, all add up the slices in order, and each multiplies
+// its own columns' rows of `b`.
+constexpr int TOKENS = {{ p.tokens }}, BLOCKS = {{ p.cluster }}, WARPS = {{ block }} / 32;
+struct Part { const W *a, *b; };
+
+struct LowRank {
+    const X* x;
+    const Y* base;
+    Y* y;
+    Part parts[PARTS];
+    int first, tokens;                                 // of this cluster
+    const int rank = blockIdx.x % BLOCKS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float (*own)[RANKS], (*low)[RANKS];                // x by a: of this block's slice of K, and of all
+    u32* slots;                                        // 0 where there is no adapter
+
+    // Where a part's columns begin, and the row of its b that its first column has.
+    __device__ __forceinline__ static int begin(int part) {
+        return {% for q in parts[1:] %}part == {{ loop.index }} ? {{ q.begin }} : {% endfor %}0;
+    }
+    __device__ __forceinline__ static i64 row_of(int part, u32 slot, int column) {
+        const int rows = {% for q in parts[1:] %}part == {{ loop.index }} ? {{ q.b.shape[1] }} : {% endfor %}{{ parts[0].b.shape[1] }};
+        const int start = {% for q in parts[1:] %}part == {{ loop.index }} ? {{ q.start }} : {% endfor %}{{ parts[0].start }};
+        return (i64)(slot - 1) * rows + start + column - begin(part);
+    }
+    __device__ __forceinline__ static int part_of(int column) {
+        int part = 0;
+#pragma unroll
+        for (int i = 1; i < PARTS; i++) part += column >= begin(i);
+        return part;
+    }
+    __device__ __forceinline__ const W* a_of(int part) const {
+        const W* a = parts[0].a;
+#pragma unroll
+        for (int i = 1; i < PARTS; i++) a = part == i ? parts[i].a : a;
+        return a;
+    }
+    __device__ __forceinline__ const W* b_of(int part) const {
+        const W* b = parts[0].b;
+#pragma unroll
+        for (int i = 1; i < PARTS; i++) b = part == i ? parts[i].b : b;
+        return b;
+    }
+    // Adds up what the cluster's blocks have of x by a. They must not end before all have read: close().
+    __device__ __forceinline__ void merge() {
+        if (BLOCKS > 1) cluster_sync();
+        else __syncthreads();
+        for (int i = threadIdx.x; i < TOKENS * RANKS; i += {{ block }}) {
+            float sum = 0;
+#pragma unroll
+            for (int r = 0; r < BLOCKS; r++) sum += BLOCKS > 1 ? cluster_load(&own[0][0] + i, r) : (&own[0][0])[i];
+            (&low[0][0])[i] = sum;
+        }
+        if (BLOCKS > 1) cluster_arrive();
+        __syncthreads();
+    }
+    __device__ __forceinline__ void close() const {
+        if (BLOCKS > 1) cluster_wait();
+    }
+
+    // ---- few tokens: a warp has eight rows of `a` and a token, a thread a column.
+    __device__ __forceinline__ void multiply() {
+        constexpr int EACH = wide<X>(K), CHUNKS = K / EACH, EIGHTS = (R + 7) / 8;
+        const int k0 = CHUNKS * rank / BLOCKS * EACH, k1 = CHUNKS * (rank + 1) / BLOCKS * EACH;
+        for (int item = warp; item < TOKENS * PARTS * EIGHTS; item += WARPS) {
+            const int t = item % TOKENS, part = item / TOKENS % PARTS, eight = item / (TOKENS * PARTS) * 8;
+            if (slots[t] == 0) continue;
+            const X* const from = x + (i64)(first + t) * K;
+            const W* const rows = a_of(part) + (i64)(slots[t] - 1) * R * K;
+            float sums[8] = {};
+#pragma unroll 2
+            for (int k = k0 + lane * EACH; k < k1; k += 32 * EACH) {
+                float of_x[EACH], of_a[EACH];
+                load(of_x, from + k);
+#pragma unroll
+                for (int r = 0; r < 8; r++) {
+                    load(of_a, rows + (i64)min(eight + r, R - 1) * K + k);
+#pragma unroll
+                    for (int j = 0; j < EACH; j++) sums[r] += of_x[j] * of_a[j];
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < 8; r++) {
+                sums[r] = warp_sum(sums[r]);
+                if (lane == r && eight + r < R) own[t][part * R + eight + r] = sums[r];
+            }
+        }
+    }
+    __device__ __forceinline__ void spread() const {
+        constexpr int EACH = wide<W>(R);
+        const int slices = gridDim.x, begins = (i64)N * blockIdx.x / slices, ends = (i64)N * (blockIdx.x + 1) / slices;
+        for (int n = begins + threadIdx.x; n < ends; n += {{ block }}) {
+            const int part = part_of(n);
+            const W* const b = b_of(part);
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++) {
+                if (t >= tokens) break;
+                const i64 i = (i64)(first + t) * N + n;
+                float sum = to_f32(base[i]);
+                if (slots[t] != 0) {
+                    const W* const row = b + row_of(part, slots[t], n) * R;
+#pragma unroll
+                    for (int r = 0; r < R; r += EACH) {
+                        float v[EACH];
+                        load(v, row + r);
+#pragma unroll
+                        for (int j = 0; j < EACH; j++) sum += low[t][part * R + r + j] * v[j];
+                    }
+                }
+                y[i] = from_f32<Y>(sum);
+            }
+        }
+    }
+{% if p.tensor_cores %}
+
+    // ---- tiles of 16 tokens on tensor cores, once for each adapter that a tile has. A lane takes eight neighbours of a row, whose
+    // pairs are the columns of two products: which ones does not matter, if both operands agree.
+    __device__ __forceinline__ bool is_new(int t) const {
+        if (slots[t] == 0) return false;
+        for (int before = 0; before < t; before++)
+            if (slots[before] == slots[t]) return false;
+        return true;
+    }
+    __device__ __forceinline__ void multiply_tile() {
+        constexpr int EIGHTS = RANKS / 8;
+        static_assert(TOKENS == 16 && K % 32 == 0 && R % 16 == 0, "shape");
+        const int g = lane / 4, q = lane % 4;
+        const X* const from[2] = {x + (i64)(first + min(g, tokens - 1)) * K + q * 8, x + (i64)(first + min(g + 8, tokens - 1)) * K + q * 8};
+        for (int i = threadIdx.x; i < TOKENS * RANKS; i += {{ block }}) (&own[0][0])[i] = 0;
+        __syncthreads();
+        for (int t = 0; t < tokens; t++) {
+            if (!is_new(t)) continue;
+            float sums[EIGHTS][4] = {};
+            for (int chunk = rank * WARPS + warp; chunk < K / 32; chunk += BLOCKS * WARPS) {
+                const Vec16 above = load16(from[0] + chunk * 32), below = load16(from[1] + chunk * 32);
+#pragma unroll
+                for (int e = 0; e < EIGHTS; e++) {
+                    const Vec16 v = load16(parts[e * 8 / R].a + ((i64)(slots[t] - 1) * R + e * 8 % R + g) * K + chunk * 32 + q * 8);
+                    mma(sums[e], above.w[0], below.w[0], above.w[1], below.w[1], v.w[0], v.w[1], X{});
+                    mma(sums[e], above.w[2], below.w[2], above.w[3], below.w[3], v.w[2], v.w[3], X{});
+                }
+            }
+            // Warps add theirs in turn: the order is always the same.
+            for (int w = 0; w < WARPS; w++) {
+                if (w == warp)
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+                        if (slots[g + half * 8] == slots[t])
+#pragma unroll
+                            for (int e = 0; e < EIGHTS; e++) {
+                                own[g + half * 8][e * 8 + q * 2] += sums[e][half * 2];
+                                own[g + half * 8][e * 8 + q * 2 + 1] += sums[e][half * 2 + 1];
+                            }
+                __syncthreads();
+            }
+        }
+    }
+    // A pair of `low`, of a token with this adapter, as two 16-bit floats and what they lack.
+    __device__ __forceinline__ void pair(u32& whole, u32& rest, int t, int at, u32 slot) const {
+        const bool has = slots[t] == slot;
+        const float v0 = has ? low[t][at] : 0.0f, v1 = has ? low[t][at + 1] : 0.0f;
+        whole = pack2<X>(v0, v1);
+        rest = pack2<X>(v0 - ::low<X>(whole), v1 - high<X>(whole));
+    }
+    __device__ __forceinline__ void spread_tile() const {
+        const int g = lane / 4, q = lane % 4;
+        for (int n = (blockIdx.x * WARPS + warp) * 16; n < N; n += gridDim.x * WARPS * 16) {
+            const int part = part_of(n);
+            const W* const b = b_of(part);
+            float sums[2][4] = {};
+            for (int t = 0; t < tokens; t++) {
+                if (!is_new(t)) continue;
+#pragma unroll
+                for (int r = 0; r < R; r += 16) {
+                    const int at = part * R + r + q * 4;
+                    u32 whole[4], rest[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) pair(whole[i], rest[i], g + i % 2 * 8, at + i / 2 * 2, slots[t]);
+#pragma unroll
+                    for (int u = 0; u < 2; u++) {
+                        // So that a lane has four columns side by side.
+                        const int column = n + g / 2 * 4 + u * 2 + g % 2;
+                        const Pack<W, 4> v = *(const Pack<W, 4>*)(b + row_of(part, slots[t], column) * R + r + q * 4);
+                        const u32 first_pair = (u32)v.v[0].bits | (u32)v.v[1].bits << 16, second_pair = (u32)v.v[2].bits | (u32)v.v[3].bits << 16;
+                        mma(sums[u], whole[0], whole[1], whole[2], whole[3], first_pair, second_pair, X{});
+                        mma(sums[u], rest[0], rest[1], rest[2], rest[3], first_pair, second_pair, X{});
+                    }
+                }
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int t = g + half * 8;
+                if (t >= tokens) continue;
+                const i64 i = (i64)(first + t) * N + n + q * 4;
+                float v[4];
+                load(v, base + i);
+#pragma unroll
+                for (int j = 0; j < 4; j++) v[j] += sums[j / 2][half * 2 + j % 2];
+                ::store(y + i, v);
+            }
+        }
+    }
+{% endif %}
+    __device__ __forceinline__ void run() {
+        bool any = false;
+        if (threadIdx.x < TOKENS) {
+            const u32 slot = threadIdx.x < tokens ? (u32)step_slots[first + threadIdx.x] : 0;
+            slots[threadIdx.x] = slot <= ADAPTERS ? slot : 0;
+        }
+        __syncthreads();
+        for (int t = 0; t < TOKENS; t++) any |= slots[t] != 0;
+        if (any) {
+            {{ "multiply_tile" if p.tensor_cores else "multiply" }}();
+            merge();
+        }
+        {{ "spread_tile" if p.tensor_cores else "spread" }}();
+        if (any) close();
+    }
+    const {{ slots.type }}* step_slots;
+};
+
+extern "C" __global__ void {% if p.cluster > 1 %}__cluster_dims__({{ p.cluster }}, 1, 1) {% endif %}__launch_bounds__({{ block }}, 2) {{ kernel }}({{ params }}) {
+    __shared__ float own[TOKENS][RANKS], low[TOKENS][RANKS];
+    __shared__ u32 of_tokens[TOKENS];
+    pdl_launch();
+    pdl_wait();
+    LowRank op{x, base, y, { {% for q in parts %}{ {{ q.a.name }}, {{ q.b.name }} }, {% endfor %} }};
+    op.first = blockIdx.y * TOKENS;
+    op.tokens = min(TOKENS, (int){{ rows(base) }} - op.first);
+    if (op.tokens <= 0) return;                        // all blocks of the cluster
+    op.own = own, op.low = low, op.slots = of_tokens, op.step_slots = slots;
+    op.run();
+}
