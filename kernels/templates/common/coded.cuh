@@ -158,8 +158,19 @@ template <int GROUPS, int TYPE, int AT, int OUTER, int OUTER_AT> struct Scales {
     }
 };
 
-// ---- values of codes, for products of many tokens: code * scale - minimum in f32, rounded once to activations' type, as a decoded
-// copy of the weight is (but for a product and a difference that are fused here).
+// a * b + c of pairs, rounded once.
+__device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c, bf16) {
+    u32 y = 0;
+#if __CUDA_ARCH__ >= 800
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+#endif
+    return y;
+}
+
+// ---- values of codes, for products of many tokens: code * scale - minimum, rounded once to activations' type. With f16, whose range is
+// small, in f32, as a decoded copy of the weight is (but for a product and a difference that are fused here). With bf16 two at a
+// time, of a scale and a minimum that are rounded to bf16 before: half of the instructions, which are what such products wait for, and
+// no more than the error of rounding a value is added.
 __device__ __forceinline__ u32 sum2(u32 a, u32 b, bf16) {
     u32 y = 0;
 #if __CUDA_ARCH__ >= 800
@@ -228,7 +239,15 @@ template <class P, class E> struct Values : Codes<P, E> {
     template <int G, int B, int PAIR> __device__ __forceinline__ static void pair(u32& to, const typename C::Chunk& c, const Row& row) {
         const u32 code = codes<B, PAIR>(c);
         const float scale = row.scale.template get<G>();
-        if constexpr (MINIMUM) {
+        if constexpr (M == 7) {
+            const u32 scales = round2(scale, scale, E{});
+            if constexpr (MINIMUM) {
+                const float minimum = -row.minimum.template get<G>();
+                to = fma2(code, scales, round2(minimum, minimum, E{}), E{});
+            } else {
+                to = times2(code, scales, E{});
+            }
+        } else if constexpr (MINIMUM) {
             const float minimum = row.minimum.template get<G>();
             to = round2(fmaf(low<E>(code), scale, -minimum), fmaf(high<E>(code), scale, -minimum), E{});
         } else {

@@ -27,6 +27,10 @@ struct LowRank {
     const int rank = blockIdx.x % BLOCKS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float (*own)[RANKS], (*low)[RANKS];                // x by a: of this block's slice of K, and of all
     u32* slots;                                        // 0 where there is no adapter
+{% if p.tensor_cores %}
+    u32* adapters;                                     // each of them once
+    int count;
+{% endif %}
 
     // Where a part's columns begin, and the row of its b that its first column has.
     __device__ __forceinline__ static int begin(int part) {
@@ -72,6 +76,24 @@ struct LowRank {
         if (BLOCKS > 1) cluster_wait();
     }
 
+{% if not p.tensor_cores %}
+    // What this block will read of adapters, on its way while the kernel before this one ends.
+    __device__ __forceinline__ void ask_ahead() const {
+        constexpr int EACH = wide<X>(K), CHUNKS = K / EACH, LINE = 128 / sizeof(W);
+        const int k0 = CHUNKS * rank / BLOCKS * EACH, k1 = CHUNKS * (rank + 1) / BLOCKS * EACH, lines = (k1 - k0 + LINE - 1) / LINE;
+        const int slices = gridDim.x, n0 = (i64)N * blockIdx.x / slices, n1 = (i64)N * (blockIdx.x + 1) / slices;
+        for (int t = 0; t < TOKENS; t++) {
+            if (slots[t] == 0 || (t > 0 && slots[t] == slots[t - 1])) continue;
+            for (int part = 0; part < PARTS; part++)
+                for (int i = threadIdx.x; i < R * lines; i += {{ block }})
+                    ask(a_of(part) + ((i64)(slots[t] - 1) * R + i / lines) * K + k0 + i % lines * LINE);
+            constexpr int ROWS = LINE / R > 0 ? LINE / R : 1;
+            for (int n = n0 + threadIdx.x * ROWS; n < n1; n += {{ block }} * ROWS)
+                for (int r = 0; r < R; r += LINE) ask(b_of(part_of(n)) + row_of(part_of(n), slots[t], n) * R + r);
+        }
+    }
+    __device__ __forceinline__ static void ask(const W* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
     // ---- few tokens: a warp has eight rows of `a` and a token, a thread a column.
     __device__ __forceinline__ void multiply() {
         constexpr int EACH = wide<X>(K), CHUNKS = K / EACH, EIGHTS = (R + 7) / 8;
@@ -106,34 +128,45 @@ struct LowRank {
         for (int n = begins + threadIdx.x; n < ends; n += {{ block }}) {
             const int part = part_of(n);
             const W* const b = b_of(part);
+            float sums[TOKENS];
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++) sums[t] = t < tokens ? to_f32(base[(i64)(first + t) * N + n]) : 0.0f;
+            float row[R <= 32 ? R : EACH];                 // of the adapter before, which is often the next token's too
+            u32 has = 0;
 #pragma unroll
             for (int t = 0; t < TOKENS; t++) {
-                if (t >= tokens) break;
-                const i64 i = (i64)(first + t) * N + n;
-                float sum = to_f32(base[i]);
-                if (slots[t] != 0) {
-                    const W* const row = b + row_of(part, slots[t], n) * R;
+                if (slots[t] == 0) continue;
+                const W* const from = b + row_of(part, slots[t], n) * R;
 #pragma unroll
-                    for (int r = 0; r < R; r += EACH) {
-                        float v[EACH];
-                        load(v, row + r);
+                for (int r = 0; r < R; r += EACH) {
+                    float (&v)[EACH] = *(float (*)[EACH])(row + (R <= 32 ? r : 0));
+                    if (R > 32 || slots[t] != has) load(v, from + r);
 #pragma unroll
-                        for (int j = 0; j < EACH; j++) sum += low[t][part * R + r + j] * v[j];
-                    }
+                    for (int j = 0; j < EACH; j++) sums[t] += low[t][part * R + r + j] * v[j];
                 }
-                y[i] = from_f32<Y>(sum);
+                has = slots[t];
             }
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++)
+                if (t < tokens) y[(i64)(first + t) * N + n] = from_f32<Y>(sums[t]);
         }
     }
-{% if p.tensor_cores %}
-
+{% else %}
     // ---- tiles of 16 tokens on tensor cores, once for each adapter that a tile has. A lane takes eight neighbours of a row, whose
     // pairs are the columns of two products: which ones does not matter, if both operands agree.
-    __device__ __forceinline__ bool is_new(int t) const {
-        if (slots[t] == 0) return false;
-        for (int before = 0; before < t; before++)
-            if (slots[before] == slots[t]) return false;
-        return true;
+    __device__ __forceinline__ void list_adapters() {
+        const bool is_new = threadIdx.x < TOKENS && slots[threadIdx.x % TOKENS] != 0 && [&]() {
+            for (int t = 0; t < threadIdx.x; t++)
+                if (slots[t] == slots[threadIdx.x]) return false;
+            return true;
+        }();
+        if (warp == 0) {
+            const u32 all = __ballot_sync(0xffffffffu, is_new);
+            if (is_new) adapters[__popc(all & ((1u << lane) - 1))] = slots[lane];
+            if (lane == 0) adapters[TOKENS] = __popc(all);
+        }
+        __syncthreads();
+        count = adapters[TOKENS];
     }
     __device__ __forceinline__ void multiply_tile() {
         constexpr int EIGHTS = RANKS / 8;
@@ -142,14 +175,14 @@ struct LowRank {
         const X* const from[2] = {x + (i64)(first + min(g, tokens - 1)) * K + q * 8, x + (i64)(first + min(g + 8, tokens - 1)) * K + q * 8};
         for (int i = threadIdx.x; i < TOKENS * RANKS; i += {{ block }}) (&own[0][0])[i] = 0;
         __syncthreads();
-        for (int t = 0; t < tokens; t++) {
-            if (!is_new(t)) continue;
+        for (int adapter = 0; adapter < count; adapter++) {
+            const u32 slot = adapters[adapter];
             float sums[EIGHTS][4] = {};
             for (int chunk = rank * WARPS + warp; chunk < K / 32; chunk += BLOCKS * WARPS) {
                 const Vec16 above = load16(from[0] + chunk * 32), below = load16(from[1] + chunk * 32);
 #pragma unroll
                 for (int e = 0; e < EIGHTS; e++) {
-                    const Vec16 v = load16(parts[e * 8 / R].a + ((i64)(slots[t] - 1) * R + e * 8 % R + g) * K + chunk * 32 + q * 8);
+                    const Vec16 v = load16(parts[e * 8 / R].a + ((i64)(slot - 1) * R + e * 8 % R + g) * K + chunk * 32 + q * 8);
                     mma(sums[e], above.w[0], below.w[0], above.w[1], below.w[1], v.w[0], v.w[1], X{});
                     mma(sums[e], above.w[2], below.w[2], above.w[3], below.w[3], v.w[2], v.w[3], X{});
                 }
@@ -159,7 +192,7 @@ struct LowRank {
                 if (w == warp)
 #pragma unroll
                     for (int half = 0; half < 2; half++)
-                        if (slots[g + half * 8] == slots[t])
+                        if (slots[g + half * 8] == slot)
 #pragma unroll
                             for (int e = 0; e < EIGHTS; e++) {
                                 own[g + half * 8][e * 8 + q * 2] += sums[e][half * 2];
@@ -178,26 +211,34 @@ struct LowRank {
     }
     __device__ __forceinline__ void spread_tile() const {
         const int g = lane / 4, q = lane % 4;
+        u32 whole[R / 16][4], rest[R / 16][4];         // of one part and one adapter: most tiles have one
+        int of_part = -1;
+        u32 of_slot = 0;
         for (int n = (blockIdx.x * WARPS + warp) * 16; n < N; n += gridDim.x * WARPS * 16) {
             const int part = part_of(n);
             const W* const b = b_of(part);
             float sums[2][4] = {};
-            for (int t = 0; t < tokens; t++) {
-                if (!is_new(t)) continue;
+            for (int adapter = 0; adapter < count; adapter++) {
+                const u32 slot = adapters[adapter];
+                if (part != of_part || slot != of_slot) {
 #pragma unroll
-                for (int r = 0; r < R; r += 16) {
-                    const int at = part * R + r + q * 4;
-                    u32 whole[4], rest[4];
+                    for (int r = 0; r < R; r += 16)
 #pragma unroll
-                    for (int i = 0; i < 4; i++) pair(whole[i], rest[i], g + i % 2 * 8, at + i / 2 * 2, slots[t]);
+                        for (int i = 0; i < 4; i++) pair(whole[r / 16][i], rest[r / 16][i], g + i % 2 * 8, part * R + r + q * 4 + i / 2 * 2, slot);
+                    of_part = part, of_slot = slot;
+                }
 #pragma unroll
-                    for (int u = 0; u < 2; u++) {
-                        // So that a lane has four columns side by side.
-                        const int column = n + g / 2 * 4 + u * 2 + g % 2;
-                        const Pack<W, 4> v = *(const Pack<W, 4>*)(b + row_of(part, slots[t], column) * R + r + q * 4);
+                for (int u = 0; u < 2; u++) {
+                    // So that a lane has four columns side by side.
+                    const int column = n + g / 2 * 4 + u * 2 + g % 2;
+                    const W* const row = b + row_of(part, slot, column) * R + q * 4;
+#pragma unroll
+                    for (int r = 0; r < R; r += 16) {
+                        const Pack<W, 4> v = *(const Pack<W, 4>*)(row + r);
                         const u32 first_pair = (u32)v.v[0].bits | (u32)v.v[1].bits << 16, second_pair = (u32)v.v[2].bits | (u32)v.v[3].bits << 16;
-                        mma(sums[u], whole[0], whole[1], whole[2], whole[3], first_pair, second_pair, X{});
-                        mma(sums[u], rest[0], rest[1], rest[2], rest[3], first_pair, second_pair, X{});
+                        const u32 (&w)[4] = whole[r / 16], (&s)[4] = rest[r / 16];
+                        mma(sums[u], w[0], w[1], w[2], w[3], first_pair, second_pair, X{});
+                        mma(sums[u], s[0], s[1], s[2], s[3], first_pair, second_pair, X{});
                     }
                 }
             }
@@ -215,15 +256,28 @@ struct LowRank {
         }
     }
 {% endif %}
-    __device__ __forceinline__ void run() {
-        bool any = false;
+    __device__ __forceinline__ void read_slots() {
         if (threadIdx.x < TOKENS) {
-            const u32 slot = threadIdx.x < tokens ? (u32)step_slots[first + threadIdx.x] : 0;
+            const u32 slot = threadIdx.x < tokens ? *(const volatile u32*)(step_slots + first + threadIdx.x) : 0;
             slots[threadIdx.x] = slot <= ADAPTERS ? slot : 0;
         }
         __syncthreads();
+    }
+    __device__ __forceinline__ void run() {
+        bool any = false;
+{% if not p.tensor_cores %}
+        // Where slots are the step's own they are there already; where not, what is asked for is not what is used.
+        read_slots();
+        ask_ahead();
+        __syncthreads();
+{% endif %}
+        pdl_wait();
+        read_slots();
         for (int t = 0; t < TOKENS; t++) any |= slots[t] != 0;
         if (any) {
+{% if p.tensor_cores %}
+            list_adapters();
+{% endif %}
             {{ "multiply_tile" if p.tensor_cores else "multiply" }}();
             merge();
         }
@@ -236,12 +290,20 @@ struct LowRank {
 extern "C" __global__ void {% if p.cluster > 1 %}__cluster_dims__({{ p.cluster }}, 1, 1) {% endif %}__launch_bounds__({{ block }}, 2) {{ kernel }}({{ params }}) {
     __shared__ float own[TOKENS][RANKS], low[TOKENS][RANKS];
     __shared__ u32 of_tokens[TOKENS];
+{% if p.tensor_cores %}
+    __shared__ u32 adapters[TOKENS + 1];
+{% endif %}
     pdl_launch();
-    pdl_wait();
     LowRank op{x, base, y, { {% for q in parts %}{ {{ q.a.name }}, {{ q.b.name }} }, {% endfor %} }};
     op.first = blockIdx.y * TOKENS;
     op.tokens = min(TOKENS, (int){{ rows(base) }} - op.first);
-    if (op.tokens <= 0) return;                        // all blocks of the cluster
+    if (op.tokens <= 0) {                              // all blocks of the cluster
+        pdl_wait();
+        return;
+    }
     op.own = own, op.low = low, op.slots = of_tokens, op.step_slots = slots;
+{% if p.tensor_cores %}
+    op.adapters = adapters, op.count = 0;
+{% endif %}
     op.run();
 }

@@ -182,7 +182,14 @@ impl Parts {
             (first, true) if first == t && rest.is_empty() && dtype == DType::I32 => {
                 Ok(self.step(StepInput::Positions, dtype, t))
             }
-            (first, true) if first == t && rest.is_empty() => Ok(self.ids()),
+            (first, true) if first == t && rest.is_empty() => match below {
+                // A step's tokens would be too many.
+                Some(Dim::Const(..ROWS)) => {
+                    let chosen = self.chosen(name, &[Dim::Const(1)], below)?;
+                    self.one("reshape", &[Some(chosen)], vec![Attr::Dims(vec![t])])
+                }
+                _ => Ok(self.ids()),
+            },
             (first, true) if first == s && rest.is_empty() && dtype == DType::I32 => {
                 Ok(self.step(StepInput::ContextPositions, dtype, s))
             }

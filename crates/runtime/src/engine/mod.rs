@@ -81,6 +81,8 @@ struct Planned {
     truncations: u32,
     /// Whether its row was generated. Those rows come first in a step: executors may compute them another way.
     generated: bool,
+    /// The slot of its adapter. Rows of one stand together: kernels then read it once.
+    adapter: Option<usize>,
     /// How many of its last rows yield a row of output, and the first of these.
     rows: usize,
     output: usize,

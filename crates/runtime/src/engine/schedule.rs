@@ -159,8 +159,9 @@ impl<E: Executor> Engine<E> {
             }
         }
         self.order = order;
-        if !self.next.planned.is_sorted_by_key(|planned| !planned.generated) {
-            self.next.planned.sort_by_key(|planned| !planned.generated);
+        let place = |planned: &Planned| (!planned.generated, planned.adapter);
+        if !self.next.planned.is_sorted_by_key(place) {
+            self.next.planned.sort_by_key(place);
         }
         for at in 0..self.next.planned.len() {
             self.push(at)?;
@@ -197,8 +198,19 @@ impl<E: Executor> Engine<E> {
         let yields = context == s.length();
         let rows = new.saturating_sub(silent).max(usize::from(yields));
         let (generated, truncations, output) = (s.decodes(), s.truncations, 0);
-        let planned =
-            Planned { slot, id, past, context, truncations, generated, rows, output, yields };
+        let adapter = s.request.adapter.and_then(|id| self.adapters.find(id));
+        let planned = Planned {
+            slot,
+            id,
+            past,
+            context,
+            truncations,
+            generated,
+            adapter,
+            rows,
+            output,
+            yields,
+        };
         self.next.planned.push(planned);
         left.t -= new as u64;
         left.seqs -= 1;
@@ -213,7 +225,7 @@ impl<E: Executor> Engine<E> {
         let (samples, spare) = (self.executor.samples(), self.room());
         let generates = self.executor.task().generates();
         let (planned, inputs) = (&mut self.next.planned[at], &mut self.inputs);
-        let Planned { slot, past, context, generated, rows, .. } = *planned;
+        let Planned { slot, past, context, generated, adapter, rows, .. } = *planned;
         let s = &mut self.sequences[slot];
         self.groups.leave_snapshots(&mut self.pool, s, past, spare);
         let held = self.groups.rows(s, past);
@@ -227,7 +239,6 @@ impl<E: Executor> Engine<E> {
             inputs.push_rows(&s.tokens[past..context], context, held)?;
         }
         s.request.second.into_iter().for_each(|row| inputs.set_second(row));
-        let adapter = s.request.adapter.and_then(|id| self.adapters.find(id));
         adapter.into_iter().for_each(|slot| inputs.set_adapter(slot));
         inputs.yield_rows(rows)?;
         planned.output = inputs.last_outputs().start;
