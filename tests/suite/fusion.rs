@@ -10,10 +10,10 @@ use infernum_codegen::{Recipe, Run};
 use infernum_frontend_hf::{Config, LowerOptions, Model, spec};
 use infernum_ir::interp::{Interpreter, Rounding, States, StepShape, Tensor};
 use infernum_ir::{DType, Module, NodeKind, Sym, Type, WeightRef, text};
-use infernum_passes::Pipeline;
 use infernum_passes::check::check_rule;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{Bucket, CostTable, FuseOptions, fuse};
+use infernum_passes::{Adapters, Pipeline};
 
 use crate::ir_fixtures::{self, LAYERS};
 use crate::support::{Fixture, names, nmse, root};
@@ -31,6 +31,18 @@ fn compiled_with(
     pipeline: &str,
     data: Option<&Path>,
 ) -> Compiled {
+    compiled_for(fixture, target, explain, pipeline, data, None)
+}
+
+/// The same, with room for adapters.
+fn compiled_for(
+    fixture: &Fixture,
+    target: &str,
+    explain: bool,
+    pipeline: &str,
+    data: Option<&Path>,
+    adapters: Option<&Adapters>,
+) -> Compiled {
     let pipeline = Pipeline::named(pipeline, None).expect("a built-in pipeline");
     let kernels = Kernels::load(data, &[]).unwrap_or_else(|e| panic!("{e}"));
     let costs = CostTable::named(target, None).expect("a built-in cost table");
@@ -45,7 +57,7 @@ fn compiled_with(
         kernels: &kernels,
         costs: (target, &costs),
         rules: None,
-        adapters: None,
+        adapters,
         explain,
         limits: Limits { chunk: 64, sequences: 1, max_length: fixture.max_length },
         templates: &Library::default(),
@@ -337,6 +349,10 @@ fn every_fused_op_is_chosen_somewhere() {
         chosen.extend(shape(name).buckets.iter().flat_map(|b| fused_ops(&b.module)));
     }
     chosen.extend(fused_ops(&tens_of_tokens(PRE_NORM)));
+    let room = Adapters { slots: 2, rank: 4, targets: None };
+    let llama = Fixture::open("llama/gqa3");
+    let adapted = compiled_for(&llama, "sm_80", false, "default", None, Some(&room));
+    chosen.extend(adapted.buckets.iter().flat_map(|b| fused_ops(&b.module)));
     let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
     let all = kernels.ops.fused().filter(|op| op.cuda.is_some()).map(|op| op.name);
     let never: Vec<&str> = all.filter(|op| !chosen.contains(op) && !SLOWER.contains(op)).collect();

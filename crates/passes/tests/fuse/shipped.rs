@@ -51,6 +51,11 @@ const PARAMS: &str = "  %t = step tokens : u32[T]
   %b8 = weight \"b8\" : const f32[8]
   %b6 = weight \"b6\" : const f32[6]
   %b4 = weight \"b4\" : const f32[4]
+  %slots = step adapters : u32[T]
+  %la = weight \"la\" : const f32[2, 3, 8]
+  %lb8 = weight \"lb8\" : const f32[2, 8, 3]
+  %lb6 = weight \"lb6\" : const f32[2, 6, 3]
+  %lb4 = weight \"lb4\" : const f32[2, 4, 3]
   %ks = state k : state f32[1, 4]
   %vs = state v : state f32[1, 4]
   %v0 = embedding(%t, %e) : f32[T, 8]\n";
@@ -69,6 +74,17 @@ impl Text {
         let _ = writeln!(self.out, "  {line}");
     }
 
+    /// `%name`, a product of x; with its low-rank part, or without.
+    fn product(&mut self, name: &str, x: &str, w: &str, bias: &str, n: usize, adapted: bool) {
+        let base = if adapted { format!("{name}b") } else { name.to_owned() };
+        self.line(&format!("%{base} = linear({x}, {w}, {bias}) {{dtype: none}} : f32[T, {n}]"));
+        if adapted {
+            self.line(&format!(
+                "%{name} = adapt(%{base}, {x}, %la, %lb{n}, %slots) {{start: 0}} : f32[T, {n}]"
+            ));
+        }
+    }
+
     /// `%a`, or its norm.
     fn input(&mut self, y: usize, a: usize, normed: bool) -> String {
         if !normed {
@@ -85,18 +101,10 @@ impl Text {
         // Mostly none or all have a bias.
         let (qb, kb) = (on(0), on(0) != variant.is_multiple_of(13));
         let x = self.input(y, a, on(10));
-        self.line(&format!(
-            "%qf{y} = linear({x}, %w, {}) {{dtype: none}} : f32[T, 8]",
-            bias("b8", qb)
-        ));
-        self.line(&format!(
-            "%kf{y} = linear({x}, %kw, {}) {{dtype: none}} : f32[T, 4]",
-            bias("b4", kb)
-        ));
-        self.line(&format!(
-            "%vf{y} = linear({x}, %vw, {}) {{dtype: none}} : f32[T, 4]",
-            bias("b4", qb)
-        ));
+        let adapted = on(11) && on(12);
+        self.product(&format!("qf{y}"), &x, "%w", &bias("b8", qb), 8, adapted);
+        self.product(&format!("kf{y}"), &x, "%kw", &bias("b4", kb), 4, adapted);
+        self.product(&format!("vf{y}"), &x, "%vw", &bias("b4", qb), 4, adapted);
         self.line(&format!("%q{y} = reshape(%qf{y}) {{shape: [T, 2, 4]}} : f32[T, 2, 4]"));
         self.line(&format!("%k{y} = reshape(%kf{y}) {{shape: [T, 1, 4]}} : f32[T, 1, 4]"));
         self.line(&format!("%w{y} = reshape(%vf{y}) {{shape: [T, 1, 4]}} : f32[T, 1, 4]"));
@@ -215,8 +223,9 @@ impl Text {
             self.line(&format!("{gate} = dequantise(%coded_gate) {{dtype: f32}} : f32[6, 8]"));
             self.line(&format!("{up} = dequantise(%coded_up) {{dtype: f32}} : f32[6, 8]"));
         }
-        self.line(&format!("%g{y} = linear({x}, {gate}, {gb}) {{dtype: none}} : f32[T, 6]"));
-        self.line(&format!("%u{y} = linear({x}, {up}, {ub}) {{dtype: none}} : f32[T, 6]"));
+        let adapted = on(5) && on(6);
+        self.product(&format!("g{y}"), &x, &gate, gb, 6, adapted);
+        self.product(&format!("u{y}"), &x, &up, ub, 6, adapted);
         self.line(&format!("%act{y} = {act}(%g{y}) : f32[T, 6]"));
         let (first, second) = if on(2) { ("act", "u") } else { ("u", "act") };
         self.line(&format!("%m{y} = mul(%{first}{y}, %{second}{y}) : f32[T, 6]"));
@@ -293,6 +302,12 @@ fn graph(parts: &[Part], head: u8) -> String {
             2 => format!("mul(%v{a}, %v{b})"),
             3 => format!("silu(%v{a})"),
             4 | 5 => format!("rmsnorm(%v{a}, {}) {{eps: 0.01, offset: 0}}", ["%n", "_"][b % 2]),
+            // Behind it the residual, at times.
+            6 | 7 if variant % 3 == 0 => {
+                let (name, bias) = (format!("o{y}"), ["%b8", "_"][b % 2]);
+                text.product(&name, &format!("%v{a}"), "%w", bias, 8, true);
+                format!("add(%v{b}, %{name})")
+            }
             6 | 7 => format!("linear(%v{a}, %w, {}) {{dtype: none}}", ["%b8", "_"][b % 2]),
             8 | 9 => {
                 text.ffn(y, a, *variant);

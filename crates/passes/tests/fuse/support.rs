@@ -151,8 +151,10 @@ pub(crate) fn run(module: &Module) -> Vec<Tensor> {
     let mut states = States::default();
     let mut carried = Vec::new();
     let seq = |new, context| SeqShape { new, context };
-    let steps =
+    let mut steps =
         [StepShape::of(vec![seq(3, 3), seq(5, 5)]), StepShape::of(vec![seq(1, 4), seq(1, 6)])];
+    // The second sequence has the second adapter, where there are some.
+    steps.iter_mut().for_each(|step| step.adapters = vec![(1, 2)]);
     for step in &steps {
         let count = step.seqs.iter().map(|s| s.new).sum::<usize>() as u32;
         let tokens: Vec<u32> = (0..count).map(|i| i * 5 % 8).collect();
