@@ -6,6 +6,7 @@
 #
 # INFERNUM_BIN            the binary; target/debug/infernum, built first as for `cargo test`, when left out
 # INFERNUM_NEEDS_BROWSER  fail where there is no Chromium, instead of leaving its tests out
+# INFERNUM_NEEDS_TRACES   fail where the binary was built without traces, instead of leaving their tests out
 # INFERNUM_SCREENSHOTS    a folder for pictures of the pages
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

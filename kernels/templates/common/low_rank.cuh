@@ -1,6 +1,5 @@
 {# Low-rank parts of adapted products of one x, side by side in base: `parts` is a list of {a, b, start, begin}: operands, the first row of b, the first
-   column of base.
-   See adapt.cu.j2. #}
+   column of base. What adapt.cu.j2, adapt_pair.cu.j2 and adapt_triple.cu.j2 are made of. #}
 {%- from "common/shape.j2" import rows -%}
 {% include "common/prelude.cuh" %}
 {% include "common/vec.cuh" %}
@@ -266,7 +265,8 @@ struct LowRank {
     __device__ __forceinline__ void run() {
         bool any = false;
 {% if not p.tensor_cores %}
-        // Where slots are the step's own they are there already; where not, what is asked for is not what is used.
+        // An exception to reading nothing of a step before the wait: slots that are the step's input are there already. Where a kernel
+        // makes them they may be stale, and then the wrong rows, of adapters that there are, come to the cache: slots are read again below.
         read_slots();
         ask_ahead();
         __syncthreads();

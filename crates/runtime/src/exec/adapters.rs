@@ -74,10 +74,7 @@ impl AdapterBanks {
         let row = |(name, (weight, dtype, [n, k])): (&String, &(usize, DType, [u64; 2]))| {
             let values = random::uniform(name, seed, n.saturating_mul(*k) as usize);
             let small: Vec<f64> = values.iter().map(|v| v / 64.0).collect();
-            let mut bytes = vec![0; small.len() * elements::size(*dtype)];
-            // Banks are of activations' element types, which can be written.
-            let _ = elements::encode(*dtype, &small, &mut bytes);
-            (*weight, bytes.into())
+            (*weight, encoded(&small, *dtype))
         };
         let rows: BTreeMap<usize, Bytes> = self.banks.iter().map(row).collect();
         AdapterWeights { rows: rows.into_iter().collect() }
@@ -186,8 +183,12 @@ fn rounded(values: &[f64], dtype: DType) -> Result<Bytes, OutOfRange> {
     if let Some(found) = values.iter().find(|v| v.is_nan() || v.abs() > limit) {
         return Err((*found, limit));
     }
+    Ok(encoded(values, dtype))
+}
+
+fn encoded(values: &[f64], dtype: DType) -> Bytes {
     let mut bytes = vec![0; values.len() * elements::size(dtype)];
     // Banks are of activations' element types, which can be written.
     let _ = elements::encode(dtype, values, &mut bytes);
-    Ok(bytes.into())
+    bytes.into()
 }
