@@ -97,7 +97,12 @@ fn on_gpu(
         verdicts.push(verdict);
     };
     let wanted = Wanted { seed: args.seed, op: &args.only, variant: &args.variant };
-    check::cuda::check(kernels, &library, gpu, &cache, wanted, &mut take);
+    // Nothing stops a kernel that runs for ever but the end of its process.
+    let stuck = |message: &str| {
+        eprintln!("FAIL {message}");
+        std::process::exit(1);
+    };
+    check::cuda::check(kernels, &library, gpu, &cache, wanted, &mut take, &stuck);
     printed?;
     summary(&verdicts)?;
     Ok(verdicts)

@@ -160,9 +160,10 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
         }
     }
 
-    // A lane's activations of block `block` of 32 columns, two of each eight. There are none beyond K, where scales are zero.
+    // A lane's activations of block `block` of 32 columns, two of each eight. Beyond K they are zeros: codes there are not, as their
+    // OFFSET is part of them, and the scale of a group that K ends in is not.
     __device__ __forceinline__ Vec16 load_x(int n, int block, int t0) const {
-        if (K % P::COLUMNS != 0 || WARPS > STEPS) block = min(block, K / 32 - 1);
+        if (K % P::COLUMNS != 0 && block >= K / 32) return Vec16{};
         if constexpr (ROWS != 0) return load16_shared(xs + n * 8 * K * 2 + block / 2 * 128 + (block % 2 ^ (xrow & 1)) * 64 + quad * 16);
         const u32* const at = (const u32*)(op.x + op.source(min(t0 + n * 8 + group, op.tokens - 1)) * K + block * 32) + quad;
         Vec16 x;

@@ -32,7 +32,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     static constexpr int BOXES = GROUPS * 64 / Op::BOX;
     static constexpr bool MERGES = SPLIT > 1;
     static_assert(Op::K % 64 == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % SPLIT == 0 && W_STEPS >= SPLIT, "shape");
-    static constexpr bool MANY = TOKENS > 128;         // sums take more registers than all threads could have
+    // Sums of many tokens take more registers than all threads could have: those that fill rings give some of theirs away. Only
+    // a whole warpgroup has enough: of a block with less, products would wait for registers that never come.
+    static constexpr bool MANY = TOKENS > 128 && {{ block }} % 128 == 0;
 
     const Op& op;
     const TileMap *w_tiles, *x_tiles;                  // GROUPED: of first rows, and of second ones

@@ -212,6 +212,7 @@ impl Scope<'_> {
                     ("unit", number(packing.map(|p| p.bytes))),
                     ("units", number(packing.map(|p| bytes / p.bytes))),
                     ("unit_columns", number(packing.map(|p| p.columns))),
+                    ("unit_scales", number(packing.map(|p| p.scale_bytes()))),
                 ]
             }
         };

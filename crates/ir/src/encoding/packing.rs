@@ -74,6 +74,12 @@ pub struct Place {
 }
 
 impl Packing {
+    /// Bytes of a row's scales and minimums in a unit.
+    pub fn scale_bytes(&self) -> u64 {
+        let bits: u32 = self.planes.iter().map(|p| p.bits).sum();
+        self.bytes / ROWS - self.columns * u64::from(bits) / 8
+    }
+
     /// How weights of an encoding are packed; an error where kernels cannot read their codes.
     pub(super) fn of(encoding: &Encoding) -> Result<Packing, String> {
         let def = encoding.def();

@@ -1,6 +1,6 @@
 //! `adapt`.
 
-use super::common::rows_cols;
+use super::common::{dot, rows_cols};
 use super::{Effect, Eval, OpCall, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
@@ -89,7 +89,6 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
     let ((tokens, k), n) = (rows_cols(&x.shape), rows_cols(&y.shape).1);
     let (adapters, rank, rows) = (a.shape[0], a.shape[1], b.shape[1]);
     let start = eval.call.int("start") as usize;
-    let dot = |x: &[f64], w: &[f64]| x.iter().zip(w).map(|(x, w)| x * w).sum::<f64>();
     let mut data = y.data.clone();
     for token in 0..tokens {
         let Some(adapter) = (slots.data[token] as usize).checked_sub(1) else { continue };

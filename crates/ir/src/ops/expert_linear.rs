@@ -1,6 +1,6 @@
 //! `expert_linear`.
 
-use super::common::dense;
+use super::common::{dense, dot};
 use super::{Effect, Eval, OpCall, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 use crate::interp::Tensor;
 use crate::{DType, Dim, Dims, Type};
@@ -105,7 +105,7 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
         for j in 0..n {
             let ws = &w.data[(expert * n + j) * k..][..k];
             let bias = bias.map_or(0.0, |b| b.data[expert * n + j]);
-            data.push(xs.iter().zip(ws).map(|(a, b)| a * b).sum::<f64>() + bias);
+            data.push(dot(xs, ws) + bias);
         }
     }
     Ok(vec![Tensor { shape: eval.sizes(0)?, data }])

@@ -1,6 +1,6 @@
 //! `head_linear`.
 
-use super::common::{dense, streaming};
+use super::common::{dense, dot, streaming};
 use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::TensorType;
 use crate::interp::Tensor;
@@ -43,7 +43,7 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
     for (row, xs) in x.data.chunks_exact(k.max(1)).enumerate() {
         for j in 0..n {
             let ws = &w.data[(row % heads * n + j) * k..][..k];
-            data.push(xs.iter().zip(ws).map(|(a, b)| a * b).sum());
+            data.push(dot(xs, ws));
         }
     }
     Ok(vec![Tensor { shape, data }])

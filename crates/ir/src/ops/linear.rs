@@ -1,6 +1,6 @@
 //! `linear`.
 
-use super::common::{dense, rows_cols, streaming};
+use super::common::{dense, dot, rows_cols, streaming};
 use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
@@ -48,13 +48,15 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
     let (x, w, bias) = (eval.value(0)?, eval.value(1)?, eval.values[2]);
     let (rows, k) = rows_cols(&x.shape);
     let n = w.shape[0];
-    let mut data = Vec::with_capacity(rows * n);
-    for row in 0..rows {
-        let xs = &x.data[row * k..(row + 1) * k];
+    let mut data = vec![0.0; rows * n];
+    // Some rows of x at a time, so that a large w comes from memory once for all of them.
+    for first in (0..rows).step_by(16) {
         for j in 0..n {
             let ws = &w.data[j * k..(j + 1) * k];
-            let dot: f64 = xs.iter().zip(ws).map(|(a, b)| a * b).sum();
-            data.push(dot + bias.map_or(0.0, |b| b.data[j]));
+            for row in first..(first + 16).min(rows) {
+                let xs = &x.data[row * k..(row + 1) * k];
+                data[row * n + j] = dot(xs, ws) + bias.map_or(0.0, |b| b.data[j]);
+            }
         }
     }
     Ok(vec![Tensor { shape: eval.sizes(0)?, data }])

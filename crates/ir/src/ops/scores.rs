@@ -1,5 +1,6 @@
 //! `scores`.
 
+use super::common::dot;
 use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 use crate::interp::Tensor;
 use crate::{DType, Dim, Sym, TensorType};
@@ -55,7 +56,7 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
             let qs = &q.data[(t * h + head) * d..][..d];
             for s in token.context_start..token.context_start + token.context_len {
                 let ks = &k.data[(s * kv_heads + group) * d..][..d];
-                data.push(qs.iter().zip(ks).map(|(a, b)| a * b).sum());
+                data.push(dot(qs, ks));
             }
         }
     }

@@ -6,9 +6,10 @@ mod setups;
 mod shapes;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use infernum_codegen::cuda::{
     Cache, Compiler, Cubin, CudaError, Device, Library, TunedVariants, admitted, attach,
@@ -67,10 +68,16 @@ struct Job {
     trials: Vec<VariantPlan>,
 }
 
+/// A kernel's binary, or why there is none.
+type Compiled = Result<Vec<Cubin>, String>;
+
+/// Within this, every trial ends whose kernels do.
+const STUCK: Duration = Duration::from_secs(60);
+
 /// A plan that runs one variant.
 struct VariantPlan {
     variant: String,
-    /// The order of summation that it declares.
+    /// The order of summation that all of the plan's kernels of the op declare.
     order: Option<String>,
     plan: Plan,
     /// Where each of the plan's kernels is in [`Texts::all`].
@@ -132,9 +139,15 @@ impl Setup {
             let trials = variants.map(|variant| {
                 let mut plan = plan.clone();
                 let only = TunedVariants::everywhere(&template.name, &variant);
-                attach(&mut plan, ops, library, device, &only)?;
-                let declared = template.variants.iter().find(|v| v.name == variant);
-                let order = declared.and_then(|v| v.order.clone());
+                let choices = attach(&mut plan, ops, library, device, &only)?;
+                // Steps that a variant is not for run others, whose order may be another.
+                let made = choices.made.iter().filter(|m| m.site.op == self.op.name);
+                let mut orders = made.map(|m| {
+                    template.variants.iter().find(|v| v.name == m.variant)?.order.as_deref()
+                });
+                let order =
+                    orders.next().flatten().filter(|o| orders.all(|other| other == Some(o)));
+                let order = order.map(str::to_owned);
                 Ok(VariantPlan { variant, order, plan, kernels: Vec::new() })
             });
             trials.collect()
@@ -147,6 +160,12 @@ impl Setup {
         let own = allowed(self.op.tolerance, self.dtype);
         let (Tried::Written(case, _) | Tried::Coded(case, ..)) = &self.call else { return own };
         case.after().map(|op| allowed(op.tolerance, self.dtype)).fold(own, f64::max)
+    }
+
+    /// A trial of a variant, as messages name it.
+    fn named(&self, variant: &str) -> String {
+        let (op, dtype, call, batch) = (self.op.name, self.dtype, &self.call, self.batch.name);
+        format!("{op}.{variant} {dtype} ({call}, {batch})")
     }
 
     fn verdict(&self, variant: &str, outcome: Result<Comparison, String>) -> KernelVerdict {
@@ -203,7 +222,8 @@ fn kernels(
 /// Runs every variant of every kernel of `data` that `gpu` admits at some size that is tried, in every
 /// element type, over ragged batches on scattered blocks. A kernel that writes beside its results, to
 /// an operand, a weight or another sequence's cache, or leaves an element unwritten, fails. `report`
-/// gets each verdict as soon as it is there.
+/// gets each verdict as soon as it is there, and `stuck` is told of a trial that does not end: there is nothing left to do
+/// then but to end the process.
 pub fn check(
     data: &Kernels,
     library: &Library,
@@ -211,6 +231,7 @@ pub fn check(
     cache: &Cache,
     wanted: Wanted<'_>,
     report: &mut dyn FnMut(KernelVerdict),
+    stuck: &(dyn Fn(&str) + Sync),
 ) {
     let device = Device::of(gpu.sm, gpu.sms);
     let ops = &data.ops;
@@ -220,12 +241,13 @@ pub fn check(
     let mut failed = |setup: &Setup, problem| report(setup.verdict("?", Err(problem)));
     let (jobs, kernels) = jobs(&setups, (ops, library, &device), wanted.variant, &mut failed);
     // Each on its own: that one does not compile says nothing of the others.
-    let one = |kernel: &Kernel| {
+    let compile = |kernel: &Kernel| {
         let cubin = cache.cubins(std::slice::from_ref(kernel), &device.arch, &mut Compiler::find);
         cubin.map(|(cubins, _)| cubins).map_err(|e| e.to_string())
     };
-    let cubins: Vec<Result<Vec<Cubin>, String>> = kernels.all.par_iter().map(one).collect();
-    // References are computed on all cores while the GPU runs; few wait, since some are large.
+    let cubins: Vec<OnceLock<Compiled>> = kernels.all.iter().map(|_| OnceLock::new()).collect();
+    let compiled = |index: usize| cubins[index].get_or_init(|| compile(&kernels.all[index]));
+    // Kernels are compiled and references are computed on all cores while the GPU runs; few wait, since some are large.
     let (sender, receiver) = sync_channel(4);
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -233,18 +255,33 @@ pub fn check(
         let receiver = receiver; // dropped if this thread panics, so that the others end
         for _ in 0..threads {
             let sender = sender.clone();
-            let (jobs, next) = (&jobs, &next);
-            scope.spawn(move || references(jobs, wanted.seed, next, &sender));
+            let (jobs, next, compiled) = (&jobs, &next, &compiled);
+            scope.spawn(move || {
+                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    for kernel in job.trials.iter().flat_map(|t| &t.kernels) {
+                        compiled(*kernel);
+                    }
+                    let trial = Trial::new(&job.module, wanted.seed, job.setup.batch, BLOCK);
+                    if sender.send((job, trial)).is_err() {
+                        return;
+                    }
+                }
+            });
         }
         drop(sender);
+        let (running, tell) = channel();
+        scope.spawn(move || watch(&tell, stuck));
         for (job, trial) in receiver {
             // The first variant of each order, and its bits.
             let mut orders: HashMap<&str, (&str, u64)> = HashMap::new();
             for own in &job.trials {
                 let outcome = trial.as_ref().map_err(Clone::clone).and_then(|trial| {
-                    let cubins = own.kernels.iter().map(|i| cubins[*i].clone());
+                    let cubins = own.kernels.iter().map(|i| compiled(*i).clone());
                     let cubins = cubins.collect::<Result<Vec<_>, _>>()?.concat();
-                    let found = compare(own, &cubins, trial, &job.setup, gpu)?;
+                    _ = running.send(Some(job.setup.named(&own.variant)));
+                    let found = compare(own, &cubins, trial, &job.setup, gpu);
+                    _ = running.send(None);
+                    let found = found?;
                     let Some(order) = own.order.as_deref() else { return Ok(found) };
                     let (first, bits) =
                         *orders.entry(order).or_insert((own.variant.as_str(), found.bits));
@@ -261,16 +298,18 @@ pub fn check(
     });
 }
 
-fn references<'a>(
-    jobs: &'a [Job],
-    seed: u64,
-    next: &AtomicUsize,
-    sender: &SyncSender<(&'a Job, Result<Trial, String>)>,
-) {
-    while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-        let trial = Trial::new(&job.module, seed, job.setup.batch, BLOCK);
-        if sender.send((job, trial)).is_err() {
-            return;
+/// Tells of a trial that does not end: a kernel that waits for what never comes holds the GPU, and this process, for good.
+fn watch(running: &Receiver<Option<String>>, stuck: &(dyn Fn(&str) + Sync)) {
+    let mut named: Option<String> = None;
+    loop {
+        match running.recv_timeout(STUCK) {
+            Ok(next) => named = next,
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(name) = named.take() {
+                    stuck(&format!("{name}: has not ended in {} s", STUCK.as_secs()));
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
         }
     }
 }

@@ -11,7 +11,7 @@ use super::super::cases::{CASES, Case, ON_GPUS, PRIMITIVES, Tried, is_written, m
 use super::super::sizes::{HEADS, Sizes};
 use super::super::{Batch, encodings};
 use super::Setup;
-use super::shapes::{CODED, SHAPES};
+use super::shapes::{CODED, CODED_ONCE, SHAPES};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 
@@ -119,7 +119,10 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
         e.packed().is_ok_and(|e| e.packing().is_some_and(|p| seen.insert(p.constants(&e))))
     };
     let packable: Vec<&Encoding> = ops.encodings().filter(|e| is_new(e)).collect();
-    let richest = packable.iter().find(|e| e.minimum().is_some()).or(packable.first()).copied();
+    // Minimums, and no more scales than every variant takes.
+    let scales = |e: &Encoding| e.packed().ok()?.packing().map(|p| p.scale_bytes());
+    let is_rich = |e: &&&Encoding| e.minimum().is_some() && scales(e).is_some_and(|n| n <= 24);
+    let richest = packable.iter().find(is_rich).or(packable.first()).copied();
     let mut all = Vec::new();
     for case in CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).filter(|c| c.may_be_coded()) {
         let Ok(op) = ops.find(case.op()) else { continue };
@@ -145,7 +148,9 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
             continue;
         }
         let encodings = if op.fused.is_none() { &packable[..] } else { richest.as_slice() };
-        for (shape, encoding) in CODED.iter().flat_map(|s| encodings.iter().map(move |e| (s, e))) {
+        let each = CODED.iter().flat_map(|s| encodings.iter().map(move |e| (s, e)));
+        let once = CODED_ONCE.iter().flat_map(|s| richest.iter().map(move |e| (s, e)));
+        for (shape, encoding) in each.chain(once) {
             // Some pack several rows into one number.
             if encoding.layout(shape.outputs() as u64, shape.inputs as u64).is_err() {
                 continue;
@@ -154,8 +159,15 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                 let sizes = Sizes::product(case, shape.inputs, shape.heads);
                 let call = Tried::Coded(case, sizes, encoding.name().to_owned());
                 // Of each encoding what differs by it; all variants of one.
-                let few: &[&str] =
-                    &["codes1_two", "codes16_direct", "codes64_split2", "codes256", "plain"];
+                let few: &[&str] = &[
+                    "codes1_two",
+                    "codes8",
+                    "codes16_pairs",
+                    "codes16_direct",
+                    "codes64_split2",
+                    "codes256",
+                    "plain",
+                ];
                 let variants = if Some(*encoding) == richest { shape.variants } else { few };
                 all.push(Setup { op, call, dtype, batch, variants });
             }

@@ -30,17 +30,27 @@ impl Shape {
     }
 }
 
-/// Products of packed codes.
-pub(super) const CODED: [Shape; 6] = [
+/// Products of packed codes, of every encoding.
+pub(super) const CODED: [Shape; 2] = [
     Shape {
         inputs: 2048,
         heads: [16, 4, 64],
         batches: &[&SINGLE, &FEW, &SIXTEEN, &LARGE, &HUNDRED],
         variants: &[],
     },
-    // Several tiles of tokens, and of rows; parts of tiles, and half a unit of columns.
+    // Parts of tiles, and half a unit of columns.
+    Shape {
+        inputs: 320,
+        heads: [3, 1, 16],
+        batches: &[&SINGLE, &FEW, &SIXTEEN, &LARGE, &HUNDREDS],
+        variants: &[],
+    },
+];
+
+/// Products of packed codes, of one encoding that has all that there is.
+pub(super) const CODED_ONCE: [Shape; 4] = [
+    // Several tiles of tokens, and of rows.
     Shape { inputs: 512, heads: [8, 1, 64], batches: &[&HUNDREDS], variants: &[] },
-    Shape { inputs: 320, heads: [3, 1, 16], batches: &[&LARGE, &HUNDREDS], variants: &[] },
     Shape { inputs: 4096, heads: [3, 1, 128], batches: &[&SINGLE, &FEW, &SIXTEEN], variants: &[] },
     Shape { inputs: 8192, heads: [2, 1, 64], batches: &[&SINGLE, &FEW, &SIXTEEN], variants: &[] },
     // Rows that are no whole eights.
