@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::Spanned;
@@ -70,6 +71,7 @@ pub fn layered(
             let arguments = as_arguments(arg, &found)?;
             alone(command, subcommand, &arguments, &found)?;
             all.extend(arguments);
+            together(command, &all, &found)?;
         }
     }
     Ok(command.clone().try_get_matches_from(all)?)
@@ -140,6 +142,26 @@ fn alone(
     // What follows is how to use the command line.
     let message = text.split("\n\n").next().unwrap_or_default().trim().to_owned();
     Err(ConfigError::Value { place: given.place.clone(), key: given.key.clone(), message })
+}
+
+/// Checks that the last of `all` goes with the others, so that an error can name where it stands.
+fn together(command: &Command, all: &[OsString], last: &Given) -> Result<(), ConfigError> {
+    let Err(error) = command.clone().try_get_matches_from(all) else { return Ok(()) };
+    if error.kind() != ErrorKind::ArgumentConflict {
+        return Ok(());
+    }
+    // A group that conflicts is named by all that it has: the option itself is one of them.
+    let flag = format!("--{}", last.key);
+    let is_other = |name: &&String| name.split([' ', '=']).next() != Some(flag.as_str());
+    let kinds = [ContextKind::InvalidArg, ContextKind::PriorArg].into_iter();
+    let named = kinds.filter_map(|kind| error.get(kind)).find_map(|value| match value {
+        ContextValue::String(name) => Some(name).filter(is_other),
+        ContextValue::Strings(names) if names.len() == 1 => names.first().filter(is_other),
+        _ => None,
+    });
+    let other = named.map_or_else(|| "another option".to_owned(), |name| format!("`{name}`"));
+    let (place, key) = (last.place.clone(), last.key.clone());
+    Err(ConfigError::Value { place, key, message: format!("cannot be used with {other}") })
 }
 
 /// Reads a file's options.
@@ -289,6 +311,21 @@ mod tests {
         assert!(found.starts_with("INFERNUM_PORT: `port`: invalid value 'x'"), "{found}");
         let found = parse("infernum serve --config /no/file", &[], None).expect_err("no file");
         assert!(found.starts_with("/no/file: "), "{found}");
+    }
+
+    #[test]
+    fn what_cannot_be_used_together_names_the_variable_or_the_line() {
+        let line = "infernum serve --engine ipc:///tmp/engine";
+        let variable = [("INFERNUM_GPU_MEMORY_UTILIZATION", "0.5")];
+        let error = parse(line, &variable, None).expect_err("another process has the GPU");
+        assert_eq!(
+            error,
+            "INFERNUM_GPU_MEMORY_UTILIZATION: `gpu-memory-utilization`: cannot be used with \
+             `--engine <ADDRESS>`"
+        );
+        let error = parse(line, &[], Some("port = 1\nreproducible = true")).expect_err("as well");
+        let end = ":2: `reproducible`: cannot be used with `--engine <ADDRESS>`";
+        assert!(error.ends_with(end), "{error}");
     }
 
     #[test]
