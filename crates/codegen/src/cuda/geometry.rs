@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use infernum_ir::encoding::Packing;
 use infernum_ir::expr::{Expr, Value as Known};
 use infernum_ir::{Attr, Dim, Dims, Type, nearest};
 use serde::{Deserialize, Serialize};
@@ -212,7 +213,7 @@ impl Scope<'_> {
                     ("unit", number(packing.map(|p| p.bytes))),
                     ("units", number(packing.map(|p| bytes / p.bytes))),
                     ("unit_columns", number(packing.map(|p| p.columns))),
-                    ("unit_scales", number(packing.map(|p| p.scale_bytes()))),
+                    ("unit_scales", number(packing.map(Packing::scale_bytes))),
                 ]
             }
         };

@@ -120,7 +120,7 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
     };
     let packable: Vec<&Encoding> = ops.encodings().filter(|e| is_new(e)).collect();
     // Minimums, and no more scales than every variant takes.
-    let scales = |e: &Encoding| e.packed().ok()?.packing().map(|p| p.scale_bytes());
+    let scales = |e: &Encoding| Some(e.packed().ok()?.packing()?.scale_bytes());
     let is_rich = |e: &&&Encoding| e.minimum().is_some() && scales(e).is_some_and(|n| n <= 24);
     let richest = packable.iter().find(is_rich).or(packable.first()).copied();
     let mut all = Vec::new();
