@@ -64,24 +64,34 @@ fn fused_f32_is_unfused_f32() {
     });
 }
 
-/// Of each token's logits, the squared error over the squares: that of half of the tokens is not larger. A mixture's choice of
-/// an expert turns on a rounding where two scores nearly tie, and then one token's error is most of the sum.
+/// Of each token's logits, the squared error over the squares: that of half of the tokens is not larger. A NaN anywhere is the
+/// result.
 fn median_error(found: &[f64], exact: &[f64], vocab: usize) -> f64 {
     let rows = found.chunks(vocab).zip(exact.chunks(vocab));
     let mut errors: Vec<f64> = rows.map(|(found, exact)| nmse(found, exact)).collect();
     errors.sort_by(f64::total_cmp);
-    errors[errors.len() / 2]
+    let has_nan = errors.iter().any(|e| e.is_nan());
+    if has_nan { f64::NAN } else { errors[errors.len() / 2] }
 }
 
-/// Rounding elsewhere may be worse here and better there, but not by much: than without fusion, or than transformers' own bf16 run.
-/// The worst found is 1.00 on a CPU, and on an H100 1.60, on kolibri1/hybrid in steps of 7; the squared error is meant, so that this is
-/// 1.27 in its root.
+/// Rounding elsewhere may be worse here and better there, but not by much. On a CPU the worst found is 1.03, on llama/f16; the mean
+/// squared error is meant, so that this is 1.02 in its root. On a GPU a mixture's choice of an expert turns on a rounding where two scores
+/// nearly tie, and then one token's error is most of the sum: there it is the median token's, against the larger of that without fusion
+/// and of transformers' own bf16 run, and the worst found on an H100 is 1.60, on kolibri1/hybrid in steps of 7.
 #[test]
 fn fused_bf16_is_as_near_to_float64_as_unfused() {
-    let bound = if machine().device().is_some() { 2.0 } else { 1.5 };
+    let on_gpu = machine().device().is_some();
+    let bound = if on_gpu { 2.0 } else { 1.5 };
     worst("bf16 error of fused over that of unfused", bound, |f, chunk| {
+        let fused = f.run(DType::Bf16, "default", chunk);
+        let unfused = f.run(DType::Bf16, "none", chunk);
+        if !on_gpu {
+            return nmse(&fused, &f.logits) / nmse(&unfused, &f.logits);
+        }
         let error = |found: &[f64]| median_error(found, &f.logits, f.logits.len() / f.tokens.len());
-        let unfused = error(&f.run(DType::Bf16, "none", chunk));
-        error(&f.run(DType::Bf16, "default", chunk)) / unfused.max(error(&f.logits_bf16))
+        let (unfused, peer) = (error(&unfused), error(&f.logits_bf16));
+        // `f64::max` would pass over a NaN.
+        let larger = if unfused.is_nan() { unfused } else { unfused.max(peer) };
+        error(&fused) / larger
     });
 }

@@ -158,8 +158,8 @@ impl<'a> Eval<'a> {
     }
 }
 
-/// The sum of products. Eight sums side by side, since each waits for the one before it: references of large products are most
-/// of the time that checks of kernels take.
+/// The sum of products. Eight sums side by side, since each waits for the one before it: references of the largest products that
+/// checks of kernels try took seconds each.
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     const SIDE: usize = 8;
     let mut sums = [0.0; SIDE];

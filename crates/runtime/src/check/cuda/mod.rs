@@ -162,10 +162,14 @@ impl Setup {
         case.after().map(|op| allowed(op.tolerance, self.dtype)).fold(own, f64::max)
     }
 
+    /// The call and the steps, as messages name them.
+    fn case(&self) -> String {
+        format!("{}, {}", self.call, self.batch.name)
+    }
+
     /// A trial of a variant, as messages name it.
     fn named(&self, variant: &str) -> String {
-        let (op, dtype, call, batch) = (self.op.name, self.dtype, &self.call, self.batch.name);
-        format!("{op}.{variant} {dtype} ({call}, {batch})")
+        format!("{}.{variant} {} ({})", self.op.name, self.dtype, self.case())
     }
 
     fn verdict(&self, variant: &str, outcome: Result<Comparison, String>) -> KernelVerdict {
@@ -173,7 +177,7 @@ impl Setup {
             op: self.op.name.to_owned(),
             variant: Some(variant.to_owned()),
             dtype: self.dtype,
-            case: format!("{}, {}", self.call, self.batch.name),
+            case: self.case(),
             allowed: self.allowed(),
             outcome,
         }
