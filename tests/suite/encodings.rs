@@ -111,7 +111,8 @@ impl Checkpoints {
     }
 
     fn encoded(&mut self, name: &str, encoding: &Encoding, (rows, columns): (u64, u64)) {
-        let all = encoding.random((rows, columns), true, &mut random::named(name, 1));
+        let all =
+            encoding.random((rows, columns), Some(Encoding::TAME), &mut random::named(name, 1));
         let all = all.expect("sizes that the encoding can have");
         let parts = all.iter().map(|(_, bytes)| &bytes[..]).collect();
         let decoder = encoding.decoder(rows, columns, parts).expect("its own tensors");

@@ -11,5 +11,5 @@ extern "C" __global__ void __launch_bounds__({{ block }}, 1) {{ kernel }}({{ par
 {% endif %}
     pdl_wait();                                        // which weights are read is not known before
     op.setup();
-    Product<Op, {{ p.groups }}, {{ p.tokens }}, {{ p.ring // (p.groups * 8 * of.packing.unit) if of.packing else p.weights }}, {{ p.activations }}, 1>(op, {{ "nullptr, nullptr" if of.packing else "&" ~ first_tiles ~ ", &" ~ second_tiles }}, shared).run();
+    Product<Op, {{ p.groups }}, {{ p.tokens }}, {{ p.ring // (p.groups * 8 * of.packing.unit) if of.packing else p.weights }}, {{ p.activations }}, 1>(op, {{ "nullptr, nullptr" if of.packing else "&" ~ first_tiles ~ ", &" ~ second_tiles }}, nullptr, shared).run();
 }

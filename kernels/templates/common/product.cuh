@@ -9,6 +9,11 @@
 // the tokens, and adds up its own in the order of K. Order of summation: chains of 16 columns in
 // ascending order within a slice of K; then slices in ascending order.
 //
+// With SPLIT 0 blocks share the stages of w of all tiles evenly, wherever a share ends ("stream-K": Osama et al., 2023): so
+// none waits where tiles are no multiple of the blocks. Clusters leave multiprocessors unused, too: those of four have to
+// lie in one of the GPU's eight or so regions, whose sizes are no multiples of four. Blocks that share a tile leave their sums in
+// memory, and the last one to do so adds them up, in the order of K.
+//
 // Weights that are packed codes (`Op::CODED`, of Op::Packed) come to the ring as they are, in pieces of eight rows by P::COLUMNS
 // columns. A warp makes values of those of its 16 rows in registers, from which tensor cores take them: rounded as those of a
 // decoded copy are, and in the same order.
@@ -25,13 +30,16 @@
 
 template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SPLIT> struct Product {
     static constexpr u32 W_BYTES = GROUPS * Op::TILE_BYTES, X_BYTES = TOKENS * 128;
+    // Tiles of x that come together: the two of a chunk of codes, if that leaves three stages or more.
+    static constexpr int TOGETHER = Op::CODED && !Op::GROUPED && ACTIVATIONS >= 6 && ACTIVATIONS % 2 == 0 ? 2 : 1, X_STAGES = ACTIVATIONS / TOGETHER;
     static constexpr int STEPS = Op::K / 64, STEP = Op::TILE_STEPS, W_STEPS = (STEPS + STEP - 1) / STEP;  // of x; of each stage of w; stages of w
-    static constexpr int CHUNK = TOKENS > 64 ? 32 : TOKENS, SHARE = CHUNK / SPLIT;
+    static constexpr bool STREAMS = SPLIT == 0, MERGES = SPLIT > 1;
+    static constexpr int RANKS = MERGES ? SPLIT : 1;   // blocks of a cluster
+    static constexpr int CHUNK = TOKENS > 64 ? 32 : TOKENS, SHARE = CHUNK / RANKS;
     static constexpr int ROW = 68;                     // floats of a token's sums: 64, and 4 against bank conflicts
     static constexpr int OUTPUTS = 64 / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS * GROUPS - 1) / (OUTPUTS * GROUPS);
     static constexpr int BOXES = GROUPS * 64 / Op::BOX;
-    static constexpr bool MERGES = SPLIT > 1;
-    static_assert(Op::K % 64 == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % SPLIT == 0 && W_STEPS >= SPLIT, "shape");
+    static_assert(Op::K % 64 == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % RANKS == 0 && W_STEPS >= RANKS && !(STREAMS && Op::GROUPED), "shape");
     // Sums of many tokens take more registers than all threads could have: those that fill rings give some of theirs away. Only
     // a whole warpgroup has enough: of a block with less, products would wait for registers that never come.
     static constexpr bool MANY = TOKENS > 128 && {{ block }} % 128 == 0;
@@ -39,25 +47,25 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     const Op& op;
     const TileMap *w_tiles, *x_tiles;                  // GROUPED: of first rows, and of second ones
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int rank = blockIdx.x % SPLIT, w_begin = W_STEPS * rank / SPLIT, w_steps = W_STEPS * (rank + 1) / SPLIT - w_begin;
-    const int begin = w_begin * STEP, steps = min(STEPS, (w_begin + w_steps) * STEP) - begin;
-    const int first = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT, token_tiles = tiles_of_tokens(), work = TILES * token_tiles;
+    const int rank = blockIdx.x % RANKS, token_tiles = tiles_of_tokens(), work = TILES * token_tiles;
+    const i64 all_stages = (i64)work * W_STEPS;
+    u8* const scratch;                                 // STREAMS: two tiles' sums of each block, and how many blocks left those of a tile
     u8* base;
     u32 w_ring, x_ring, w_full, w_empty, x_full, x_empty, inbound_full, inbound_empty;
 
-    __device__ __forceinline__ Product(const Op& op, const TileMap* w_tiles, const TileMap* x_tiles, u8* shared)
-        : op(op), w_tiles(w_tiles), x_tiles(x_tiles) {
+    __device__ __forceinline__ Product(const Op& op, const TileMap* w_tiles, const TileMap* x_tiles, u8* scratch, u8* shared)
+        : op(op), w_tiles(w_tiles), x_tiles(x_tiles), scratch(scratch) {
         __shared__ __align__(8) u64 barriers[2 * (WEIGHTS + ACTIVATIONS + GROUPS)];
         base = shared + (1024 - shared_at(shared) % 1024) % 1024;
         w_ring = shared_at(base);
         x_ring = w_ring + WEIGHTS * W_BYTES;
         w_full = shared_at(barriers), w_empty = w_full + WEIGHTS * 8;
-        x_full = w_empty + WEIGHTS * 8, x_empty = x_full + ACTIVATIONS * 8;
-        inbound_full = x_empty + ACTIVATIONS * 8, inbound_empty = inbound_full + GROUPS * 8;
+        x_full = w_empty + WEIGHTS * 8, x_empty = x_full + X_STAGES * 8;
+        inbound_full = x_empty + X_STAGES * 8, inbound_empty = inbound_full + GROUPS * 8;
         if (threadIdx.x == 0) {
             for (int i = 0; i < WEIGHTS; i++) barrier_init(w_full + i * 8, 1), barrier_init(w_empty + i * 8, GROUPS * (Op::CODED ? 4 : 1));
-            for (int i = 0; i < ACTIVATIONS; i++) barrier_init(x_full + i * 8, arrivals()), barrier_init(x_empty + i * 8, GROUPS);
-            for (int i = 0; i < GROUPS; i++) barrier_init(inbound_full + i * 8, 1), barrier_init(inbound_empty + i * 8, MERGES ? SPLIT - 1 : 1);
+            for (int i = 0; i < X_STAGES; i++) barrier_init(x_full + i * 8, arrivals()), barrier_init(x_empty + i * 8, GROUPS);
+            for (int i = 0; i < GROUPS; i++) barrier_init(inbound_full + i * 8, 1), barrier_init(inbound_empty + i * 8, MERGES ? RANKS - 1 : 1);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
         if (MERGES) asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory");
@@ -86,14 +94,40 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         return Place{in / width * (OUTPUTS * GROUPS), (8 * band + in % width) * TOKENS, op.tokens, 0};
     }
 
+    // What a block does of an item in one go: stages of w from `w_begin` on. There is no more if `item` is `work`.
+    struct Turn {
+        int item, w_begin, w_steps;
+        __device__ __forceinline__ int begin() const { return w_begin * STEP; }
+        __device__ __forceinline__ int steps() const { return min(STEPS, (w_begin + w_steps) * STEP) - begin(); }
+    };
+    // Where a block's share of all stages begins, and whose share a stage belongs to.
+    __device__ __forceinline__ int share(int block) const { return (int)(all_stages * block / gridDim.x); }
+    __device__ __forceinline__ int block_of(int stage) const { return (int)(((i64)(stage + 1) * gridDim.x - 1) / all_stages); }
+    __device__ __forceinline__ Turn turn_at(int stage) const {
+        const int end = share(blockIdx.x + 1);
+        if (stage >= end) return Turn{work, 0, 0};
+        const int begin = stage % W_STEPS;
+        return Turn{stage / W_STEPS, begin, min(W_STEPS - begin, end - stage)};
+    }
+    __device__ __forceinline__ Turn first() const {
+        if constexpr (STREAMS) return turn_at(share(blockIdx.x));
+        const int begin = W_STEPS * rank / RANKS;
+        return Turn{(int)blockIdx.x / RANKS, begin, W_STEPS * (rank + 1) / RANKS - begin};
+    }
+    __device__ __forceinline__ Turn next(const Turn& turn) const {
+        if constexpr (STREAMS) return turn_at((turn.item + 1) * W_STEPS);
+        return Turn{turn.item + (int)gridDim.x / RANKS, turn.w_begin, turn.w_steps};
+    }
+
     // Fills the ring of w. Weights are constant: nothing needs to be waited for.
     __device__ __forceinline__ void fill_weights() {
         u64 once;                                      // they leave the rest of the cache alone
         asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
         int slot = 0;
         u32 round = 0;
-        for (int item = first; item < work; item += stride) {
-            const Place at = place(item);
+        for (Turn turn = first(); turn.item < work; turn = next(turn)) {
+            const Place at = place(turn.item);
+            const int begin = turn.begin(), steps = turn.steps();
             int rows[BOXES];
 #pragma unroll
             for (int box = 0; box < BOXES; box++) {
@@ -122,12 +156,12 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
         int slot = 0;
         u32 round = 0;
-        for (int item = first; item < work; item += stride) {
-            const Place at = place(item);
+        for (Turn turn = first(); turn.item < work; turn = next(turn)) {
+            const Place at = place(turn.item);
             const int output = at.output + lane / 8 * OUTPUTS + lane % 8 * 8 % OUTPUTS, part = lane % 8 * 8 / OUTPUTS;
-            const u8* from = op.codes(Op::row(min(output, ALL - 8), part) / 8, part, at.expert) + (i64)w_begin * P::BYTES;
+            const u8* from = op.codes(Op::row(min(output, ALL - 8), part) / 8, part, at.expert) + (i64)turn.w_begin * P::BYTES;
 #pragma unroll 1
-            for (int step = 0; step < w_steps; step++, from += P::BYTES) {
+            for (int step = 0; step < turn.w_steps; step++, from += P::BYTES) {
                 if (round > 0) barrier_wait(w_empty + slot * 8, (round - 1) & 1);
                 if (lane == 0) barrier_expect(w_full + slot * 8, W_BYTES);
                 __syncwarp();
@@ -142,14 +176,16 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         int slot = 0;
         u32 round = 0;
         pdl_wait();
-        for (int item = first; item < work; item += stride) {
-            const int t0 = place(item).token;
+        for (Turn turn = first(); turn.item < work; turn = next(turn)) {
+            const int t0 = place(turn.item).token, begin = turn.begin(), steps = turn.steps();
 #pragma unroll 1
-            for (int step = 0; step < steps; step++) {
+            for (int step = 0; step < steps; step += TOGETHER) {
                 if (round > 0) barrier_wait(x_empty + slot * 8, (round - 1) & 1);
-                barrier_expect(x_full + slot * 8, X_BYTES);
-                copy_tile(x_ring + slot * X_BYTES, x_tiles, (begin + step) * 64, t0, x_full + slot * 8, again);
-                if (++slot == ACTIVATIONS) slot = 0, round++;
+                barrier_expect(x_full + slot * 8, TOGETHER * X_BYTES);
+#pragma unroll
+                for (int i = 0; i < TOGETHER; i++)     // columns beyond K are zeros
+                    copy_tile(x_ring + (slot * TOGETHER + i) * X_BYTES, x_tiles, (begin + step + i) * 64, t0, x_full + slot * 8, again);
+                if (++slot == X_STAGES) slot = 0, round++;
             }
         }
     }
@@ -168,13 +204,14 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll
             for (int i = 0; i < EACH; i++) next[i] = op.x + op.source(min(at.token + row + i * APART, at.end - 1)) * Op::K + chunk * 8;
         };
-        if (first < work) find(first);
-        for (int item = first; item < work; item += stride) {
+        Turn turn = first();
+        if (turn.item < work) find(turn.item);
+        for (; turn.item < work; turn = next(turn)) {
 #pragma unroll
             for (int i = 0; i < EACH; i++) rows[i] = next[i];
 #pragma unroll 1
-            for (int step = 0; step < steps; step++) {
-                if (step == steps / 2) find(item + stride);   // while the ring is full
+            for (int step = 0; step < STEPS; step++) {
+                if (step == STEPS / 2) find(next(turn).item);   // while the ring is full
                 if (round > 0) barrier_wait(x_empty + slot * 8, (round - 1) & 1);
 #pragma unroll
                 for (int i = 0; i < EACH; i++) {
@@ -192,7 +229,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         const int group = warp / 4, me = threadIdx.x % 128;
         int w_slot = 0, x_slot = 0, chunks = 0;
         u32 w_parity = 0, x_parity = 0;
-        for (int item = first; item < work; item += stride) {
+        bool prepared = false;
+        for (Turn turn = first(); turn.item < work; turn = next(turn)) {
+            const int steps = turn.steps();
             float sums[TOKENS / 8][4];
             int w_before = 0, x_before = 0;
             const auto release = [&]() {
@@ -212,7 +251,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (step > 0) release();               // the step before has been read
-                if (step == steps / 2 && item == first) op.prepare();  // the ring of weights has run dry, and fills again
+                if (step == steps / 2 && !prepared) op.prepare(), prepared = true;  // the ring of weights has run dry, and fills again
                 w_before = w_slot, x_before = x_slot;
                 if (++w_slot == WEIGHTS) w_slot = 0, w_parity ^= 1;
                 if (++x_slot == ACTIVATIONS) x_slot = 0, x_parity ^= 1;
@@ -220,7 +259,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             wgmma_wait<0>();
             landed(sums);
             release();
-            finish(sums, place(item), group, me, chunks);
+            if (complete(sums, turn, group, me)) finish(sums, place(turn.item), group, me, chunks);
         }
     }
 
@@ -231,7 +270,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         float sums[TOKENS / 8][4];
         u32 held[2][4][4];
         typename V::Row rows[2];
-        int w_slot = 0, x_slot = 0, x_before = 0, chunks = 0;
+        int steps, w_slot = 0, x_slot = 0, x_before = 0, chunks = 0;
         u32 w_parity = 0, x_parity = 0;
     };
     __device__ __forceinline__ static void keep(const u32 (&a)[4][4]) {
@@ -251,36 +290,45 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             chunks_of<C + 1>(s, from, step + 2);
         }
     }
-    // Half H of a chunk: 64 columns.
+    // Half H of a chunk: 64 columns. Those of a unit that lie beyond K are left out.
     template <int C, int H, class S> __device__ __forceinline__ void half(S& s, const typename S::V::Chunk (&words)[2], int step) {
         typedef typename S::V V;
-        if (STEPS % STEP != 0 && step >= steps) return;
-        u32 (&a)[4][4] = s.held[H];
-        V::template step<C, 2 * H, 0>(a[0], words, s.rows);
-        V::template step<C, 2 * H, 1>(a[1], words, s.rows);
-        V::template step<C, 2 * H + 1, 0>(a[2], words, s.rows);
-        V::template step<C, 2 * H + 1, 1>(a[3], words, s.rows);
-        barrier_wait(x_full + s.x_slot * 8, s.x_parity);
-        if constexpr (Op::GROUPED) fence_products();
-        const u64 x = descriptor(x_ring + s.x_slot * X_BYTES, 16, 1024);
-        wgmma_fence();
+        constexpr bool BEGINS = H == 0 || TOGETHER == 1, ENDS = H == 1 || TOGETHER == 1;   // of a stage of x
+        if (STEPS % STEP != 0 && step - (BEGINS ? 0 : 1) >= s.steps) return;
+        if (STEPS % STEP == 0 || step < s.steps) {
+            u32 (&a)[4][4] = s.held[H];
+            V::template step<C, 2 * H, 0>(a[0], words, s.rows);
+            V::template step<C, 2 * H, 1>(a[1], words, s.rows);
+            V::template step<C, 2 * H + 1, 0>(a[2], words, s.rows);
+            V::template step<C, 2 * H + 1, 1>(a[3], words, s.rows);
+            if (BEGINS) barrier_wait(x_full + s.x_slot * 8, s.x_parity);
+            if constexpr (Op::GROUPED) fence_products();
+            const u64 x = descriptor(x_ring + s.x_slot * (TOGETHER * X_BYTES) + (BEGINS ? 0 : X_BYTES), 16, 1024);
+            wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < 4; k++) tile_product(s.sums, a[k], x + k * 2, step > 0 || k > 0);
-        wgmma_commit();
-        wgmma_wait<1>();
-        keep(s.held[1 - H]);
-        if (step > 0 && threadIdx.x % 128 == 32) barrier_arrive(x_empty + s.x_before * 8);
-        s.x_before = s.x_slot;
-        if (++s.x_slot == ACTIVATIONS) s.x_slot = 0, s.x_parity ^= 1;
+            for (int k = 0; k < 4; k++) tile_product(s.sums, a[k], (x & 0xffffffff00000000) | ((u32)x + k * 2), 1);   // no carry: one word stays
+            wgmma_commit();
+            wgmma_wait<1>();
+            keep(s.held[1 - H]);
+        }
+        if (BEGINS && step > 0 && threadIdx.x % 128 == 32) barrier_arrive(x_empty + s.x_before * 8);
+        if (ENDS) {
+            s.x_before = s.x_slot;
+            if (++s.x_slot == X_STAGES) s.x_slot = 0, s.x_parity ^= 1;
+        }
     }
     __device__ __forceinline__ void multiply_codes() {
         typedef typename Op::Packed P;
         typedef typename Op::Coded V;
         const int group = warp / 4, me = threadIdx.x % 128;
         State s;
-        for (int item = first; item < work; item += stride) {
+        bool prepared = false;
+        for (Turn turn = first(); turn.item < work; turn = next(turn)) {
+            s.steps = turn.steps();
+#pragma unroll
+            for (int j = 0; j < TOKENS / 8; j++) s.sums[j][0] = s.sums[j][1] = s.sums[j][2] = s.sums[j][3] = 0;
 #pragma unroll 1
-            for (int step = 0; step < w_steps; step++) {
+            for (int step = 0; step < turn.w_steps; step++) {
                 barrier_wait(w_full + s.w_slot * 8, s.w_parity);
                 const u32 from = w_ring + s.w_slot * W_BYTES + warp * 2 * P::BYTES;
 #pragma unroll
@@ -289,13 +337,53 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 __syncwarp();
                 if (lane == 0) barrier_arrive(w_empty + s.w_slot * 8);
                 if (++s.w_slot == WEIGHTS) s.w_slot = 0, s.w_parity ^= 1;
-                if (step == w_steps / 2 && item == first) op.prepare();
+                if (step == turn.w_steps / 2 && !prepared) op.prepare(), prepared = true;
             }
             wgmma_wait<0>();
             landed(s.sums);
             if (me == 32) barrier_arrive(x_empty + s.x_before * 8);
-            finish(s.sums, place(item), group, me, s.chunks);
+            if (complete(s.sums, turn, group, me)) finish(s.sums, place(turn.item), group, me, s.chunks);
         }
+    }
+
+    // Whether sums are those of all of K: a block's own, or those of all blocks that had stages of the tile, of which the last
+    // has them added up. A block leaves at most two tiles' sums: of the one that its share begins in, and of the one that it ends in.
+    __device__ __forceinline__ bool complete(float (&sums)[TOKENS / 8][4], const Turn& turn, int group, int me) const {
+        if constexpr (!STREAMS) return true;
+        if (turn.w_steps == W_STEPS) return true;
+        constexpr int EACH = TOKENS / 8 * 128;         // of a warpgroup: four sums of a thread side by side
+        __shared__ u32 left[GROUPS];
+        const auto of = [&](int block, bool begins) { return (float4*)scratch + ((block * 2 + begins) * GROUPS + group) * EACH + me; };
+        const auto together = [&]() { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); };
+        const int from = block_of(turn.item * W_STEPS), to = block_of(turn.item * W_STEPS + W_STEPS - 1);
+        u32* const count = (u32*)((float4*)scratch + {{ device.sms }} * 2 * GROUPS * EACH) + turn.item * GROUPS + group;
+        float4* const own = of(blockIdx.x, turn.w_begin == 0);
+#pragma unroll
+        for (int j = 0; j < TOKENS / 8; j++) __stcg(own + j * 128, make_float4(sums[j][0], sums[j][1], sums[j][2], sums[j][3]));
+        __threadfence();
+        together();
+        if (me == 0) left[group] = atomicAdd(count, 1);
+        together();
+        if (left[group] != to - from) return false;
+        if (me == 0) *count = 0;                       // for the next launch
+        __threadfence();
+#pragma unroll
+        for (int c = 0; c < TOKENS / 8; c += 8) {
+            float total[8][4] = {};
+            for (int block = from; block <= to; block++) {
+                const float4* const piece = of(block, block == from) + c * 128;
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    const float4 v = __ldcg(piece + j * 128);
+                    total[j][0] += v.x, total[j][1] += v.y, total[j][2] += v.z, total[j][3] += v.w;
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) sums[c + j][i] = total[j][i];
+        }
+        return true;
     }
 
     // Sums go to shared memory, a token a row, so that what belongs together meets in one thread.
@@ -318,8 +406,8 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             together();
             if (MERGES) {
                 const u32 full = inbound_full + group * 8;
-                if (me == 0) barrier_expect(full, (SPLIT - 1) * SHARE * ROW * 4);
-                if (me < SPLIT && me != rank) send(shared_at(inbound + rank * SHARE * ROW), shared_at(own + me * SHARE * ROW), SHARE * ROW * 4, full, me);
+                if (me == 0) barrier_expect(full, (RANKS - 1) * SHARE * ROW * 4);
+                if (me < RANKS && me != rank) send(shared_at(inbound + rank * SHARE * ROW), shared_at(own + me * SHARE * ROW), SHARE * ROW * 4, full, me);
                 barrier_wait(full, chunks & 1);
             }
             const int from = MERGES ? rank * SHARE : 0, to = MERGES ? min(tokens, from + SHARE) : tokens;
@@ -331,7 +419,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll
                 for (int part = 0; part < Op::PARTS; part++)
 #pragma unroll
-                    for (int s = 0; s < SPLIT; s++) {
+                    for (int s = 0; s < RANKS; s++) {
                         const float* of = (s == rank ? own + t * ROW : inbound + (s * SHARE + t - from) * ROW) + q + part * 32;
                         const float4 a = *(const float4*)of, b = *(const float4*)(of + 4);
                         v[part][0] += a.x, v[part][1] += a.y, v[part][2] += a.z, v[part][3] += a.w;
@@ -341,7 +429,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             }
             if (MERGES) {
                 together();
-                if (me < SPLIT && me != rank) barrier_arrive_at(inbound_empty + group * 8, me);
+                if (me < RANKS && me != rank) barrier_arrive_at(inbound_empty + group * 8, me);
             }
         }
     }

@@ -84,7 +84,8 @@ impl Written {
 
     /// The bytes of a random matrix and its values.
     fn random(name: &str, rows: u64, encoding: &Encoding) -> (Vec<u8>, Vec<f32>) {
-        let all = encoding.random((rows, HIDDEN), true, &mut random::named(name, 1));
+        let all =
+            encoding.random((rows, HIDDEN), Some(Encoding::TAME), &mut random::named(name, 1));
         let (_, bytes) = all.expect("sizes that it can have").remove(0);
         let decoder = encoding.decoder(rows, HIDDEN, vec![&bytes]).expect("its own blocks");
         let mut values = vec![0.0; (rows * HIDDEN) as usize];

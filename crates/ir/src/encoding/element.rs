@@ -93,17 +93,19 @@ impl Element {
         }
     }
 
-    /// Changes random bytes of one float so that it is of a magnitude of about 2^-5, of whole numbers
-    /// nothing: weights for trials that neither vanish nor overflow.
-    pub(super) fn tame(self, bytes: &mut [u8]) {
+    /// Changes random bytes of one float so that its magnitude is from 2^exponent to 2^(exponent + 1), or the
+    /// nearest that it has, of whole numbers nothing.
+    pub(super) fn tame(self, bytes: &mut [u8], exponent: i32) {
+        let biased = |bias: i32, most: i32| (exponent + bias).clamp(1, most) as u8;
         match (self, bytes) {
-            (Element::F16, [_, b]) | (Element::F8e5m2, [b]) => *b = *b & 0x83 | 0x28,
+            (Element::F16, [_, b]) | (Element::F8e5m2, [b]) => *b = *b & 0x83 | biased(15, 30) << 2,
             (Element::Bf16, [a, b]) | (Element::F32, [_, _, a, b]) => {
-                *a &= 0x7f;
-                *b = *b & 0x80 | 0x3d;
+                let biased = biased(127, 254);
+                *a = *a & 0x7f | biased << 7;
+                *b = *b & 0x80 | biased >> 1;
             }
-            (Element::F8e4m3, [b]) => *b = *b & 0x87 | 0x10,
-            (Element::F8e8m0, [b]) => *b = 122,
+            (Element::F8e4m3, [b]) => *b = *b & 0x87 | biased(7, 14) << 3,
+            (Element::F8e8m0, [b]) => *b = biased(127, 254),
             _ => {}
         }
     }
@@ -186,11 +188,12 @@ mod tests {
     #[test]
     fn tame_floats_are_neither_large_nor_small() {
         for (element, _) in Element::ALL.into_iter().filter(|(e, _)| !e.is_whole()) {
-            for fill in [0x00, 0x5a, 0xff] {
+            for (fill, exponent) in [(0x00, -5), (0x5a, -5), (0xff, -5), (0xff, -2), (0xa5, 3)] {
                 let mut bytes = vec![fill; element.size() as usize];
-                element.tame(&mut bytes);
+                element.tame(&mut bytes, exponent);
                 let value = element.read(&bytes).float().abs();
-                assert!((0.03..0.0626).contains(&value), "{element}: {value}");
+                let from = 2f32.powi(exponent);
+                assert!((from..2.0 * from).contains(&value), "{element}: {value}");
             }
         }
     }

@@ -214,18 +214,21 @@ impl Encoding {
         Ok(tensors)
     }
 
-    /// The tensors of a weight with random numbers; with `tame`, floats of magnitudes around 2^-5, else
-    /// any bytes at all.
+    /// Of floats that neither vanish nor overflow, as an exponent for [`Encoding::random`].
+    pub const TAME: i32 = -5;
+
+    /// The tensors of a weight with random numbers; with an exponent `e` floats of magnitudes from 2^e to
+    /// 2^(e+1), such as [`Encoding::TAME`], else any bytes at all.
     pub fn random(
         &self,
         (rows, columns): (u64, u64),
-        tame: bool,
+        exponent: Option<i32>,
         rng: &mut crate::random::Rng,
     ) -> Result<Vec<(StoredTensor, Vec<u8>)>, String> {
         let layout = self.layout(rows, columns)?;
         let tensors = self.tensors("", rows, columns)?.into_iter().enumerate();
         let all = tensors.map(|(i, tensor)| {
-            let bytes = layout.random(i, tensor.bytes, tame, rng);
+            let bytes = layout.random(i, tensor.bytes, exponent, rng);
             (tensor, bytes)
         });
         Ok(all.collect())
@@ -324,13 +327,13 @@ impl Layout {
         (tensor, (base + element * described.element.size()) as usize)
     }
 
-    /// Random bytes of the stored tensor `tensor`, of which there are `bytes`; `tame` as for
+    /// Random bytes of the stored tensor `tensor`, of which there are `bytes`; `exponent` as for
     /// [`Encoding::random`].
     pub fn random(
         &self,
         tensor: usize,
         bytes: u64,
-        tame: bool,
+        exponent: Option<i32>,
         rng: &mut crate::random::Rng,
     ) -> Vec<u8> {
         let mut all = vec![0; bytes as usize];
@@ -340,12 +343,13 @@ impl Layout {
             None => &self.parts[tensor..=tensor],
         };
         let block = self.blocks.map_or(bytes, |b| b.bytes) as usize;
-        for block in all.chunks_exact_mut(block).filter(|_| tame) {
+        let Some(exponent) = exponent else { return all };
+        for block in all.chunks_exact_mut(block) {
             for part in parts {
                 let start = if self.blocks.is_some() { part.offset as usize } else { 0 };
                 let field = &mut block[start..start + part.bytes() as usize];
                 let size = part.element.size() as usize;
-                field.chunks_exact_mut(size).for_each(|e| part.element.tame(e));
+                field.chunks_exact_mut(size).for_each(|e| part.element.tame(e, exponent));
             }
         }
         all

@@ -412,7 +412,9 @@ mod tests {
             // A unit and a part of one, a band and a part of one.
             let (rows, columns) = (11, if values == 32 { 160 } else { 512 });
             let mut rng = random::named(value, 1);
-            let tensors = encoding.random((rows, columns), true, &mut rng).expect("random bytes");
+            let tensors = encoding
+                .random((rows, columns), Some(Encoding::TAME), &mut rng)
+                .expect("random bytes");
             let parts = tensors.iter().map(|(_, bytes)| &bytes[..]).collect();
             let decoder = encoding.decoder(rows, columns, parts).expect("their sizes");
             let packed = decoder.packed().expect("a packed form");

@@ -66,6 +66,14 @@ pub(super) static HUNDRED: Batch = Batch {
     limits: Dims { t: 128, b: 3, s: 256, pairs: 16_384, seqs: 3 },
 };
 
+/// As [`SINGLE`]: as many tokens as the largest tile has, and fewer.
+pub(super) static TWO_HUNDRED: Batch = Batch {
+    name: "256 and 165 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(242, 242), (1, 1), (13, 13)], &[(1, 243), (100, 101), (64, 77)]],
+    limits: Dims { t: 256, b: 3, s: 448, pairs: 65_536, seqs: 3 },
+};
+
 /// As [`SINGLE`]: more tokens than a pair of tiles of 128.
 pub(super) static HUNDREDS: Batch = Batch {
     name: "294 and 265 tokens",

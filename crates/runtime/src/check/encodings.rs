@@ -48,7 +48,7 @@ pub fn check(encoding: &Encoding, seed: u64) -> Result<u64, String> {
         ));
     }
     let mut rng = random::named(encoding.name(), seed);
-    let all = encoding.random((rows, columns), false, &mut rng)?;
+    let all = encoding.random((rows, columns), None, &mut rng)?;
     let decoder = encoding.decoder(rows, columns, all.iter().map(|(_, b)| &b[..]).collect())?;
     let packed = encoding.packed().ok().map(|_| decoder.packed()).transpose()?;
     let def = encoding.def();

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use infernum_codegen::Bucket;
+use infernum_ir::encoding::StoredTensor;
 use infernum_ir::interp::{Carried, Interpreter, Rounding, States, StepShape, Tensor};
 use infernum_ir::picking::Edits;
 use infernum_ir::{
@@ -282,15 +283,10 @@ impl Weights {
         let sizes = ty.sizes(&Dims::default());
         let [.., rows, columns] = sizes[..] else { return Err(format!("{ty} is no matrix")) };
         let size = (rows as u64, columns as u64);
-        let (mut values, mut row) = (Vec::new(), vec![0.0; columns]);
+        let mut values = Vec::new();
         for name in w.tensors(None) {
-            let all = encoding.random(size, true, &mut random::named(&name, seed))?;
-            let decoder =
-                encoding.decoder(size.0, size.1, all.iter().map(|(_, b)| &b[..]).collect())?;
-            for n in 0..size.0 {
-                decoder.row(n, 0, &mut row);
-                values.extend(row.iter().map(|v| f64::from(*v)));
-            }
+            let (all, of_one) = small(encoding, size, &name, seed)?;
+            values.extend(of_one);
             for (named, (tensor, bytes)) in
                 encoding.tensors(&name, size.0, size.1)?.iter().zip(&all)
             {
@@ -318,6 +314,38 @@ impl Weights {
         };
         let interpreter = Interpreter::new(&weights, Rounding::ToType);
         interpreter.step(module, step, tokens, states, &mut |_, _| {})
+    }
+}
+
+/// A weight's stored tensors.
+type Stored = Vec<(StoredTensor, Vec<u8>)>;
+
+/// A random encoded weight `[rows, columns]`, as it is stored and its values, which are no larger than those
+/// of other weights: where codes, or scales of scales, are large numbers, floats are made smaller. Products of
+/// products of larger ones are infinite in f16, and the little that is not says nothing.
+fn small(
+    encoding: &Encoding,
+    (rows, columns): (u64, u64),
+    name: &str,
+    seed: u64,
+) -> Result<(Stored, Vec<f64>), String> {
+    let mut exponent = Encoding::TAME;
+    loop {
+        let rng = &mut random::named(name, seed);
+        let stored = encoding.random((rows, columns), Some(exponent), rng)?;
+        let parts = stored.iter().map(|(_, bytes)| &bytes[..]).collect();
+        let decoder = encoding.decoder(rows, columns, parts)?;
+        let (mut values, mut row) = (Vec::new(), vec![0.0; columns as usize]);
+        for n in 0..rows {
+            decoder.row(n, 0, &mut row);
+            values.extend(row.iter().map(|v| f64::from(*v)));
+        }
+        let square: f64 = values.iter().map(|v| v * v).sum();
+        let above = (square / values.len() as f64).sqrt().log2().ceil() as i32;
+        if above <= 0 || exponent < Encoding::TAME {
+            return Ok((stored, values));
+        }
+        exponent -= above;
     }
 }
 

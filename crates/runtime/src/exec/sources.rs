@@ -6,7 +6,7 @@ use std::sync::Arc;
 use infernum_codegen::Plan;
 use infernum_frontend_hf::Checkpoint;
 use infernum_ir::encoding::StoredTensor;
-use infernum_ir::{DType, Dims, TensorType, random};
+use infernum_ir::{DType, Dims, Encoding, TensorType, random};
 
 use super::weights::stored_tensors;
 use super::{Bytes, TensorBytes, WeightSource};
@@ -149,7 +149,7 @@ impl Encoded {
         let (i, tensor) = tensors.into_iter().enumerate().find(|(_, t)| t.name == name)?;
         let (mut rng, matrices) = (random::named(name, seed), leading.iter().product::<usize>());
         let one = tensor.bytes / matrices.max(1) as u64;
-        let all = (0..matrices).flat_map(|_| layout.random(i, one, true, &mut rng));
+        let all = (0..matrices).flat_map(|_| layout.random(i, one, Some(Encoding::TAME), &mut rng));
         let bytes: Vec<u8> = all.collect();
         Some(TensorBytes { element: tensor.element, shape: tensor.shape, bytes: bytes.into() })
     }

@@ -103,7 +103,9 @@ impl Checkpoint {
     /// Adds an encoded weight `[N, K]`.
     fn encoded(&mut self, name: &str, encoding: &Encoding, shape: &[usize]) {
         let size = (shape[0] as u64, shape[1] as u64);
-        let all = encoding.random(size, true, &mut random::named(name, 1)).expect("a size of it");
+        let all = encoding
+            .random(size, Some(Encoding::TAME), &mut random::named(name, 1))
+            .expect("a size of it");
         let bytes = all.iter().map(|(_, bytes)| &bytes[..]).collect();
         let decoder = encoding.decoder(size.0, size.1, bytes).expect("its own tensors");
         let mut values = vec![0.0; shape[0] * shape[1]];

@@ -110,8 +110,8 @@ fn decoding(ops: &OpSet, only: &str) -> Result<Vec<Setup>, String> {
     Ok(setups)
 }
 
-/// Products whose weights are codes: of every encoding that has a packed form where nothing is done beside,
-/// of one with minimums elsewhere.
+/// Products whose weights are codes: of every encoding that has a packed form in the first call of an op that does nothing
+/// beside, of one with minimums elsewhere.
 fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
     // What kernels see of an encoding, each once.
     let mut seen = HashSet::new();
@@ -123,7 +123,7 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
     let scales = |e: &Encoding| Some(e.packed().ok()?.packing()?.scale_bytes());
     let is_rich = |e: &&&Encoding| e.minimum().is_some() && scales(e).is_some_and(|n| n <= 24);
     let richest = packable.iter().find(is_rich).or(packable.first()).copied();
-    let mut all = Vec::new();
+    let (mut all, mut seen_ops) = (Vec::new(), HashSet::new());
     for case in CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).filter(|c| c.may_be_coded()) {
         let Ok(op) = ops.find(case.op()) else { continue };
         let Some(Ok(template)) = op.cuda.map(|t| library.template(t)) else { continue };
@@ -147,7 +147,9 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
         if template.check_sizes != CheckSizes::Products {
             continue;
         }
-        let encodings = if op.fused.is_none() { &packable[..] } else { richest.as_slice() };
+        // Every encoding in one call of the op: others differ in what is done with sums.
+        let of_all = op.fused.is_none() && seen_ops.insert(op.name);
+        let encodings = if of_all { &packable[..] } else { richest.as_slice() };
         let each = CODED.iter().flat_map(|s| encodings.iter().map(move |e| (s, e)));
         let once = CODED_ONCE.iter().flat_map(|s| richest.iter().map(move |e| (s, e)));
         for (shape, encoding) in each.chain(once) {
@@ -164,7 +166,7 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                     "codes8",
                     "codes16_pairs",
                     "codes16_direct",
-                    "codes64_split2",
+                    "codes64",
                     "codes256",
                     "plain",
                 ];

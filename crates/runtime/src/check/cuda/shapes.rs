@@ -3,7 +3,9 @@
 use infernum_ir::DType;
 
 use super::super::Batch;
-use super::super::batches::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, MIDDLE, SINGLE, SIXTEEN};
+use super::super::batches::{
+    DECODES, FEW, HUNDRED, HUNDREDS, LARGE, MIDDLE, SINGLE, SIXTEEN, TWO_HUNDRED,
+};
 
 /// Products by what admits their variants.
 pub(super) struct Shape {
@@ -50,7 +52,7 @@ pub(super) const CODED: [Shape; 2] = [
 /// Products of packed codes, of one encoding that has all that there is.
 pub(super) const CODED_ONCE: [Shape; 4] = [
     // Several tiles of tokens, and of rows.
-    Shape { inputs: 512, heads: [8, 1, 64], batches: &[&HUNDREDS], variants: &[] },
+    Shape { inputs: 512, heads: [8, 1, 64], batches: &[&HUNDREDS, &TWO_HUNDRED], variants: &[] },
     Shape { inputs: 4096, heads: [3, 1, 128], batches: &[&SINGLE, &FEW, &SIXTEEN], variants: &[] },
     Shape { inputs: 8192, heads: [2, 1, 64], batches: &[&SINGLE, &FEW, &SIXTEEN], variants: &[] },
     // Rows that are no whole eights.

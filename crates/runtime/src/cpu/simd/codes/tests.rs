@@ -37,7 +37,7 @@ fn weight(encoding: &Encoding, rows: usize, columns: usize) -> Option<(Vec<u8>, 
     let stored = encoding.stored()?;
     let (n, k) = (rows as u64, columns as u64);
     let mut rng = random::named(encoding.name(), 7);
-    let tensors = stored.random((n, k), true, &mut rng).ok()?;
+    let tensors = stored.random((n, k), Some(Encoding::TAME), &mut rng).ok()?;
     let decoder = stored.decoder(n, k, tensors.iter().map(|(_, b)| &b[..]).collect()).ok()?;
     let packed = decoder.packed().ok()?;
     let value = |(n, k)| packed_value(encoding, columns as u64, &packed, n, k).expect("a value");
