@@ -50,6 +50,15 @@ def test_texts_in_blocks_are_the_same_texts(ask, claude, model):
     assert claude.messages.count_tokens(model=model, messages=longer, system="Be brief.").input_tokens > counted
 
 
+def test_an_answer_that_was_begun_goes_on(ask):
+    text = ask().content[0].text
+    begun = text[: text.index(" ", 8)]
+    rest = ask([*ASK, {"role": "assistant", "content": begun}]).content[0].text
+    assert rest.startswith(text[len(begun):]) and rest[0] == " "
+    parts = [{"type": "text", "text": begun}]
+    assert ask([*ASK, {"role": "assistant", "content": parts}]).content[0].text == rest
+
+
 def test_a_stop_sequence_is_named(ask):
     text = ask().content[0].text
     answer = ask(stop_sequences=["never this", text[6:11]])
@@ -150,7 +159,7 @@ def test_errors_have_their_class_and_shape(claude, ask, model):
     shape(error, "not_found_error")
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
     refused = [{"messages": [{"role": "user", "content": [image]}]}, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-               {"tools": TOOLS}, {"messages": [*ASK, {"role": "assistant", "content": "Once"}]}, {"container": "c"}]
+               {"tools": TOOLS}, {"container": "c"}]
     for options in refused:
         with pytest.raises(anthropic.UnprocessableEntityError) as error:
             ask(**options)

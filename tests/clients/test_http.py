@@ -106,6 +106,20 @@ def test_tokens_and_back(server, model):
         assert server.get("/detokenize", {"model": model, "tokens": tokens})[0] in (400, 422)
 
 
+def test_the_last_message_is_gone_on_with(server, model):
+    begun = [*ASK["messages"], {"role": "assistant", "content": "Once upon"}]
+    def tokens(messages, **options):
+        return server.json("/tokenize", {"model": model, "messages": messages, **options})["tokens"]
+    text = server.json("/detokenize", {"model": model, "tokens": tokens(begun, continue_final_message=True)})["prompt"]
+    assert text.endswith("Once upon")
+    assert len(tokens(begun, add_generation_prompt=False)) > len(tokens(begun, continue_final_message=True))
+    answer = server.json("/v1/chat/completions", {**ASK, "model": model, "messages": begun, "continue_final_message": True})
+    assert answer["usage"]["prompt_tokens"] == len(tokens(begun, continue_final_message=True))
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    for wrong in ({"messages": begun, **both}, {"messages": [{**begun[-1], "content": None}], "continue_final_message": True}):
+        assert server.get("/v1/chat/completions", {**ASK, "model": model, **wrong})[0] == 400
+
+
 def test_pages(server):
     status, headers, body = curl(f"{server.url}/")
     assert status == 200 and headers["content-type"].startswith("text/html") and b"<title>Infernum" in body

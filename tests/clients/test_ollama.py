@@ -48,6 +48,13 @@ def test_chat(ollama, model, client):
     assert ollama.chat(model, ASK, options={**COLD, "num_predict": 3}).done_reason == "length"
 
 
+def test_an_answer_that_was_begun_goes_on(ollama, model):
+    text = ollama.chat(model, ASK, options=COLD).message.content
+    begun = text[: text.index(" ", 8)]
+    rest = ollama.chat(model, [*ASK, {"role": "assistant", "content": begun}], options=COLD).message.content
+    assert rest.startswith(text[len(begun):])
+
+
 def test_chat_streams(ollama, model):
     whole = ollama.chat(model, ASK, options=COLD)
     *parts, last = ollama.chat(model, ASK, options=COLD, stream=True)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 
 import openai
 import pytest
@@ -313,6 +314,13 @@ def test_a_stream_can_be_left(server, client, model):
             break
     stream.close()
     server.until_idle(5)
+
+
+def test_texts_are_held_to_gbnf(complete):
+    grammar = 'root ::= "<" pair ("," pair){0,3} ">"\npair ::= [a-z]{1,3} "=" ("yes" | "no")'
+    for field in ({"guided_grammar": grammar}, {"structured_outputs": {"grammar": grammar}}):
+        text = complete(max_tokens=100, temperature=1.5, seed=4, extra_body=field).choices[0].text
+        assert re.fullmatch(r"<[a-z]{1,3}=(yes|no)(,[a-z]{1,3}=(yes|no)){0,3}>", text)
 
 
 def test_texts_are_held_to_schemas(chat, complete):

@@ -55,6 +55,14 @@ pub enum ChatError {
     Render { file: String, line: usize, message: String },
 }
 
+/// Where a message's text ends, in what a template makes of it: characters that no text has, and a space.
+const MARK: &str = "\u{f8f0}continues\u{f8f1} ";
+
+fn not_continued() -> ChatError {
+    let message = "its last message is not written as a text that can be gone on with";
+    ChatError::Refused { message: message.to_owned() }
+}
+
 /// A chat message: a JSON object with `role`, most often `content`, and whatever else its template
 /// reads (`tool_calls`, `name`, …), in the order given.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -71,6 +79,19 @@ impl Message {
     /// The `role`, where it is a string.
     pub fn role(&self) -> Option<&str> {
         self.0.get("role")?.as_str()
+    }
+
+    /// The message with [`MARK`] behind its text, or behind the last of the texts that it is made of;
+    /// `None` where it does not end in one.
+    fn marked(&self) -> Option<Message> {
+        let mut marked = self.clone();
+        let calls = self.0.get("tool_calls").and_then(Json::as_array);
+        let text = match marked.0.get_mut("content")? {
+            Json::Array(parts) => parts.last_mut()?.get_mut("text")?,
+            text => text,
+        };
+        *text = (text.as_str()?.to_owned() + MARK).into();
+        calls.is_none_or(Vec::is_empty).then_some(marked)
     }
 
     /// The reasoning under every name that templates read it by, as `transformers` passes it.
@@ -91,6 +112,8 @@ impl Message {
 pub struct RenderOptions {
     /// Ends the prompt where the assistant's answer begins.
     pub add_generation_prompt: bool,
+    /// Ends the prompt with the last message's text, which the answer goes on with.
+    pub continue_final_message: bool,
     /// JSON schemas of the tools that the model may call.
     pub tools: Option<Vec<Json>>,
     /// Further variables, such as `enable_thinking`; they win over everything but the messages.
@@ -181,6 +204,20 @@ impl ChatTemplate {
         messages: &[Message],
         options: &RenderOptions,
     ) -> Result<String, ChatError> {
+        if !options.continue_final_message {
+            return self.whole(messages, options);
+        }
+        let (last, before) = messages.split_last().ok_or_else(not_continued)?;
+        let marked = last.marked().ok_or_else(not_continued)?;
+        let text = self.whole(&[before, &[marked]].concat(), options)?;
+        let at = text.rfind(MARK.trim_end()).ok_or_else(not_continued)?;
+        // A template that trims what is said has taken the mark's space away.
+        let is_trimmed = !text[at..].starts_with(MARK);
+        Ok(if is_trimmed { text[..at].trim_end() } else { &text[..at] }.to_owned())
+    }
+
+    /// The text of all messages.
+    fn whole(&self, messages: &[Message], options: &RenderOptions) -> Result<String, ChatError> {
         let context = self.context(messages, options);
         let mut out = Bounded(Vec::new());
         let tool_use = options.tools.is_some().then(|| self.env.get_template(TOOL_USE).ok());

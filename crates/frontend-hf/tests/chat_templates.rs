@@ -96,6 +96,7 @@ fn templates_render_as_transformers_renders_them() {
                 let case = cases.iter().find(|c| c.name == *name).expect("the case");
                 let options = RenderOptions {
                     add_generation_prompt: case.add_generation_prompt,
+                    continue_final_message: false,
                     tools: case.tools.clone(),
                     extra: case.extra.clone(),
                     now: Some(rendered.now.parse().expect("a date and time")),

@@ -6,6 +6,7 @@
 
 mod calls;
 mod cursor;
+mod gbnf;
 mod tokens;
 
 use std::collections::VecDeque;
@@ -56,7 +57,7 @@ pub enum Grammar {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A context-free grammar in llguidance's dialect of Lark.
+    /// A context-free grammar in llguidance's dialect of Lark, or in GBNF.
     Lark(String),
 }
 
@@ -247,6 +248,9 @@ impl Grammar {
             Grammar::JsonSchema(schema) => of_schema(schema)?,
             Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Grammar::Choice(texts) => of_choice(texts)?,
+            Grammar::Lark(text) if gbnf::is_gbnf(text) => {
+                TopLevelGrammar::from_lark(gbnf::lark(text)?)
+            }
             Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
         })
     }

@@ -60,6 +60,14 @@ fn texts_are_what_their_grammar_says() {
             if let Some(text) = random_text(&grammars, &sum, jumps, seed) {
                 assert_eq!(text.matches('(').count(), text.matches(')').count());
             }
+            let gbnf = "root ::= item{2,3} end | \"\" \"-\"\nitem ::= [a-c] [^a-z\\n]* \";\"\nend ::= (\"x\" |)";
+            if let Some(text) = random_text(&grammars, &Grammar::Lark(gbnf.to_owned()), jumps, seed)
+            {
+                let is_item = |item: &str| item.starts_with(['a', 'b', 'c']);
+                let items: Vec<&str> = text.trim_end_matches('x').split_terminator(';').collect();
+                let fits = (2..=3).contains(&items.iter().filter(|i| is_item(i)).count());
+                assert!(text == "-" || (fits && text.ends_with(['x', ';'])), "{text:?}");
+            }
             if let Some(text) = random_text(&grammars, &Grammar::JsonObject, jumps, seed) {
                 let value: Value = serde_json::from_str(&text).expect(&text);
                 assert!(value.is_object());
@@ -130,6 +138,8 @@ fn what_is_hostile_is_refused_in_time() {
         Grammar::Lark("start: ".to_owned() + &"(".repeat(20_000)),
         Grammar::Lark("start: nothing".to_owned()),
         Grammar::Lark(String::new()),
+        Grammar::Lark("root ::= ".to_owned() + &"(".repeat(20_000)),
+        Grammar::Lark("root ::= \"a\"{100000,200000}".to_owned()),
         Grammar::Lark("x".repeat(MOST_BYTES + 1)),
     ];
     for grammar in &hostile {
@@ -149,6 +159,7 @@ fn what_is_hostile_is_refused_in_time() {
         (Grammar::JsonSchema(json!({"type": "nonsense"})), "nonsense"),
         (Grammar::Regex("[".to_owned()), "regex"),
         (Grammar::Lark("start: nothing".to_owned()), "nothing"),
+        (Grammar::Lark("root ::= nothing".to_owned()), "line 1: rule `nothing`"),
     ];
     for (grammar, named) in wrong {
         let message = refusal(&grammars, &grammar);

@@ -22,6 +22,37 @@ fn blocks_leave_no_blank_lines() {
     );
 }
 
+/// The text ends where the last message's does; a template that trims that has it trimmed.
+#[test]
+fn the_last_message_is_gone_on_with() {
+    let options = RenderOptions { continue_final_message: true, ..<_>::default() };
+    let chat = |content: Json| {
+        let Json::Object(last) = json!({"role": "assistant", "content": content}) else { panic!() };
+        [Message::new("user", "hi"), Message(last)]
+    };
+    let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}";
+    let trims = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<end>{% endfor %}";
+    let parts = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }}{% endfor %}<end>{% endfor %}";
+    let cases = [
+        (plain, json!("It is "), "<user>hi<end><assistant>It is "),
+        (plain, json!(""), "<user>hi<end><assistant>"),
+        (trims, json!(" It is "), "<user>hi<end><assistant>It is"),
+        (
+            parts,
+            json!([{"type": "text", "text": "It"}, {"type": "text", "text": " is"}]),
+            "<user><end><assistant>It is",
+        ),
+    ];
+    for (text, content, expected) in cases {
+        assert_eq!(template(text).render(&chat(content), &options).unwrap(), expected, "{text}");
+    }
+    let silent = "{% for m in messages %}<{{ m.role }}>{% endfor %}";
+    for (text, content) in [(silent, json!("It is")), (plain, json!(null)), (plain, json!([]))] {
+        let error = template(text).render(&chat(content), &options).unwrap_err();
+        assert!(error.to_string().contains("gone on with"), "{error}");
+    }
+}
+
 #[test]
 fn python_is_spoken() {
     // Expectations are what jinja2 3.1.6 prints.

@@ -20,7 +20,7 @@ use super::calls::{self, CallDelta, Reader, Reading, Tool, ToolCall, ToolChoice}
 use super::common::{
     Asked, Begun, CommonFields, Head, MOST_LOGPROBS, Prepared, begin, token_limit, within,
 };
-use super::conversation::{Conversation, messages, variables};
+use super::conversation::{Conversation, End, messages, variables};
 use super::options::SamplingFields;
 use super::read::{parse_parts, whole};
 use super::warnings::Warnings;
@@ -60,6 +60,8 @@ pub(crate) struct ChatFields {
     enable_thinking: Option<bool>,
     /// End the conversation where the answer begins; true when left out.
     add_generation_prompt: Option<bool>,
+    /// Go on with the text of the last message, instead of a message of its own; false when left out.
+    continue_final_message: Option<bool>,
     /// Add what the tokenizer puts around a text; false when left out: templates write it.
     add_special_tokens: Option<bool>,
     /// Further variables of the model's chat template, such as `enable_thinking`.
@@ -221,7 +223,7 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared<Plan>, ApiError> {
             fields.enable_thinking,
             fields.chat_template_kwargs.unwrap_or_default(),
         ),
-        open: fields.add_generation_prompt,
+        end: End::check(fields.add_generation_prompt, fields.continue_final_message)?,
         special: fields.add_special_tokens.unwrap_or(false),
         most,
         logprobs,

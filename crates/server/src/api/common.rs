@@ -95,7 +95,7 @@ pub(crate) struct CommonFields {
     guided_regex: Option<String>,
     /// Texts to choose among.
     guided_choice: Option<Vec<String>>,
-    /// A grammar in Lark's notation that the text is held to.
+    /// A grammar in Lark's notation, or in GBNF, that the text is held to.
     guided_grammar: Option<String>,
 }
 

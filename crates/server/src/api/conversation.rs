@@ -13,6 +13,41 @@ use crate::model::Served;
 /// Messages of a conversation at most: what templates do with them may grow faster than they do.
 const MOST_MESSAGES: usize = 10_000;
 
+/// Where a conversation ends.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Before the answer's first word.
+    #[default]
+    Answer,
+    /// Behind the last message.
+    Message,
+    /// With the last message's text, which the answer goes on with.
+    Continued,
+}
+
+impl End {
+    /// As `add_generation_prompt` and `continue_final_message` say, with the names that vLLM gives them.
+    pub(crate) fn check(opens: Option<bool>, continues: Option<bool>) -> Result<End, ApiError> {
+        match (opens, continues.unwrap_or(false)) {
+            (Some(true), true) => Err(ApiError::value(
+                "continue_final_message",
+                "continue_final_message: an answer that begins a message of its own \
+                 (`add_generation_prompt`) does not go on with the last one",
+            )),
+            (_, true) => Ok(End::Continued),
+            (Some(false), false) => Ok(End::Message),
+            _ => Ok(End::Answer),
+        }
+    }
+
+    /// The answer goes on with the last message where that is a text of the assistant's.
+    pub(crate) fn of(messages: &[Message]) -> End {
+        let is_text =
+            |m: &Message| m.role() == Some("assistant") && !m.0.contains_key("tool_calls");
+        if messages.last().is_some_and(is_text) { End::Continued } else { End::Answer }
+    }
+}
+
 /// What the next message is asked for by.
 #[derive(Default)]
 pub(crate) struct Conversation {
@@ -23,8 +58,7 @@ pub(crate) struct Conversation {
     pub(crate) tools: calls::Asked,
     /// Further variables of the chat template.
     pub(crate) variables: Map<String, Value>,
-    /// Whether the conversation ends before the answer's first word; true where nothing is said.
-    pub(crate) open: Option<bool>,
+    pub(crate) end: End,
     /// Add what the tokenizer puts around a text.
     pub(crate) special: bool,
     /// Tokens of the answer at most.
@@ -40,7 +74,8 @@ impl Conversation {
             return Ok((text.clone(), Reader::plain()));
         }
         let options = RenderOptions {
-            add_generation_prompt: self.open.unwrap_or(true),
+            add_generation_prompt: self.end == End::Answer,
+            continue_final_message: self.end == End::Continued,
             tools: self.tools.given.clone(),
             extra: self.variables.clone(),
             ..RenderOptions::default()

@@ -16,7 +16,7 @@ use crate::error::ApiError;
 
 /// Fields that would change the answer and are not built, with what they may say all the same, as
 /// JSON (null, false and what is empty say nothing), and why they are refused.
-const REFUSED: [(&str, &[&str], &str); 42] = [
+const REFUSED: [(&str, &[&str], &str); 41] = [
     ("allowed_token_ids", &[], NOT_YET),
     ("audio", &[], "there are no models of audio here"),
     ("bad_words", &[], "not supported yet; `logit_bias` with -100 keeps single tokens out"),
@@ -24,7 +24,6 @@ const REFUSED: [(&str, &[&str], &str); 42] = [
     ("chat_template", &[], "templates are the model's own, never a client's"),
     ("container", &[], "nothing is run for clients here"),
     ("context_management", &[], NOT_YET),
-    ("continue_final_message", &[], NOT_YET),
     ("documents", &[], "send them in `chat_template_kwargs`, if the model's template reads them"),
     ("dry_multiplier", &["0"], NOT_YET),
     ("dynatemp_range", &["0"], NOT_YET),

@@ -52,7 +52,7 @@ pub(crate) struct StructuredOutputs {
     regex: Option<String>,
     /// Texts to choose among.
     choice: Option<Vec<String>>,
-    /// A grammar in Lark's notation.
+    /// A grammar in Lark's notation, or in GBNF.
     grammar: Option<String>,
     /// Any JSON object.
     json_object: Option<bool>,

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::chat::ChatMessage;
 use super::common::{Asked, check_count, encode, encode_error};
-use super::conversation::{self, Conversation};
+use super::conversation::{self, Conversation, End};
 use super::read::{TokenId, parse};
 use super::warnings::Warnings;
 use crate::app::App;
@@ -32,6 +32,8 @@ pub(crate) struct TokenizeRequest {
     add_special_tokens: Option<bool>,
     /// End a conversation where the answer begins; true when left out.
     add_generation_prompt: Option<bool>,
+    /// End a conversation with the text of its last message; false when left out.
+    continue_final_message: Option<bool>,
     /// Further variables of the model's chat template.
     chat_template_kwargs: Option<Map<String, Value>>,
 }
@@ -86,7 +88,7 @@ fn count(app: &App, asked: &Asked) -> Result<Response, ApiError> {
             let conversation = Conversation {
                 messages: conversation::messages(messages, served)?,
                 variables: request.chat_template_kwargs.unwrap_or_default(),
-                open: request.add_generation_prompt,
+                end: End::check(request.add_generation_prompt, request.continue_final_message)?,
                 special: request.add_special_tokens.unwrap_or(false),
                 ..Conversation::default()
             };

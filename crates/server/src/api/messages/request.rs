@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::api::calls::{self, Reader, ToolChoice};
 use crate::api::common::{CommonFields, Stop, token_limit};
-use crate::api::conversation::{Conversation, messages, variables};
+use crate::api::conversation::{Conversation, End, messages, variables};
 use crate::api::options::SamplingFields;
 use crate::api::read::whole;
 use crate::api::structure::ResponseFormat;
@@ -266,13 +266,9 @@ impl CountRequest {
         for (i, message) in self.messages.iter().enumerate() {
             read_message(&message.0, &format!("messages.{i}"), &mut all, warnings)?;
         }
-        if self.messages.last().is_some_and(|message| message.role() == Some("assistant")) {
-            let message =
-                "messages: the last one is the assistant's: continuing it is not supported yet";
-            return Err(ApiError::unsupported("messages", message));
-        }
         let variables = variables(effort, thinks, Map::new());
         Ok(Conversation {
+            end: End::of(&all),
             messages: messages(all, served)?,
             tools,
             variables,

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::api::calls::{self, Tool};
 use crate::api::common::{CommonFields, Stop, token_limit};
-use crate::api::conversation::{Conversation, messages, variables};
+use crate::api::conversation::{Conversation, End, messages, variables};
 use crate::api::options::{Options, SamplingFields};
 use crate::api::read::{parse_own, whole};
 use crate::api::structure::{ResponseFormat, Schema};
@@ -240,6 +240,7 @@ impl OllamaChat {
         let read = |(i, message)| read_message(message, i, &mut ids);
         let given = given.into_iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
         Ok(Some(Conversation {
+            end: End::of(&given),
             messages: messages(given, served)?,
             tools: calls::Asked::check(self.tools, None, None)?,
             variables: settings.variables()?,
