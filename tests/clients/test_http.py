@@ -116,8 +116,8 @@ def test_the_last_message_is_gone_on_with(server, model):
     answer = server.json("/v1/chat/completions", {**ASK, "model": model, "messages": begun, "continue_final_message": True})
     assert answer["usage"]["prompt_tokens"] == len(tokens(begun, continue_final_message=True))
     both = {"continue_final_message": True, "add_generation_prompt": True}
-    for wrong in ({"messages": begun, **both}, {"messages": [{**begun[-1], "content": None}], "continue_final_message": True}):
-        assert server.get("/v1/chat/completions", {**ASK, "model": model, **wrong})[0] == 400
+    for wrong, status in (({"messages": begun, **both}, 422), ({"messages": [{**begun[-1], "content": None}], "continue_final_message": True}, 400)):
+        assert server.get("/v1/chat/completions", {**ASK, "model": model, **wrong})[0] == status
 
 
 def test_pages(server):
