@@ -263,8 +263,32 @@ impl Model {
             rows,
             task: self.task,
             container: &self.container,
+            names_only: false,
         };
         lower(&self.spec, &self.library, &request)
+    }
+
+    /// Lowers it in f32 without looking at weights, read as of another `container`, or with its tensors called as there.
+    pub(crate) fn lower_in(
+        &self,
+        container: &[Source],
+        names_only: bool,
+        max_length: u64,
+    ) -> Result<Module, LowerError> {
+        let keys: Vec<&str> = self.config.keys().collect();
+        let request = Request {
+            config: &|key| self.config.value(key),
+            config_keys: &keys,
+            dtype: DType::F32,
+            max_length,
+            weight_dtype: &|_| None,
+            encoding: &|_, _| None,
+            rows: Sym::B,
+            task: self.task,
+            container,
+            names_only,
+        };
+        Ok(lower(&self.spec, &self.library, &request)?.module)
     }
 
     /// The encodings whose conditions this config meets.
