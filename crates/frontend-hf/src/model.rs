@@ -11,7 +11,7 @@ use infernum_ir::{
 
 use crate::checkpoint::{Checkpoint, CheckpointError, TensorView, part_of};
 use crate::config::{Config, ConfigError};
-use crate::gguf::{MapError, Mapped};
+use crate::gguf::{ContainerMap, MapError, Mapped};
 use crate::lower::{LowerError, Lowered, Request, lower};
 use crate::source::ModelFiles;
 use crate::spec::{Library, LibraryError, Source, parse_family};
@@ -169,6 +169,12 @@ impl Model {
             container: Vec::new(),
             ignore: Vec::new(),
         })
+    }
+
+    /// Of a GGUF file, whether a tensor is f32 there whatever others are.
+    pub fn is_wide(&self, name: &str) -> bool {
+        let map = ContainerMap::read(&self.container);
+        map.is_ok_and(|map| map.wide.iter().any(|pattern| matches(pattern, name)))
     }
 
     /// The data files that it was opened with.

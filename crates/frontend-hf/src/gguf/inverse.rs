@@ -25,7 +25,7 @@ use crate::tokenizer::gguf::TABLE;
 
 const ARCHITECTURE: &str = "general.architecture";
 /// Keys of metadata that are no architecture's own.
-const GENERAL: [&str; 2] = ["general.", "tokenizer."];
+const GENERAL: [&str; 3] = ["general.", "tokenizer.", "infernum."];
 
 /// A model cannot be said in a GGUF file.
 #[derive(Debug, thiserror::Error)]
