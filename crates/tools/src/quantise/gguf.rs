@@ -23,7 +23,7 @@ use crate::report::Outcome;
 const FILE_TYPE: &str = "general.file_type";
 const DTYPE: &str = "infernum.dtype";
 const NAME: &str = "general.name";
-/// Rows that are encoded at a time.
+/// Rows that are encoded at a time at least, where there are so many.
 const BAND: u64 = 64;
 /// A text that shows whether two tokenizers are one.
 const PROBE: &str = "Hello, world! It's 12345 o'clock;  the\tquick\nbrown fox's \"naïve\" 日本語 — über 3.14 {x_y}\r\n\n  éè 👍🏽 don't WE'LL";
@@ -338,10 +338,11 @@ fn encode(
     (rows, columns): (u64, u64),
     values: &[f32],
 ) -> Result<(Vec<u8>, Loss), String> {
-    let bands = rows.div_ceil(BAND) as usize;
-    let done = on_all_cores(bands, |band| {
-        let from = band as u64 * BAND;
-        let height = BAND.min(rows - from);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let most = rows.div_ceil(2 * cores).max(BAND);
+    let done = on_all_cores(rows.div_ceil(most) as usize, |band| {
+        let from = band as u64 * most;
+        let height = most.min(rows - from);
         let values = &values[(from * columns) as usize..((from + height) * columns) as usize];
         let bytes = encoding.encode(height, columns, values)?;
         let loss = Loss::of(encoding, (height, columns), values, &bytes)?;
