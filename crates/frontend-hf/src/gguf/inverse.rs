@@ -167,7 +167,14 @@ impl Writer<'_> {
                 return Err(refused(message(), &draft.unsaid));
             }
         }
+        let folded: Vec<_> = map.folded.iter().flat_map(|(_, folds)| folds).collect();
         for tensor in &mut tensors {
+            if let Some((_, text)) = folded.iter().find(|(p, _)| matches(p, &tensor.name)) {
+                let f = ScalarFn::compile(&expression(Arg::Text(text))?, &["x"]);
+                let f = f.map_err(|e| refused(format!("`{text}`: {}", e.message), &[]))?;
+                tensor.change = Some(Change::Values(f));
+                continue;
+            }
             let change = mapped.changes.iter().find(|(pattern, _)| matches(pattern, &tensor.name));
             if let Some((pattern, change)) = change {
                 let undone = undone(change, map.changes.get(pattern));
@@ -182,7 +189,12 @@ impl Writer<'_> {
     /// Finds metadata for what config.json says.
     fn solve(&self, draft: &mut Draft<'_>) -> Result<(), InverseError> {
         let defaults = family_defaults(&self.model.spec, self.model.library())?;
-        let generation = |key: &str| self.model.config.generation(key).map_or(Value::Null, expr_value);
+        let ends = self.model.config.eos_ids(None)?;
+        let ends = Value::List(ends.into_iter().map(|id| Value::Num(id.into())).collect());
+        let generation = |key: &str| match key {
+            "eos_token_id" => ends.clone(),
+            key => self.model.config.generation(key).map_or(Value::Null, expr_value),
+        };
         let key = |name: &str| {
             if name == "generation" {
                 let keys = draft.map.generation.iter().map(|(key, _)| key);
@@ -218,6 +230,12 @@ impl Writer<'_> {
             }
             if let Some(value) = draft.solver.eval(&expr).filter(|v| *v != Value::Null) {
                 draft.solver.config.insert(name.to_owned(), value);
+            }
+        }
+        for (path, arg) in draft.map.beside.iter() {
+            let value = draft.solver.eval(&expression(*arg)?).filter(|v| *v != Value::Null);
+            if let Some(value) = value {
+                draft.solver.found.entry(path.to_owned()).or_insert(value);
             }
         }
         for (name, arg) in draft.map.generation.iter() {
@@ -292,10 +310,6 @@ impl Writer<'_> {
                 }
                 _ => metadata.extend(datum(path, value)),
             }
-        }
-        for (path, arg) in map.beside.iter().filter(|(path, _)| !solver.found.contains_key(*path)) {
-            let lookup = |name: &str| Some(solver.config.get(name).cloned().unwrap_or(Value::Null));
-            metadata.extend(literal(*arg, &lookup).ok().and_then(|value| datum(path, &value)));
         }
         AsGguf { metadata, tensors, constants }
     }

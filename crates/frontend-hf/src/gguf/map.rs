@@ -98,6 +98,10 @@ pub struct ContainerMap<'a> {
     /// For writing: patterns of tensors that are f32 whatever others are.
     #[serde(default)]
     pub wide: Vec<&'a str>,
+    /// For writing: parameters that are in weights there already, with the patterns of these and what is done to their
+    /// values.
+    #[serde(default)]
+    pub folded: Entries<'a, Vec<(&'a str, &'a str)>>,
     /// For writing: which of `lists` holds what tables of frequencies are divided by.
     #[serde(default)]
     pub factors: Option<&'a str>,
@@ -135,6 +139,7 @@ impl<'a> ContainerMap<'a> {
             beside: self.beside.over(base.beside),
             floats: [base.floats, self.floats].concat(),
             wide: [base.wide, self.wide].concat(),
+            folded: self.folded.over(base.folded),
             factors: self.factors.or(base.factors),
             ..self
         }
@@ -147,11 +152,14 @@ impl<'a> ContainerMap<'a> {
         maps.try_fold(first, |map, base| Ok(map.over(base?)))
     }
 
-    /// A family of which only the tensors are called as these files do.
+    /// A family of which only the tensors are called as these files do, and hold what they do.
     #[must_use]
     pub fn naming(self, family: Family<'a>) -> Family<'a> {
-        let none = Entries::default;
-        ContainerMap { params: none(), layer_params: none(), ..self }.onto(family)
+        let ContainerMap { folded, params, .. } = self;
+        let folds = |name: &str| folded.get(name).is_some();
+        let params = Entries(params.0.into_iter().filter(|(name, _)| folds(name)).collect());
+        let (layer_params, blocks) = (Entries::default(), Entries::default());
+        ContainerMap { folded, params, layer_params, blocks, ..self }.onto(family)
     }
 
     /// A family as it serves these files: what is said here goes before what it says, and what it says of names in its

@@ -22,7 +22,9 @@ pub(super) struct Solver {
 impl Solver {
     /// Has `expr` come to `value`; false, and nothing changed, where no way is seen.
     pub(super) fn solve(&mut self, expr: &Expr, value: &Value) -> bool {
-        if self.eval(expr).is_some_and(|found| alike(&found, value)) {
+        // What is said is said by its own key, also where another would lead to it.
+        let own = matches!(expr, Expr::Binary(BinaryOp::Coalesce, a, _) if self.eval(a) == Some(Value::Null));
+        if !own && self.eval(expr).is_some_and(|found| alike(&found, value)) {
             return true;
         }
         let before = self.found.clone();
@@ -89,7 +91,7 @@ impl Solver {
     pub(super) fn eval(&self, expr: &Expr) -> Option<Value> {
         let lookup = |name: &str| {
             Some(match name {
-                "config" => Value::Map(self.config.clone().into_iter().collect()),
+                "config" => tree(&self.config, ""),
                 "tensors" => self.tensors.clone(),
                 name => self.metadata(name),
             })
@@ -99,20 +101,23 @@ impl Solver {
 
     /// What is known under a name, before its dots.
     fn metadata(&self, name: &str) -> Value {
-        let mut tree = Tree::default();
-        for (path, value) in &self.found {
-            if path == name {
-                return value.clone();
-            }
-            if let Some(rest) = path.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')) {
-                tree.insert(rest, value.clone());
-            }
-        }
-        match tree.value() {
+        let own = self.found.get(name).cloned();
+        own.unwrap_or_else(|| match tree(&self.found, &format!("{name}.")) {
             Value::Map(entries) if entries.is_empty() => Value::Null,
             value => value,
+        })
+    }
+}
+
+/// Values by what is behind a prefix of their keys, dots taken apart.
+fn tree(values: &BTreeMap<String, Value>, prefix: &str) -> Value {
+    let mut tree = Tree::default();
+    for (key, value) in values {
+        if let Some(rest) = key.strip_prefix(prefix) {
+            tree.insert(rest, value.clone());
         }
     }
+    tree.value()
 }
 
 /// The metadata that an expression is, where it is nothing else.
