@@ -227,10 +227,11 @@ fn compile(
     Ok(ChatTemplate { env, special, file, text })
 }
 
-/// The templates of a folder by their names, and the file that has them.
-pub(crate) fn written(
-    files: &ModelFiles,
-) -> Result<(&'static str, Vec<(String, String)>), ChatError> {
+/// Templates by their names.
+type Named = Vec<(String, String)>;
+
+/// The templates of a folder, and the file that has them.
+fn written(files: &ModelFiles) -> Result<(&'static str, Named), ChatError> {
     let one = |text: &str| vec![(DEFAULT.to_owned(), text.to_owned())];
     if let Some(text) = files.read(TEMPLATE_FILE)? {
         let text = std::str::from_utf8(&text).map_err(|error| ChatError::Invalid {

@@ -58,7 +58,8 @@ fn what_is_written_computes_what_the_folder_does() {
         let folder = fixture(name);
         stdout(&["quantise", "--model", text(&folder), "--to", "f32", "--out", text(&file)]);
         let (own, read) = (logits(&folder, &out), logits(&file, &out));
-        let squares = |a: &mut dyn Iterator<Item = f32>| a.map(|x| f64::from(x).powi(2)).sum::<f64>();
+        let squares =
+            |a: &mut dyn Iterator<Item = f32>| a.map(|x| f64::from(x).powi(2)).sum::<f64>();
         let error = squares(&mut own.iter().zip(&read).map(|(a, b)| a - b));
         let error = error / squares(&mut own.iter().copied());
         assert!(own.len() == read.len() && error < 1e-12, "{name}: {error:e}");
@@ -69,7 +70,8 @@ fn what_is_written_computes_what_the_folder_does() {
 fn eight_bits_cost_less_than_a_hundredth_of_perplexity() {
     let dir = tempfile::tempdir().expect("a folder");
     let (words, file) = (dir.path().join("text"), dir.path().join("q8_0.gguf"));
-    let told = stdout(&["generate", "Once upon a time", "--temperature", "0", "--max-tokens", "96"]);
+    let told =
+        stdout(&["generate", "Once upon a time", "--temperature", "0", "--max-tokens", "96"]);
     std::fs::write(&words, told).expect("a file");
     stdout(&["quantise", "--to", "q8_0", "--out", text(&file)]);
     let perplexity = |model: &[&str]| {

@@ -34,9 +34,7 @@ fn graphs(wanted: &Graph, found: &Graph, tables: &mut Tables) -> Result<(), Stri
             }
             continue;
         }
-        if !kinds(&a.kind, &b.kind)
-            || a.types != b.types
-            || wanted.operands(i) != found.operands(i)
+        if !kinds(&a.kind, &b.kind) || a.types != b.types || wanted.operands(i) != found.operands(i)
         {
             let place = a.loc.as_ref().map_or(String::new(), |loc| format!(" at {loc}"));
             return Err(format!(

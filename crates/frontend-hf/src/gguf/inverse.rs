@@ -145,11 +145,8 @@ impl Writer<'_> {
             unsaid: unsaid.to_vec(),
         };
         let mut tensors = tensors(&stored, &wanted).map_err(|m| refused(m, &[]))?;
-        let solver = Solver {
-            found: BTreeMap::new(),
-            config: BTreeMap::new(),
-            tensors: shapes(&tensors),
-        };
+        let solver =
+            Solver { found: BTreeMap::new(), config: BTreeMap::new(), tensors: shapes(&tensors) };
         let mut draft = Draft { map: &map, solver, unsaid: Vec::new() };
         self.solve(&mut draft)?;
         // Tables that differ are of frequencies, which some files have factors of.
@@ -183,7 +180,7 @@ impl Writer<'_> {
             }
             tensor.wide = map.wide.iter().any(|pattern| matches(pattern, &tensor.name));
         }
-        Ok(self.finish(architecture, &draft, tensors))
+        Ok(draft.finish(architecture, tensors))
     }
 
     /// Finds metadata for what config.json says.
@@ -244,7 +241,7 @@ impl Writer<'_> {
                 None => generation(name),
             };
             match (arg, wish) {
-                (_, Value::Null) => {}
+                (_, Value::Null) | (Argument::Names(_), _) => {}
                 (Argument::One(arg), wish) => {
                     draft.solver.solve(&expression(*arg)?, &wish);
                 }
@@ -254,7 +251,6 @@ impl Writer<'_> {
                         draft.solver.solve(&expression(*arg)?, &wish);
                     }
                 }
-                (Argument::Names(_), _) => {}
             }
         }
         Ok(())
@@ -288,12 +284,15 @@ impl Writer<'_> {
         let module = read.lower_in(&mapped.sources, false, length).map_err(|e| e.to_string())?;
         compare(wanted, &module)
     }
+}
 
-    fn finish(&self, architecture: &str, draft: &Draft<'_>, tensors: Vec<TensorSource>) -> AsGguf {
-        let Draft { map, solver, .. } = draft;
-        let key = |path: &str| match GENERAL.iter().any(|general| path.starts_with(general)) {
-            true => path.to_owned(),
-            false => format!("{architecture}.{path}"),
+impl Draft<'_> {
+    /// What a file says.
+    fn finish(&self, architecture: &str, tensors: Vec<TensorSource>) -> AsGguf {
+        let Draft { map, solver, .. } = self;
+        let key = |path: &str| {
+            let own = !GENERAL.iter().any(|general| path.starts_with(general));
+            if own { format!("{architecture}.{path}") } else { path.to_owned() }
         };
         let datum = |path: &str, value: &Value| {
             let float = map.floats.iter().any(|pattern| matches(pattern, path));
@@ -322,7 +321,8 @@ fn expression(arg: Arg<'_>) -> Result<Expr, Box<SourceError>> {
         Arg::Null => Expr::Lit(Value::Null),
         Arg::Text(text) => {
             let parsed: Result<Expr, _> = text.parse();
-            parsed.map_err(|e| Box::new(SourceError::new("", text, 0..text.len(), e.to_string())))?
+            parsed
+                .map_err(|e| Box::new(SourceError::new("", text, 0..text.len(), e.to_string())))?
         }
     })
 }
@@ -350,8 +350,10 @@ fn datum(value: &Value, float: bool) -> Option<Datum> {
         Value::List(items) => {
             let numbers: Option<Vec<f64>> =
                 items.iter().map(|v| if let Value::Num(n) = v { Some(*n) } else { None }).collect();
-            let flags: Option<Vec<bool>> =
-                items.iter().map(|v| if let Value::Bool(b) = v { Some(*b) } else { None }).collect();
+            let flags: Option<Vec<bool>> = items
+                .iter()
+                .map(|v| if let Value::Bool(b) = v { Some(*b) } else { None })
+                .collect();
             match (numbers, flags) {
                 (Some(n), _) if !float && n.iter().all(|n| whole(*n)) => {
                     Datum::U32s(n.into_iter().map(|n| n as u32).collect())

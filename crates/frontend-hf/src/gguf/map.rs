@@ -159,7 +159,7 @@ impl<'a> ContainerMap<'a> {
         let folds = |name: &str| folded.get(name).is_some();
         let params = Entries(params.0.into_iter().filter(|(name, _)| folds(name)).collect());
         let (layer_params, blocks) = (Entries::default(), Entries::default());
-        ContainerMap { folded, params, layer_params, blocks, ..self }.onto(family)
+        ContainerMap { params, layer_params, blocks, folded, ..self }.onto(family)
     }
 
     /// A family as it serves these files: what is said here goes before what it says, and what it says of names in its

@@ -199,7 +199,8 @@ fn alike(a: &Value, b: &Value) -> bool {
 
 /// Whether two expressions are the same but for such numbers.
 pub(super) fn same(a: &Expr, b: &Expr) -> bool {
-    let all = |a: &[Expr], b: &[Expr]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b));
+    let all =
+        |a: &[Expr], b: &[Expr]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b));
     match (a, b) {
         (Expr::Lit(a), Expr::Lit(b)) => alike(a, b),
         (Expr::Unary(p, a), Expr::Unary(q, b)) => p == q && same(a, b),

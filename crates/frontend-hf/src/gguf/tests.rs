@@ -330,7 +330,10 @@ proptest! {
 }
 
 /// A file of a value of each type and two tensors.
-fn written(path: &std::path::Path, data: impl FnMut(usize) -> Result<Vec<u8>, String>) -> Result<(), GgufWriteError> {
+fn written(
+    path: &std::path::Path,
+    data: impl FnMut(usize) -> Result<Vec<u8>, String>,
+) -> Result<(), GgufWriteError> {
     let text = |s: &str| Datum::Text(s.to_owned());
     let metadata = [
         ("general.architecture", text("llama")),
@@ -368,9 +371,8 @@ fn what_is_written_is_read_back() {
     assert_eq!(gguf.get(&file, "a.signed"), Some(Value::Whole(-7)));
     assert_eq!(gguf.get(&file, "a.real"), Some(Value::Real(1e-5)));
     assert_eq!(gguf.get(&file, "a.flag"), Some(Value::Bool(true)));
-    let list = |key: &str| -> Vec<Value<'_>> {
-        gguf.list(&file, key).unwrap().unwrap().iter().collect()
-    };
+    let list =
+        |key: &str| -> Vec<Value<'_>> { gguf.list(&file, key).unwrap().unwrap().iter().collect() };
     assert_eq!(list("a.wholes"), [Value::Whole(1), Value::Whole(2)]);
     assert_eq!(list("a.signs"), [Value::Whole(-1), Value::Whole(2)]);
     assert_eq!(list("a.reals"), [Value::Real(0.5)]);
@@ -386,7 +388,11 @@ fn what_is_written_is_read_back() {
     write_gguf(&copy, &gguf.copied(&file), &[], |_| Ok(Vec::new()), |_| Ok(())).unwrap();
     let bytes = fs::read(&copy).unwrap();
     let copied = Gguf::parse(&bytes).unwrap();
-    assert!(copied.entries(&bytes).eq(gguf.entries(&file).map(|(k, _)| (k, copied.get(&bytes, k).unwrap()))));
+    assert!(
+        copied
+            .entries(&bytes)
+            .eq(gguf.entries(&file).map(|(k, _)| (k, copied.get(&bytes, k).unwrap())))
+    );
     assert_eq!(copied.copied(&bytes), gguf.copied(&file));
 }
 

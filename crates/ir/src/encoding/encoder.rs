@@ -14,8 +14,8 @@ use std::rc::Rc;
 use half::{bf16, f16};
 
 use super::term::Memory;
-use blocks::Blocks;
 use super::{Element, Encoding, Layout, Number, Place, Term};
+use blocks::Blocks;
 
 /// Bits that one number may depend on: all of their values are tried.
 const MOST_BITS: usize = 12;

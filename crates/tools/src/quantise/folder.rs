@@ -26,15 +26,15 @@ pub(super) fn run(args: &Args, model: &Model, encoding: &Encoding) -> Outcome {
     };
     if model.files.gguf().is_some() {
         return Err(
-            "--out: expected the name of a .gguf file: a GGUF file is not written as safetensors".into()
+            "--out: expected the name of a .gguf file: a GGUF file is not written as safetensors"
+                .into(),
         );
     }
     if same_folder(folder, &args.out) {
         return Err("--out: expected another folder than the model's".into());
     }
-    let fits = |name: &str, rows, columns| {
-        encoding.is_for(name) && encoding.layout(rows, columns).is_ok()
-    };
+    let fits =
+        |name: &str, rows, columns| encoding.is_for(name) && encoding.layout(rows, columns).is_ok();
     let wanted: Vec<_> = matrices(model, [], &args.skip, fits)?.into_iter().collect();
     if wanted.is_empty() {
         return Err(format!("{encoding}: no matrix of this model's layers can be stored so").into());

@@ -10,9 +10,7 @@ use infernum_frontend_hf::gguf::{
 };
 use infernum_frontend_hf::safetensors::StoredType;
 use infernum_frontend_hf::tokenizer::{Tokenizer, gguf_metadata};
-use infernum_frontend_hf::{
-    Checkpoint, LowerOptions, Model, ModelFiles, TensorView, chat,
-};
+use infernum_frontend_hf::{Checkpoint, LowerOptions, Model, ModelFiles, TensorView, chat};
 use infernum_ir::encoding::Element;
 use infernum_ir::{DType, Encoding, Sym};
 use infernum_passes::data::Kernels;
@@ -72,7 +70,9 @@ pub(super) fn run(args: &Args, model: &Model, kernels: &Kernels, target: &Target
         converted(args, model, checkpoint, target)?
     };
     if !tensors.iter().any(|t| t.matrix) {
-        return Err(format!("{}: no matrix of this model's layers can be stored so", args.to).into());
+        return Err(
+            format!("{}: no matrix of this model's layers can be stored so", args.to).into()
+        );
     }
     let lines: Vec<TensorLine> = tensors.iter().map(|t| t.line.clone()).collect();
     let mut written = Written { losses: Vec::new(), plain: 0, coded: 0 };
@@ -127,9 +127,9 @@ fn from_source<'e>(
     tensor: TensorSource,
 ) -> Result<Tensor<'e>, Box<dyn Error>> {
     let TensorSource { name, shape, parts, swapped, change, wide, matrix } = tensor;
-    let views = parts.iter().map(|part| {
-        checkpoint.tensor(part).ok_or_else(|| format!("`{part}`: missing"))
-    });
+    let views = parts
+        .iter()
+        .map(|part| checkpoint.tensor(part).ok_or_else(|| format!("`{part}`: missing")));
     let views = views.collect::<Result<Vec<_>, _>>()?;
     let stored = views.first().and_then(|t| t.dtype.element()).unwrap_or(Element::F32);
     let left = parts.iter().any(|part| is_left(&args.skip, part)) || is_left(&args.skip, &name);
@@ -148,10 +148,13 @@ fn from_source<'e>(
     // What is done to rows is done to those of vectors, too.
     let size = if shape.len() < 2 { (columns, 1) } else { (rows, columns) };
     let line = line(name, shape, &kind, size, parts.len())?;
-    let matrix = matrix.is_some() && !wide && !left && match target {
-        Target::Encoded(_) => matches!(kind, Kind::Encoded(_)),
-        Target::Plain(_) => true,
-    };
+    let matrix = matrix.is_some()
+        && !wide
+        && !left
+        && match target {
+            Target::Encoded(_) => matches!(kind, Kind::Encoded(_)),
+            Target::Plain(_) => true,
+        };
     let source = Source::Parts { names: parts, size, swapped, change };
     Ok(Tensor { line, kind, source, matrix })
 }
@@ -167,7 +170,8 @@ fn copied<'e>(
     let (gguf, bytes) = checkpoint.gguf().ok_or("--model: expected a GGUF file")?;
     let mut metadata = gguf.copied(bytes);
     // Files are of one type by what they say, and of one part.
-    let gone = |key: &str| key == FILE_TYPE || key.starts_with("split.") || key == "general.alignment";
+    let gone =
+        |key: &str| key == FILE_TYPE || key.starts_with("split.") || key == "general.alignment";
     metadata.retain(|(key, _)| !gone(key));
     if gguf.get(bytes, DTYPE).is_none() {
         let dtype = match model.dtype()? {
@@ -268,7 +272,9 @@ fn stored_bytes<'a>(
 fn of_number(kernels: &Kernels, number: u32) -> Result<&Encoding, String> {
     let found = kernels.ops.encodings().find(|e| e.def().gguf == Some(number));
     found.ok_or_else(|| {
-        format!("GGUF type {number} is not known (`infernum encodings`); one can be added with --data")
+        format!(
+            "GGUF type {number} is not known (`infernum encodings`); one can be added with --data"
+        )
     })
 }
 

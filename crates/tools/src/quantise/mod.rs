@@ -42,13 +42,13 @@ pub fn run(args: &Args) -> Outcome {
     let model = args.model.open_with_progress(&report::progress())?;
     let kernels = Kernels::load(args.model.data.as_deref(), &[])?;
     let is_file = args.out.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-    let plain = [Element::F32, Element::F16, Element::Bf16].into_iter().find(|e| e.name() == args.to);
+    let plain =
+        [Element::F32, Element::F16, Element::Bf16].into_iter().find(|e| e.name() == args.to);
     let target = match (kernels.ops.encoding(&args.to), plain.filter(|_| is_file)) {
         (Some(encoding), _) => Target::Encoded(encoding),
         (None, Some(element)) => Target::Plain(element),
         (None, None) => {
-            let hint =
-                infernum_ir::nearest(&args.to, kernels.ops.encodings().map(Encoding::name));
+            let hint = infernum_ir::nearest(&args.to, kernels.ops.encodings().map(Encoding::name));
             return Err(format!(
                 "--to: no encoding is named `{}`{hint}; `infernum encodings` lists them",
                 args.to
@@ -114,7 +114,8 @@ fn turned(graph: &Graph) -> BTreeSet<usize> {
 /// The values of a tensor of floats.
 fn values(tensor: &TensorView<'_>) -> Result<Vec<f32>, String> {
     let element = tensor.dtype.element().filter(|e| !e.is_whole() && tensor.blocks.is_none());
-    let element = element.ok_or_else(|| format!("expected floats, found {}", tensor.stored_as()))?;
+    let element =
+        element.ok_or_else(|| format!("expected floats, found {}", tensor.stored_as()))?;
     let elements = tensor.data.chunks_exact(element.size() as usize);
     Ok(elements.map(|x| element.read(x).float()).collect())
 }

@@ -269,7 +269,8 @@ fn chat_templates_have_names() {
 #[test]
 fn tokenizers_are_written_as_they_are_read() {
     let mut refused = Vec::new();
-    let mut names: Vec<_> = std::fs::read_dir(folder()).unwrap().map(|e| e.unwrap().path()).collect();
+    let mut names: Vec<_> =
+        std::fs::read_dir(folder()).unwrap().map(|e| e.unwrap().path()).collect();
     names.retain(|path| path.extension().is_some_and(|e| e == "json"));
     names.sort();
     for json in names {

@@ -29,7 +29,8 @@ pub fn metadata(
         }
         tokenizer => tokenizer?,
     };
-    let json: Json = serde_json::from_str(&tokenizer.json()?).map_err(|e| refused(&e.to_string()))?;
+    let json: Json =
+        serde_json::from_str(&tokenizer.json()?).map_err(|e| refused(&e.to_string()))?;
     let source = library.file(TABLE).map_err(|e| refused(&e.to_string()))?;
     let table: Table<'_> = read_ron(&source).map_err(|e| refused(&e.to_string()))?;
     let writer = Writer::new(&json, &tokenizer.special, &table)?;
@@ -163,9 +164,7 @@ impl<'a> Writer<'a> {
         for part in normalizers {
             match part["type"].as_str() {
                 Some("Prepend") if part["prepend"] == SPACE && !spaced => prefix = true,
-                Some("Replace")
-                    if part["pattern"]["String"] == " " && part["content"] == SPACE =>
-                {
+                Some("Replace") if part["pattern"]["String"] == " " && part["content"] == SPACE => {
                     spaced = true;
                 }
                 _ => return Err(refused(&format!("texts are normalised by {part}"))),
@@ -334,7 +333,10 @@ impl<'a> Writer<'a> {
             let rank = *ranks.entry(format!("{a}{b}")).or_insert(next);
             // All that make a piece stand together, or no score says their order.
             if rank < last {
-                return Err(refused(&format!("merges into `{}` are not one after the other", shown(&format!("{a}{b}")))));
+                return Err(refused(&format!(
+                    "merges into `{}` are not one after the other",
+                    shown(&format!("{a}{b}"))
+                )));
             }
             last = rank;
         }
@@ -362,9 +364,13 @@ impl<'a> Writer<'a> {
 fn flat<'j>(json: &'j Json, key: &str) -> Vec<&'j Json> {
     match json {
         Json::Null => Vec::new(),
-        Json::Object(map) if map.get("type").is_some_and(|t| t == "Sequence") => {
-            map.get(key).and_then(Json::as_array).into_iter().flatten().flat_map(|j| flat(j, key)).collect()
-        }
+        Json::Object(map) if map.get("type").is_some_and(|t| t == "Sequence") => map
+            .get(key)
+            .and_then(Json::as_array)
+            .into_iter()
+            .flatten()
+            .flat_map(|j| flat(j, key))
+            .collect(),
         one => vec![one],
     }
 }

@@ -164,7 +164,8 @@ impl Blocks {
         for (spot, x) in &best.floats {
             write_float(bytes, *spot, *x);
         }
-        for ((group, fit), (scale, minimum)) in self.groups.iter().zip(&best.fits).zip(&best.factors)
+        for ((group, fit), (scale, minimum)) in
+            self.groups.iter().zip(&best.fits).zip(&best.factors)
         {
             set(bytes, &group.scale.choices, *scale);
             if let Some(factor) = &group.minimum {
@@ -249,7 +250,8 @@ impl Blocks {
     fn floats(&self, wanted: &[Fit]) -> Vec<(Spot, f64)> {
         let mut floats: Vec<(Spot, f64)> = Vec::new();
         for (group, fit) in self.groups.iter().zip(wanted) {
-            let factors = [Some((&group.scale, fit.scale)), group.minimum.as_ref().map(|m| (m, fit.minimum))];
+            let factors =
+                [Some((&group.scale, fit.scale)), group.minimum.as_ref().map(|m| (m, fit.minimum))];
             for (factor, wish) in factors.into_iter().flatten() {
                 let Some(spot) = factor.float else { continue };
                 let (least, most) = factor.choices.range();
@@ -275,10 +277,10 @@ impl Blocks {
         for (group, wish) in self.groups.iter().zip(wanted) {
             let values = &values[group.first..group.first + group.codes.len()];
             let by = float(&group.scale);
-            let minimums = group.minimum.as_ref().map_or_else(
-                || vec![(0, 0.0)],
-                |m| near(&m.choices, wish.minimum, float(m)),
-            );
+            let minimums = group
+                .minimum
+                .as_ref()
+                .map_or_else(|| vec![(0, 0.0)], |m| near(&m.choices, wish.minimum, float(m)));
             let scales = near(&group.scale.choices, wish.scale, by);
             let mut best: Option<((usize, usize), Fit)> = None;
             for (scale, s) in &scales {
