@@ -146,34 +146,9 @@ impl ChatTemplate {
             return compile(TEMPLATE_KEY, &templates, special);
         }
         let special = SpecialTokens::open(files)?;
-        if let Some(text) = files.read(TEMPLATE_FILE)? {
-            let text = std::str::from_utf8(&text).map_err(|error| ChatError::Invalid {
-                file: TEMPLATE_FILE.into(),
-                message: error.to_string(),
-            })?;
-            return compile(TEMPLATE_FILE, &[(DEFAULT, text)], special);
-        }
-        let absent = || ChatError::Absent { place: files.name().into() };
-        let json = files.read(CONFIG_FILE)?.ok_or_else(absent)?;
-        let invalid = |message| ChatError::Invalid { file: CONFIG_FILE.into(), message };
-        let config: Json = serde_json::from_slice(&json).map_err(|e| invalid(e.to_string()))?;
-        match config.get("chat_template") {
-            None | Some(Json::Null) => Err(absent()),
-            Some(Json::String(text)) => compile(CONFIG_FILE, &[(DEFAULT, text)], special),
-            Some(Json::Array(list)) => {
-                let templates: Option<Vec<_>> = list.iter().map(named).collect();
-                let Some(templates) = templates else {
-                    return Err(invalid(
-                        "`chat_template`: each item of the list needs `name` and `template`".into(),
-                    ));
-                };
-                if templates.iter().all(|(name, _)| *name != DEFAULT) {
-                    return Err(invalid("`chat_template`: no template is named `default`".into()));
-                }
-                compile(CONFIG_FILE, &templates, special)
-            }
-            Some(_) => Err(invalid("`chat_template`: expected a string or a list".into())),
-        }
+        let (file, templates) = written(files)?;
+        let templates: Vec<_> = templates.iter().map(|(n, t)| (n.as_str(), t.as_str())).collect();
+        compile(file, &templates, special)
     }
 
     /// Compiles one template.
@@ -287,6 +262,54 @@ fn compile(
     }
     let text = templates.iter().map(|(_, text)| *text).collect::<Vec<_>>().join("\n");
     Ok(ChatTemplate { env, special, file, text })
+}
+
+/// Templates by their names.
+type Named = Vec<(String, String)>;
+
+/// The templates of a folder, and the file that has them.
+fn written(files: &ModelFiles) -> Result<(&'static str, Named), ChatError> {
+    let one = |text: &str| vec![(DEFAULT.to_owned(), text.to_owned())];
+    if let Some(text) = files.read(TEMPLATE_FILE)? {
+        let text = std::str::from_utf8(&text).map_err(|error| ChatError::Invalid {
+            file: TEMPLATE_FILE.into(),
+            message: error.to_string(),
+        })?;
+        return Ok((TEMPLATE_FILE, one(text)));
+    }
+    let absent = || ChatError::Absent { place: files.name().into() };
+    let json = files.read(CONFIG_FILE)?.ok_or_else(absent)?;
+    let invalid = |message| ChatError::Invalid { file: CONFIG_FILE.into(), message };
+    let config: Json = serde_json::from_slice(&json).map_err(|e| invalid(e.to_string()))?;
+    match config.get("chat_template") {
+        None | Some(Json::Null) => Err(absent()),
+        Some(Json::String(text)) => Ok((CONFIG_FILE, one(text))),
+        Some(Json::Array(list)) => {
+            let templates: Option<Vec<_>> = list.iter().map(named).collect();
+            let Some(templates) = templates else {
+                return Err(invalid(
+                    "`chat_template`: each item of the list needs `name` and `template`".into(),
+                ));
+            };
+            if templates.iter().all(|(name, _)| *name != DEFAULT) {
+                return Err(invalid("`chat_template`: no template is named `default`".into()));
+            }
+            let owned = templates.into_iter().map(|(n, t)| (n.to_owned(), t.to_owned()));
+            Ok((CONFIG_FILE, owned.collect()))
+        }
+        Some(_) => Err(invalid("`chat_template`: expected a string or a list".into())),
+    }
+}
+
+/// The chat templates of a folder as metadata of a GGUF file; none where it has none that can be read.
+pub fn gguf_metadata(files: &ModelFiles) -> crate::gguf::Metadata {
+    let templates = written(files).map(|(_, all)| all).unwrap_or_default();
+    let key = |name: &str| match name {
+        DEFAULT => TEMPLATE_KEY.to_owned(),
+        name => format!("{TEMPLATE_KEY}.{name}"),
+    };
+    let text = |(name, text): (String, String)| (key(&name), crate::gguf::Datum::Text(text));
+    templates.into_iter().map(text).collect()
 }
 
 /// An item of a list of templates: its name and its text.

@@ -85,6 +85,16 @@ impl Config {
         Config { main: document(root), generation: generation.map(document) }
     }
 
+    /// Takes further tokens that end texts to those of `generation_config.json`.
+    pub(crate) fn add_ends(&mut self, ends: Vec<u32>) {
+        let Some(generation) = &mut self.generation else { return };
+        let none = || Value::Array(Vec::new());
+        let known = generation.root.entry("eos_token_id").or_insert_with(none);
+        if let Value::Array(known) = known {
+            known.extend(ends.into_iter().map(Value::from));
+        }
+    }
+
     /// The file's name, for messages.
     pub fn file(&self) -> &str {
         &self.main.file
@@ -304,7 +314,7 @@ fn whole(value: &Value) -> Option<u64> {
     })
 }
 
-fn expr_value(value: &Value) -> expr::Value {
+pub(crate) fn expr_value(value: &Value) -> expr::Value {
     match value {
         Value::Null => expr::Value::Null,
         Value::Bool(b) => expr::Value::Bool(*b),

@@ -13,6 +13,7 @@ pub mod peft;
 mod pyjson;
 mod pyrepr;
 pub mod safetensors;
+mod save;
 pub mod source;
 pub mod spec;
 pub mod tokenizer;

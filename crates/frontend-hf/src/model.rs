@@ -11,7 +11,7 @@ use infernum_ir::{
 
 use crate::checkpoint::{Checkpoint, CheckpointError, TensorView, part_of};
 use crate::config::{Config, ConfigError};
-use crate::gguf::{MapError, Mapped};
+use crate::gguf::{ContainerMap, MapError, Mapped};
 use crate::lower::{LowerError, Lowered, Request, lower};
 use crate::source::ModelFiles;
 use crate::spec::{Library, LibraryError, Source, parse_family};
@@ -171,6 +171,12 @@ impl Model {
         })
     }
 
+    /// Of a GGUF file, whether a tensor is f32 there whatever others are.
+    pub fn is_wide(&self, name: &str) -> bool {
+        let map = ContainerMap::read(&self.container);
+        map.is_ok_and(|map| map.wide.iter().any(|pattern| matches(pattern, name)))
+    }
+
     /// The data files that it was opened with.
     pub fn library(&self) -> &Library {
         &self.library
@@ -263,8 +269,32 @@ impl Model {
             rows,
             task: self.task,
             container: &self.container,
+            names_only: false,
         };
         lower(&self.spec, &self.library, &request)
+    }
+
+    /// Lowers it in f32 without looking at weights, read as of another `container`, or with its tensors called as there.
+    pub(crate) fn lower_in(
+        &self,
+        container: &[Source],
+        names_only: bool,
+        max_length: u64,
+    ) -> Result<Module, LowerError> {
+        let keys: Vec<&str> = self.config.keys().collect();
+        let request = Request {
+            config: &|key| self.config.value(key),
+            config_keys: &keys,
+            dtype: DType::F32,
+            max_length,
+            weight_dtype: &|_| None,
+            encoding: &|_, _| None,
+            rows: Sym::B,
+            task: self.task,
+            container,
+            names_only,
+        };
+        Ok(lower(&self.spec, &self.library, &request)?.module)
     }
 
     /// The encodings whose conditions this config meets.

@@ -15,6 +15,7 @@ use crate::gguf::GgufError;
 use crate::safetensors::shown;
 use crate::source::{ModelFiles, SourceError};
 use crate::spec::Library;
+pub use gguf::metadata as gguf_metadata;
 use least::Least;
 use spelling::{byte_token, gpt2_bytes};
 

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::{failure, fixture, stdout};
 
 /// What a command writes that is given this input.
-fn piped(args: &[&str], input: &str) -> String {
+pub(super) fn piped(args: &[&str], input: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_infernum"));
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the binary runs");

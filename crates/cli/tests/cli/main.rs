@@ -4,6 +4,7 @@
 mod diff;
 mod extremes;
 mod gguf;
+mod quantise;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -25,6 +25,13 @@ pub struct RowOrder {
 }
 
 impl RowOrder {
+    /// The order that undoes this one.
+    pub(super) fn inverse(&self) -> RowOrder {
+        let dims = self.axes.iter().map(|axis| self.dims[*axis]).collect();
+        let place = |axis| self.axes.iter().position(|a| *a == axis).unwrap_or(axis);
+        RowOrder { dims, axes: (0..self.axes.len()).map(place).collect() }
+    }
+
     /// Where each row is read from, of so many rows; an error where these cannot be taken apart so.
     fn sources(&self, rows: u64) -> Result<Vec<usize>, String> {
         let fault =

@@ -85,6 +85,26 @@ pub struct ContainerMap<'a> {
     /// tokens.
     #[serde(default)]
     pub ignore: Vec<&'a str>,
+    /// For writing: what keys of `config` are by expressions over config.json, where that says it otherwise;
+    /// `generation.KEY` the same of `generation`.
+    #[serde(default)]
+    pub written: Entries<'a, Arg<'a>>,
+    /// For writing: metadata beside what `config` reads, by expressions over its keys.
+    #[serde(default)]
+    pub beside: Entries<'a, Arg<'a>>,
+    /// For writing: patterns of keys of metadata that are floats, whatever they hold.
+    #[serde(default)]
+    pub floats: Vec<&'a str>,
+    /// For writing: patterns of tensors that are f32 whatever others are.
+    #[serde(default)]
+    pub wide: Vec<&'a str>,
+    /// For writing: parameters that are in weights there already, with the patterns of these and what is done to their
+    /// values.
+    #[serde(default)]
+    pub folded: Entries<'a, Vec<(&'a str, &'a str)>>,
+    /// For writing: which of `lists` holds what tables of frequencies are divided by.
+    #[serde(default)]
+    pub factors: Option<&'a str>,
 }
 
 /// A change, as a map says it.
@@ -115,6 +135,12 @@ impl<'a> ContainerMap<'a> {
             names: [self.names, base.names].concat(),
             also_named: [self.also_named, base.also_named].concat(),
             ignore: [base.ignore, self.ignore].concat(),
+            written: self.written.over(base.written),
+            beside: self.beside.over(base.beside),
+            floats: [base.floats, self.floats].concat(),
+            wide: [base.wide, self.wide].concat(),
+            folded: self.folded.over(base.folded),
+            factors: self.factors.or(base.factors),
             ..self
         }
     }
@@ -124,6 +150,16 @@ impl<'a> ContainerMap<'a> {
         let mut maps = sources.iter().map(read_ron::<ContainerMap<'_>>);
         let first = maps.next().unwrap_or_else(|| Err(SourceError::new("", "", 0..0, "no map")))?;
         maps.try_fold(first, |map, base| Ok(map.over(base?)))
+    }
+
+    /// A family of which only the tensors are called as these files do, and hold what they do.
+    #[must_use]
+    pub fn naming(self, family: Family<'a>) -> Family<'a> {
+        let ContainerMap { folded, params, .. } = self;
+        let folds = |name: &str| folded.get(name).is_some();
+        let params = Entries(params.0.into_iter().filter(|(name, _)| folds(name)).collect());
+        let (layer_params, blocks) = (Entries::default(), Entries::default());
+        ContainerMap { params, layer_params, blocks, folded, ..self }.onto(family)
     }
 
     /// A family as it serves these files: what is said here goes before what it says, and what it says of names in its
@@ -167,6 +203,22 @@ impl Mapped {
         let missing = || fault(GgufError::MissingKey { key: ARCHITECTURE.to_owned() });
         let architecture = architecture.ok_or_else(missing)?;
         let sources = sources(file, architecture, library)?;
+        let lists = {
+            let spec = |error| MapError::Spec { file: file.to_owned(), error: Box::new(error) };
+            let map = ContainerMap::read(&sources).map_err(spec)?;
+            Metadata::new((gguf, bytes), architecture, &map.lists)
+        };
+        let mut mapped = Mapped::of(file, sources, lists)?;
+        mapped.config.add_ends(ends(file, gguf, bytes, library));
+        Ok(mapped)
+    }
+
+    /// What `sources` make of metadata.
+    pub(super) fn of(
+        file: &str,
+        sources: Vec<Source>,
+        metadata: Metadata,
+    ) -> Result<Mapped, MapError> {
         let spec =
             |error: SourceError| MapError::Spec { file: file.to_owned(), error: Box::new(error) };
         let map = ContainerMap::read(&sources).map_err(spec)?;
@@ -174,7 +226,6 @@ impl Mapped {
             let holds = |s: &&Source| s.text.as_bytes().as_ptr_range().contains(&slice.as_ptr());
             sources.iter().find(holds)
         };
-        let metadata = Metadata::new((gguf, bytes), architecture, &map.lists);
         let mut scope = Scope { place: &place, metadata, known: BTreeMap::new() };
         let config = scope.document(&map.config).map_err(spec)?;
         let changes = map
@@ -183,11 +234,7 @@ impl Mapped {
             .map(|(pattern, change)| Ok((pattern.to_owned(), scope.change(pattern, change)?)));
         let changes = changes.collect::<Result<_, SourceError>>().map_err(spec)?;
         let ignore = behind(&map.ignore, &config);
-        let mut generation = scope.document(&map.generation).map_err(spec)?;
-        let stops = generation.entry("eos_token_id").or_insert_with(|| Json::Array(Vec::new()));
-        if let Json::Array(stops) = stops {
-            stops.extend(ends(file, gguf, bytes, library).into_iter().map(Json::from));
-        }
+        let generation = scope.document(&map.generation).map_err(spec)?;
         Ok(Mapped { config: Config::of(file, config, Some(generation)), changes, sources, ignore })
     }
 }
@@ -204,7 +251,11 @@ fn behind(patterns: &[&str], config: &Map<String, Json>) -> Vec<String> {
 }
 
 /// The map of an architecture, and those that it is based on.
-fn sources(file: &str, architecture: &str, library: &Library) -> Result<Vec<Source>, MapError> {
+pub(super) fn sources(
+    file: &str,
+    architecture: &str,
+    library: &Library,
+) -> Result<Vec<Source>, MapError> {
     let spec = |error| MapError::Spec { file: file.to_owned(), error: Box::new(error) };
     let (mut found, mut known) = (Vec::<Source>::new(), Vec::new());
     for source in library.folder("gguf")? {
@@ -233,7 +284,7 @@ fn sources(file: &str, architecture: &str, library: &Library) -> Result<Vec<Sour
 }
 
 /// Metadata as expressions see it.
-struct Metadata {
+pub(super) struct Metadata {
     /// By the first part of its key; what is the architecture's own goes without its name.
     values: BTreeMap<String, Value>,
 }
@@ -262,6 +313,20 @@ impl Metadata {
                 root.0.insert(name.to_owned(), Tree::leaf(Value::List(list)));
             }
         }
+        root.into()
+    }
+}
+
+impl Metadata {
+    /// The same with the value of a name.
+    pub(super) fn with(mut self, name: &str, value: Value) -> Metadata {
+        self.values.insert(name.to_owned(), value);
+        self
+    }
+}
+
+impl From<Tree> for Metadata {
+    fn from(root: Tree) -> Metadata {
         Metadata { values: root.0.into_iter().map(|(k, v)| (k, v.value())).collect() }
     }
 }
@@ -277,14 +342,14 @@ fn numbers(gguf: &Gguf, bytes: &[u8], name: &str) -> Option<Vec<Value>> {
 
 /// Keys with dots, taken apart.
 #[derive(Default)]
-struct Tree(BTreeMap<String, Tree>, Option<Value>);
+pub(super) struct Tree(BTreeMap<String, Tree>, Option<Value>);
 
 impl Tree {
     fn leaf(value: Value) -> Tree {
         Tree(BTreeMap::new(), Some(value))
     }
 
-    fn insert(&mut self, key: &str, value: Value) {
+    pub(super) fn insert(&mut self, key: &str, value: Value) {
         // No known key has so many parts; a tree that is deeper would be costly to drop.
         let mut parts = key.splitn(8, '.').peekable();
         let mut node = self;
@@ -298,7 +363,7 @@ impl Tree {
     }
 
     /// A value that is also the beginning of other keys is hidden by them.
-    fn value(self) -> Value {
+    pub(super) fn value(self) -> Value {
         match self {
             Tree(parts, Some(value)) if parts.is_empty() => value,
             Tree(parts, _) => Value::Map(parts.into_iter().map(|(k, v)| (k, v.value())).collect()),

@@ -7,18 +7,24 @@
 //! A tensor's type is a number. Those of plain elements are known here; of any other, the encoding that has the number
 //! says how many bytes its blocks take (`kernels/encodings/*.ron`), so that here is known only how much room there is.
 
+mod alike;
 mod change;
 mod error;
+mod inverse;
 mod map;
 mod scan;
+mod solve;
 #[cfg(test)]
 mod tests;
+mod write;
 
 pub use change::{Change, RowOrder};
 pub use error::GgufError;
+pub use inverse::{AsGguf, InverseError, TensorSource, as_gguf};
 pub use map::{ChangeDecl, ContainerMap, MapError, Mapped};
 use scan::{Cursor, Kind};
 pub use scan::{List, Value};
+pub use write::{Datum, GgufWriteError, Metadata, TensorLine, write_gguf};
 
 use crate::safetensors::{StoredType, shown};
 
@@ -56,6 +62,11 @@ impl Stored {
         (28, StoredType::F64),
         (30, StoredType::Bf16),
     ];
+
+    /// The number of a type of plain elements, where files have it.
+    pub fn number(ty: StoredType) -> Option<u32> {
+        Stored::PLAIN.iter().find(|(_, plain)| *plain == ty).map(|(number, _)| *number)
+    }
 
     fn of(number: u32) -> Stored {
         let plain = Stored::PLAIN.iter().find(|(n, _)| *n == number);
@@ -191,6 +202,18 @@ impl Gguf {
     /// All keys with their values, in the order of their names.
     pub fn entries<'a>(&'a self, file: &'a [u8]) -> impl Iterator<Item = (&'a str, Value<'a>)> {
         self.keys.iter().filter_map(move |k| Some((k.name.text(file), k.read(file)?)))
+    }
+
+    /// All keys with their values as they lie in the file.
+    pub fn copied(&self, file: &[u8]) -> Metadata {
+        let value = |key: &Key| {
+            let mut cursor = Cursor { file, at: key.value };
+            cursor.value(key.kind, "", 0).ok()?;
+            let value = file.get(key.value..cursor.at)?;
+            Some(Datum::Copied([&key.kind.number().to_le_bytes()[..], value].concat()))
+        };
+        let keys = self.keys.iter();
+        keys.filter_map(|k| Some((k.name.text(file).to_owned(), value(k)?))).collect()
     }
 
     /// The text of a key, where it is there.

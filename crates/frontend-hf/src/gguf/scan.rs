@@ -45,6 +45,11 @@ impl Kind {
         Kind::ALL.get(number as usize).copied()
     }
 
+    /// Its number in files.
+    pub(super) fn number(self) -> u32 {
+        self as u32
+    }
+
     /// Bytes of a value; the fewest there can be, for texts and lists.
     fn size(self) -> u64 {
         match self {

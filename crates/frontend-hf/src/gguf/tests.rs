@@ -328,3 +328,127 @@ proptest! {
         }
     }
 }
+
+/// A file of a value of each type and two tensors.
+fn written(
+    path: &std::path::Path,
+    data: impl FnMut(usize) -> Result<Vec<u8>, String>,
+) -> Result<(), GgufWriteError> {
+    let text = |s: &str| Datum::Text(s.to_owned());
+    let metadata = [
+        ("general.architecture", text("llama")),
+        ("a.whole", Datum::U32(7)),
+        ("a.signed", Datum::I32(-7)),
+        ("a.real", Datum::F32(1e-5)),
+        ("a.flag", Datum::Bool(true)),
+        ("a.wholes", Datum::U32s(vec![1, 2])),
+        ("a.signs", Datum::I32s(vec![-1, 2])),
+        ("a.reals", Datum::F32s(vec![0.5])),
+        ("a.flags", Datum::Bools(vec![true, false])),
+        ("a.texts", Datum::Texts(vec![String::new(), "▁x".to_owned()])),
+    ];
+    let metadata: Vec<_> = metadata.map(|(key, value)| (key.to_owned(), value)).into();
+    let line = |name: &str, shape: &[u64], kind, bytes| TensorLine {
+        name: name.to_owned(),
+        shape: shape.to_vec(),
+        kind,
+        bytes,
+    };
+    let tensors = [line("w", &[3], 0, 12), line("q", &[2, 32], 8, 68)];
+    write_gguf(path, &metadata, &tensors, data, |_| Ok(()))
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let data = |i: usize| Ok([vec![1; 12], vec![2; 68]][i].clone());
+    written(&path, data).unwrap();
+    let file = fs::read(&path).unwrap();
+    let gguf = Gguf::parse(&file).unwrap();
+    assert_eq!(gguf.version(), 3);
+    assert_eq!(gguf.get(&file, "a.whole"), Some(Value::Whole(7)));
+    assert_eq!(gguf.get(&file, "a.signed"), Some(Value::Whole(-7)));
+    assert_eq!(gguf.get(&file, "a.real"), Some(Value::Real(1e-5)));
+    assert_eq!(gguf.get(&file, "a.flag"), Some(Value::Bool(true)));
+    let list =
+        |key: &str| -> Vec<Value<'_>> { gguf.list(&file, key).unwrap().unwrap().iter().collect() };
+    assert_eq!(list("a.wholes"), [Value::Whole(1), Value::Whole(2)]);
+    assert_eq!(list("a.signs"), [Value::Whole(-1), Value::Whole(2)]);
+    assert_eq!(list("a.reals"), [Value::Real(0.5)]);
+    assert_eq!(list("a.flags"), [Value::Bool(true), Value::Bool(false)]);
+    assert_eq!(list("a.texts"), [Value::Text(""), Value::Text("▁x")]);
+    let (w, q) = (gguf.find(&file, "w").unwrap(), gguf.find(&file, "q").unwrap());
+    assert_eq!((w.shape(), w.stored()), (&[3][..], Stored::Plain(StoredType::F32)));
+    assert_eq!((q.shape(), q.stored()), (&[2, 32][..], Stored::Blocks(8)));
+    assert_eq!(file[w.offset() as usize..][..12], [1; 12]);
+    assert_eq!(file[q.offset() as usize..][..68], [2; 68]);
+    // Metadata that is copied is the same.
+    let copy = dir.path().join("copy.gguf");
+    write_gguf(&copy, &gguf.copied(&file), &[], |_| Ok(Vec::new()), |_| Ok(())).unwrap();
+    let bytes = fs::read(&copy).unwrap();
+    let copied = Gguf::parse(&bytes).unwrap();
+    assert!(
+        copied
+            .entries(&bytes)
+            .eq(gguf.entries(&file).map(|(k, _)| (k, copied.get(&bytes, k).unwrap())))
+    );
+    assert_eq!(copied.copied(&bytes), gguf.copied(&file));
+}
+
+#[test]
+fn a_write_that_fails_leaves_what_was_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    fs::write(&path, "before").unwrap();
+    let error = written(&path, |i| if i == 0 { Ok(vec![1; 12]) } else { Err("no".to_owned()) });
+    assert!(error.unwrap_err().to_string().contains("tensor `q`: no"));
+    let error = written(&path, |_| Ok(vec![1; 12])).unwrap_err().to_string();
+    assert!(error.contains("tensor `q`: expected 68 bytes, found 12"), "{error}");
+    let key = ("k".to_owned(), Datum::Bool(true));
+    let twice = write_gguf(&path, &[key.clone(), key.clone()], &[], |_| Ok(Vec::new()), |_| Ok(()));
+    assert!(twice.unwrap_err().to_string().contains("`k` is given twice"));
+    let wrong = write_gguf(&path, &[key], &[], |_| Ok(Vec::new()), |_| Err("wrong".to_owned()));
+    assert!(wrong.unwrap_err().to_string().contains("cannot be read as it is meant: wrong"));
+    assert_eq!(fs::read(&path).unwrap(), b"before");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn an_order_of_rows_is_undone() {
+    let order = RowOrder { dims: vec![None, Some(4), Some(2)], axes: vec![0, 2, 1] };
+    let rows: Vec<u8> = (0..24).collect();
+    let u8s = infernum_ir::encoding::Element::U8;
+    let there = Change::Rows(order.clone()).apply(&rows, 24, u8s).unwrap();
+    assert_ne!(*there, rows);
+    assert_eq!(*Change::Rows(order.inverse()).apply(&there, 24, u8s).unwrap(), rows);
+}
+
+#[test]
+fn metadata_is_found_for_what_expressions_are_to_be() {
+    use infernum_ir::expr::{Expr, Value};
+    let solve = |text: &str, value: Value| {
+        let mut solver = solve::Solver {
+            found: [("heads".to_owned(), Value::Num(4.0))].into(),
+            config: [("head_dim".to_owned(), Value::Num(64.0))].into(),
+            tensors: Value::Null,
+        };
+        let done = solver.solve(&text.parse::<Expr>().unwrap(), &value);
+        solver.found.remove("heads");
+        done.then(|| solver.found.into_iter().collect::<Vec<_>>())
+    };
+    let one = |path: &str, value: Value| Some(vec![(path.to_owned(), value)]);
+    let (four, text) = (Value::Num(4.0), Value::Str("yarn".to_owned()));
+    assert_eq!(solve("a.b", four.clone()), one("a.b", four.clone()));
+    assert_eq!(solve("a - (b ?? 1)", Value::Num(3.0)), one("a", four.clone()));
+    // What is said is said by its own key; what is known is not said again.
+    assert_eq!(solve("a ?? heads", four.clone()), one("a", four.clone()));
+    assert_eq!(solve("heads", four.clone()), Some(Vec::new()));
+    assert_eq!(solve("n / config.head_dim", Value::Num(0.25)), one("n", Value::Num(16.0)));
+    assert_eq!(solve("w == 0 ? null : w", four.clone()), one("w", four.clone()));
+    assert_eq!(solve("t == 1 ? 'yarn' : 'none'", text.clone()), one("t", Value::Num(1.0)));
+    // A value that is another already, or that no metadata says, is no way.
+    assert_eq!(solve("heads", Value::Num(5.0)), None);
+    assert_eq!(solve("tensors.x[0]", four), None);
+    assert_eq!(solve("'none'", text), None);
+}

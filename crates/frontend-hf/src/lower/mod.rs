@@ -8,7 +8,7 @@ mod weights;
 
 use std::collections::{BTreeMap, HashMap};
 
-use infernum_ir::expr::Value;
+use infernum_ir::expr::{Expr, Value};
 use infernum_ir::{
     CallSite, DType, Dim, Encoding, Finding, Graph, Indices, Module, Param, SourceError,
     SourceWarning, StepInput, Sym, Task, TensorType, Type, ValueId, WeightRef, nearest, row_picks,
@@ -59,6 +59,8 @@ pub struct Request<'a> {
     /// Of a checkpoint in another container than the specs are written for: how that is read, before what this is
     /// based on.
     pub container: &'a [Source],
+    /// Whether of that only the names of tensors count.
+    pub names_only: bool,
 }
 
 /// A lowered model.
@@ -118,7 +120,8 @@ fn lower_once(
         family = family.over(parse_family(base)?);
     }
     if !request.container.is_empty() {
-        family = ContainerMap::read(request.container)?.onto(family);
+        let map = ContainerMap::read(request.container)?;
+        family = if request.names_only { map.naming(family) } else { map.onto(family) };
     }
     let families = std::iter::once(source).chain(&bases).chain(request.container).collect();
     let places = Context::new(request, families);
@@ -220,6 +223,28 @@ fn defaults<'a>(
         defaults.push((key, literals.eval(*default)?));
     }
     Ok(defaults)
+}
+
+/// What a family takes keys to be that a config lacks.
+pub(crate) fn family_defaults(
+    source: &Source,
+    library: &Library,
+) -> Result<Vec<(String, Value)>, LowerError> {
+    let mut family = parse_family(source)?;
+    let bases = bases(source, library)?;
+    for base in &bases {
+        family = family.over(parse_family(base)?);
+    }
+    let literal = |arg: &Arg<'_>| match arg {
+        Arg::Num(n) => Value::Num(*n),
+        Arg::Bool(b) => Value::Bool(*b),
+        Arg::Null => Value::Null,
+        Arg::Text(text) => {
+            let value = text.parse().ok().and_then(|e: Expr| e.eval(&|_| None).ok());
+            value.unwrap_or(Value::Null)
+        }
+    };
+    Ok(family.defaults.iter().map(|(key, arg)| (key.to_owned(), literal(arg))).collect())
 }
 
 /// Evaluates the family's parameters and checks.

@@ -1,11 +1,12 @@
 //! A minimal writer: tensors of floats, or of bytes as they are, written whole or not at all.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use half::bf16;
 
 use super::StoredType;
+use crate::save::save;
 
 /// A tensor could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +78,8 @@ pub fn write_safetensors(path: &Path, tensors: &[TensorOut<'_>]) -> Result<(), W
     let mut order: Vec<&TensorOut<'_>> = tensors.iter().collect();
     order.sort_by_key(|t| (std::cmp::Reverse(t.data.dtype().bits()), t.name));
     check(path, &order)?;
-    save(path, &order).map_err(|error| WriteError::Io { path: path.into(), error })
+    save(path, |out| write_to(out, &order), |_| Ok(()))
+        .map_err(|error| WriteError::Io { path: path.into(), error })
 }
 
 fn check(path: &Path, tensors: &[&TensorOut<'_>]) -> Result<(), WriteError> {
@@ -101,31 +103,12 @@ fn check(path: &Path, tensors: &[&TensorOut<'_>]) -> Result<(), WriteError> {
     }
 }
 
-fn save(path: &Path, tensors: &[&TensorOut<'_>]) -> io::Result<()> {
-    // Only a file may be replaced by another; a device or a pipe, such as /dev/null, is written to.
-    if std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
-        return write_to(std::fs::OpenOptions::new().write(true).open(path)?, tensors).map(drop);
-    }
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".infernum-").suffix(".partial");
-    // What `File::create` would give (the umask applies), instead of an owner-only temporary.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    write_to(builder.tempfile_in(folder)?, tensors)?.persist(path)?;
-    Ok(())
-}
-
-/// Writes the whole file to `out` and gives it back.
-fn write_to<W: Write>(out: W, tensors: &[&TensorOut<'_>]) -> io::Result<W> {
-    let mut out = BufWriter::with_capacity(1 << 16, out);
+/// Writes the whole file to `out`.
+fn write_to(out: &mut impl Write, tensors: &[&TensorOut<'_>]) -> io::Result<()> {
     let header = header(tensors);
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(header.as_bytes())?;
-    for tensor in tensors {
-        tensor.data.write(&mut out)?;
-    }
-    out.into_inner().map_err(io::IntoInnerError::into_error)
+    tensors.iter().try_for_each(|tensor| tensor.data.write(out))
 }
 
 /// The JSON header, padded with spaces so that the data starts at a multiple of 8.

@@ -1,5 +1,7 @@
 //! Tokenizers of GGUF files: metadata as the `tokenizer.json` that would say the same.
 
+mod write;
+
 use std::collections::HashMap;
 
 use serde::Deserialize;
@@ -10,12 +12,26 @@ use crate::gguf::{Gguf, GgufError, List, Value};
 use crate::safetensors::shown;
 use crate::source::ModelFiles;
 use crate::spec::{Entries, Library, read_ron};
+pub use write::metadata;
 
 /// Where the table of patterns is, in `models/`.
 pub(crate) const TABLE: &str = "gguf/tokenizers.ron";
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const KINDS: &str = "tokenizer.ggml.token_type";
+/// What stands for a space where pieces have scores.
+const SPACE: &str = "▁";
+/// Tokens by their roles, as files call these, and as `tokenizer_config.json` does.
+const ROLES: [(&str, &str); 8] = [
+    ("bos", "bos_token"),
+    ("eos", "eos_token"),
+    ("unknown", "unk_token"),
+    ("padding", "pad_token"),
+    ("seperator", "sep_token"),
+    ("mask", "mask_token"),
+    ("eot", "eot_token"),
+    ("eom", "eom_token"),
+];
 /// Longer pieces are not taken apart into what they may be merged of: that work grows with the square of their length.
 const MAX_PIECE: usize = 256;
 
@@ -73,6 +89,17 @@ impl Kind {
             5 => Kind::Unused,
             6 => Kind::Byte,
             _ => Kind::Normal,
+        }
+    }
+
+    fn number(self) -> i32 {
+        match self {
+            Kind::Normal => 1,
+            Kind::Unknown => 2,
+            Kind::Control => 3,
+            Kind::UserDefined => 4,
+            Kind::Unused => 5,
+            Kind::Byte => 6,
         }
     }
 }
@@ -142,19 +169,9 @@ impl<'a> Vocabulary<'a> {
 
     /// All roles that the file names, as `tokenizer_config.json` calls them.
     fn special(&self) -> SpecialTokens {
-        const NAMES: [(&str, &str); 8] = [
-            ("bos", "bos_token"),
-            ("eos", "eos_token"),
-            ("unknown", "unk_token"),
-            ("padding", "pad_token"),
-            ("seperator", "sep_token"),
-            ("mask", "mask_token"),
-            ("eot", "eot_token"),
-            ("eom", "eom_token"),
-        ];
         let named =
             |(key, name): (&str, &str)| Some((name.to_owned(), self.role(key)?.1.to_owned()));
-        NAMES.into_iter().filter_map(named).collect()
+        ROLES.into_iter().filter_map(named).collect()
     }
 
     /// The tokens that are found in texts before anything else.
@@ -334,17 +351,17 @@ impl<'a> Vocabulary<'a> {
 
 /// `▁` for spaces, and with `prefix` one before each text.
 fn spaced(prefix: bool) -> Json {
-    let replace = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
+    let replace = json!({ "type": "Replace", "pattern": { "String": " " }, "content": SPACE });
     if !prefix {
         return replace;
     }
-    json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": "▁" }, replace] })
+    json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": SPACE }, replace] })
 }
 
 /// The other way round.
 fn unspaced(prefix: bool) -> Json {
     let mut parts = vec![
-        json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " }),
+        json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " }),
         json!({ "type": "ByteFallback" }),
         json!({ "type": "Fuse" }),
     ];

@@ -5,6 +5,8 @@
 //! set directly, as both are proportional to them (or, where they divide, inversely). Of each group the scale is searched
 //! whose codes come nearest to the values, by the sum of squared differences.
 
+mod blocks;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -13,6 +15,7 @@ use half::{bf16, f16};
 
 use super::term::Memory;
 use super::{Element, Encoding, Layout, Number, Place, Term};
+use blocks::Blocks;
 
 /// Bits that one number may depend on: all of their values are tried.
 const MOST_BITS: usize = 12;
@@ -94,20 +97,42 @@ struct Encoder<'a> {
     taken: Vec<Vec<u8>>,
     /// By elements and place within a period: choices of a code that are the same at many values.
     known: HashMap<(u64, u64), Choices>,
+    /// A weight for each column, or none.
+    importance: &'a [f32],
 }
 
 impl Encoding {
     /// The stored tensors whose values come near to `values`, [rows, columns]. An error where the encoding's numbers
     /// cannot be chosen one by one: codes that share bits, or columns that are in groups by an index.
     pub fn encode(&self, rows: u64, columns: u64, values: &[f32]) -> Result<Vec<Vec<u8>>, String> {
+        self.encode_for(rows, columns, values, &[])
+    }
+
+    /// The same by the squares of differences times the importance of their columns, which is as many numbers of at least 0,
+    /// or none where all are alike.
+    pub fn encode_for(
+        &self,
+        rows: u64,
+        columns: u64,
+        values: &[f32],
+        importance: &[f32],
+    ) -> Result<Vec<Vec<u8>>, String> {
         let layout = self.layout(rows, columns)?;
+        let weighs = importance.iter().all(|w| w.is_finite() && *w >= 0.0);
+        if !weighs || !(importance.is_empty() || importance.len() as u64 == columns) {
+            return Err(format!("{self}: expected the importance of {columns} columns"));
+        }
         let sizes: Vec<u64> = self.tensors("", rows, columns)?.iter().map(|t| t.bytes).collect();
         if values.len() as u64 != rows * columns || values.iter().any(|v| !v.is_finite()) {
             return Err(format!("{self}: expected {rows} x {columns} finite values"));
         }
+        if let Some(blocks) = Blocks::of(self)? {
+            return Ok(vec![blocks.encode(columns as usize, values, importance)?]);
+        }
         let zeros: Vec<Vec<u8>> = sizes.iter().map(|n| vec![0; *n as usize]).collect();
         let (taken, known) = (zeros.clone(), HashMap::new());
-        let mut encoder = Encoder { encoding: self, layout, tensors: zeros, taken, known };
+        let mut encoder =
+            Encoder { encoding: self, layout, tensors: zeros, taken, known, importance };
         if self.def().group.k == Some(1) && columns > 1 {
             return Err(encoder.refused("columns are in groups by an index"));
         }
@@ -124,6 +149,8 @@ struct Group {
     n: u64,
     k: u64,
     values: Vec<(u64, u64, f64)>,
+    /// Of each value; none where all are alike.
+    weights: Vec<f64>,
     scale: Factor,
     minimum: Option<Factor>,
     zero: Choices,
@@ -156,7 +183,10 @@ impl Encoder<'_> {
         let minimum = minimum.transpose()?;
         let zero = self.choices(n, k, Which::Zero)?;
         let codes = self.code(n, k)?.range();
-        let mut group = Group { n, k, values, scale, minimum, zero, codes, wanted: (0.0, 0.0) };
+        let weight = |v: &(u64, u64, f64)| self.importance.get(v.1 as usize).map(|w| f64::from(*w));
+        let weights = values.iter().filter_map(weight).collect();
+        let wanted = (0.0, 0.0);
+        let mut group = Group { n, k, values, weights, scale, minimum, zero, codes, wanted };
         group.wanted = group.suited();
         Ok(group)
     }
@@ -460,7 +490,9 @@ impl Group {
             let wish = if scale == 0.0 { zero } else { (value + least) / scale + zero };
             (codes.nearest(wish).0 - zero) * scale - least - value
         };
-        self.values.iter().map(|v| difference(v.2).powi(2)).sum()
+        let weight = |i| self.weights.get(i).copied().unwrap_or(1.0);
+        let values = self.values.iter().enumerate();
+        values.map(|(i, v)| weight(i) * difference(v.2).powi(2)).sum()
     }
 }
 

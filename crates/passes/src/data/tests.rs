@@ -214,3 +214,63 @@ fn mistakes_in_encodings_have_a_place() {
     let found = Kernels::default().add_encodings(&twice).expect_err("two of a name").to_string();
     assert!(found.contains("b.ron:2:12") && found.contains("`q8_0` is defined twice"), "{found}");
 }
+
+/// Values of a normal distribution, some of them far out, as weights have them.
+fn weights(count: usize) -> Vec<f32> {
+    let uniform = infernum_ir::random::uniform("weights", 1, 12 * count);
+    let sums = uniform.chunks_exact(12).map(|c| c.iter().sum::<f64>());
+    sums.enumerate().map(|(i, x)| (x * if i % 97 == 0 { 0.2 } else { 0.05 }) as f32).collect()
+}
+
+/// What is lost of values in a format, relative to their squares, with a weight for each column.
+fn loss(encoding: &infernum_ir::Encoding, values: &[f32], importance: &[f32], by: &[f32]) -> f64 {
+    let (rows, columns) = (values.len() as u64 / 512, 512);
+    let bytes = encoding.encode_for(rows, columns, values, importance).unwrap();
+    let decoder = encoding.decoder(rows, columns, bytes.iter().map(|b| &b[..]).collect()).unwrap();
+    let mut row = vec![0.0f32; columns as usize];
+    let (mut error, mut whole) = (0.0, 0.0);
+    for (n, values) in values.chunks_exact(columns as usize).enumerate() {
+        decoder.row(n as u64, 0, &mut row);
+        for ((a, b), w) in row.iter().zip(values).zip(by) {
+            error += f64::from(*w) * f64::from(a - b).powi(2);
+            whole += f64::from(*w) * f64::from(*b).powi(2);
+        }
+    }
+    error / whole
+}
+
+#[test]
+fn blocks_come_near_to_values() {
+    let kernels = Kernels::load(None, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let (values, alike) = (weights(4 * 512), [1.0; 512]);
+    // Every third column counts, and the others hardly do.
+    let importance: Vec<f32> = (0..512).map(|k| if k % 3 == 0 { 1.0 } else { 0.01 }).collect();
+    for (name, most) in [
+        ("q8_0", 1e-4),
+        ("q6_k", 1e-3),
+        ("q5_k", 3e-3),
+        ("q5_1", 4e-3),
+        ("q5_0", 4e-3),
+        ("q4_k", 1.2e-2),
+        ("q4_1", 1.5e-2),
+        ("q4_0", 1.5e-2),
+        ("iq4_nl", 1.2e-2),
+        ("q3_k", 5e-2),
+        ("q2_k", 1.8e-1),
+    ] {
+        let encoding = kernels.ops.encoding(name).expect(name);
+        let plain = loss(encoding, &values, &[], &alike);
+        assert!(plain > 0.0 && plain < most, "{name}: {plain:e}");
+        let weighed = loss(encoding, &values, &importance, &importance);
+        let careless = loss(encoding, &values, &[], &importance);
+        assert!(weighed < careless, "{name}: {weighed:e}, and without importance {careless:e}");
+        let zeros = encoding.encode(1, 512, &[0.0; 512]).unwrap();
+        let decoder = encoding.decoder(1, 512, zeros.iter().map(|b| &b[..]).collect()).unwrap();
+        let mut row = [1.0; 512];
+        decoder.row(0, 0, &mut row);
+        assert!(row.iter().all(|x| *x == 0.0), "{name}: zeros are not zeros");
+        let error = encoding.encode(1, 512, &[1e30; 512]).unwrap_err();
+        assert!(error.contains("too large"), "{name}: {error}");
+        assert!(encoding.encode_for(1, 512, &values[..512], &[1.0; 3]).is_err(), "{name}");
+    }
+}

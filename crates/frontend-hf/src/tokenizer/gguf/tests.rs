@@ -264,3 +264,40 @@ fn chat_templates_have_names() {
     };
     assert_eq!((render(None), render(Some("sum"))), ("<s>hello".to_owned(), "sum".to_owned()));
 }
+
+/// Every tokenizer.json is written and read as the tokenizer that it is, or what cannot be written is named.
+#[test]
+fn tokenizers_are_written_as_they_are_read() {
+    let mut refused = Vec::new();
+    let mut names: Vec<_> =
+        std::fs::read_dir(folder()).unwrap().map(|e| e.unwrap().path()).collect();
+    names.retain(|path| path.extension().is_some_and(|e| e == "json"));
+    names.sort();
+    for json in names {
+        let name = json.file_stem().unwrap().to_str().unwrap().to_owned();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::copy(&json, dir.path().join("tokenizer.json")).unwrap();
+        let files = ModelFiles::folder(dir.path()).unwrap();
+        let own = Tokenizer::open(&files).unwrap();
+        let rows = own.vocab_size() as u64 + 3;
+        let metadata = match super::metadata(&files, &Library::default(), rows, &[]) {
+            Ok(metadata) => metadata,
+            Err(error) => {
+                refused.push(format!("{name}: {error}"));
+                continue;
+            }
+        };
+        let file = dir.path().join("m.gguf");
+        crate::gguf::write_gguf(&file, &metadata, &[], |_| Ok(Vec::new()), |_| Ok(())).unwrap();
+        let written = Tokenizer::open(&ModelFiles::open(&file).unwrap()).unwrap();
+        assert_eq!(written.vocab_size() as u64, rows, "{name}");
+        for line in lines().iter().take(500) {
+            for special in [false, true] {
+                let tokens = |t: &Tokenizer| t.encode(line, special).unwrap();
+                assert_eq!(tokens(&written), tokens(&own), "{name}: {line:?}");
+            }
+        }
+    }
+    eprintln!("{}", refused.join("\n"));
+    assert!(refused.len() < 6, "{}", refused.join("\n"));
+}
