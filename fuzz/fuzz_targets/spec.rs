@@ -62,6 +62,7 @@ fn lowered(source: &Source, config: &Config) -> Option<Module> {
         rows: Sym::B,
         task: Task::Generate,
         container: &[],
+        names_only: false,
     };
     match lower(source, &Library::default(), &request) {
         Ok(lowered) => Some(lowered.module),

@@ -39,6 +39,7 @@ fn lowered(
         rows: Sym::B,
         task: Task::Generate,
         container: &[],
+        names_only: false,
     };
     lower(source, library, &request)
 }

@@ -25,6 +25,7 @@ fn warnings(spec: &str, dtype: DType) -> Vec<String> {
         rows: Sym::B,
         task: Task::Generate,
         container: &[],
+        names_only: false,
     };
     let lowered = lower(&Source::new("tiny.ron", spec), &Library::default(), &request);
     let found = lowered.unwrap_or_else(|e| panic!("{e}")).warnings;
