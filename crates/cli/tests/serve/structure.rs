@@ -107,7 +107,7 @@ fn a_grammar_that_cannot_be_is_refused_with_its_reason() {
         ask(json!({"guided_json": "{"})).error(400, Some("guided_json"), None);
         ask(json!({"guided_regex": "("})).error(400, Some("guided_regex"), code);
         ask(json!({"guided_choice": []})).error(400, Some("guided_choice"), code);
-        ask(json!({"guided_grammar": "root ::= \"x\""})).error(400, Some("guided_grammar"), code);
+        ask(json!({"guided_grammar": "root ::= x"})).error(400, Some("guided_grammar"), code);
         ask(json!({"structured_outputs": {"regex": "["}})).error(
             400,
             Some("structured_outputs"),
