@@ -114,7 +114,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         const int begin = W_STEPS * rank / RANKS;
         return Turn{(int)blockIdx.x / RANKS, begin, W_STEPS * (rank + 1) / RANKS - begin};
     }
-    __device__ __forceinline__ Turn next(const Turn& turn) const {
+    __device__ __forceinline__ Turn after(const Turn& turn) const {
         if constexpr (STREAMS) return turn_at((turn.item + 1) * W_STEPS);
         return Turn{turn.item + (int)gridDim.x / RANKS, turn.w_begin, turn.w_steps};
     }
@@ -125,7 +125,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
         int slot = 0;
         u32 round = 0;
-        for (Turn turn = first(); turn.item < work; turn = next(turn)) {
+        for (Turn turn = first(); turn.item < work; turn = after(turn)) {
             const Place at = place(turn.item);
             const int begin = turn.begin(), steps = turn.steps();
             int rows[BOXES];
@@ -156,7 +156,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
         int slot = 0;
         u32 round = 0;
-        for (Turn turn = first(); turn.item < work; turn = next(turn)) {
+        for (Turn turn = first(); turn.item < work; turn = after(turn)) {
             const Place at = place(turn.item);
             const int output = at.output + lane / 8 * OUTPUTS + lane % 8 * 8 % OUTPUTS, part = lane % 8 * 8 / OUTPUTS;
             const u8* from = op.codes(Op::row(min(output, ALL - 8), part) / 8, part, at.expert) + (i64)turn.w_begin * P::BYTES;
@@ -176,7 +176,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         int slot = 0;
         u32 round = 0;
         pdl_wait();
-        for (Turn turn = first(); turn.item < work; turn = next(turn)) {
+        for (Turn turn = first(); turn.item < work; turn = after(turn)) {
             const int t0 = place(turn.item).token, begin = turn.begin(), steps = turn.steps();
 #pragma unroll 1
             for (int step = 0; step < steps; step += TOGETHER) {
@@ -206,12 +206,12 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         };
         Turn turn = first();
         if (turn.item < work) find(turn.item);
-        for (; turn.item < work; turn = next(turn)) {
+        for (; turn.item < work; turn = after(turn)) {
 #pragma unroll
             for (int i = 0; i < EACH; i++) rows[i] = next[i];
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
-                if (step == STEPS / 2) find(next(turn).item);   // while the ring is full
+                if (step == STEPS / 2) find(after(turn).item);   // while the ring is full
                 if (round > 0) barrier_wait(x_empty + slot * 8, (round - 1) & 1);
 #pragma unroll
                 for (int i = 0; i < EACH; i++) {
@@ -230,7 +230,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         int w_slot = 0, x_slot = 0, chunks = 0;
         u32 w_parity = 0, x_parity = 0;
         bool prepared = false;
-        for (Turn turn = first(); turn.item < work; turn = next(turn)) {
+        for (Turn turn = first(); turn.item < work; turn = after(turn)) {
             const int steps = turn.steps();
             float sums[TOKENS / 8][4];
             int w_before = 0, x_before = 0;
@@ -323,7 +323,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         const int group = warp / 4, me = threadIdx.x % 128;
         State s;
         bool prepared = false;
-        for (Turn turn = first(); turn.item < work; turn = next(turn)) {
+        for (Turn turn = first(); turn.item < work; turn = after(turn)) {
             s.steps = turn.steps();
 #pragma unroll
             for (int j = 0; j < TOKENS / 8; j++) s.sums[j][0] = s.sums[j][1] = s.sums[j][2] = s.sums[j][3] = 0;
