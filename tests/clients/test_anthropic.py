@@ -165,7 +165,8 @@ def test_errors_have_their_class_and_shape(claude, ask, model):
             ask(**options)
         shape(error, "invalid_request_error")
     malformed = [{"messages": [{"role": "robot", "content": "x"}]}, {"messages": [{"role": "user", "content": 3}]}, {"tool_choice": {"type": "tool"}},
-                 {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, {"thinking": {"type": "perhaps"}}]
+                 {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, {"thinking": {"type": "perhaps"}},
+                 {"messages": [*ASK, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}]}]
     for options in malformed:
         with pytest.raises(anthropic.BadRequestError) as error:
             ask(**options)

@@ -55,7 +55,7 @@ pub enum ChatError {
     Render { file: String, line: usize, message: String },
 }
 
-/// Where a message's text ends, in what a template makes of it: characters that no text has, and a space.
+/// Where a message's text ends, in what a template makes of it: a word between characters for private use, and a space.
 const MARK: &str = "\u{f8f0}continues\u{f8f1} ";
 
 fn not_continued() -> ChatError {
@@ -301,15 +301,18 @@ fn written(files: &ModelFiles) -> Result<(&'static str, Named), ChatError> {
     }
 }
 
-/// The chat templates of a folder as metadata of a GGUF file; none where it has none that can be read.
-pub fn gguf_metadata(files: &ModelFiles) -> crate::gguf::Metadata {
-    let templates = written(files).map(|(_, all)| all).unwrap_or_default();
+/// The chat templates of a folder as metadata of a GGUF file; nothing where it has none.
+pub fn gguf_metadata(files: &ModelFiles) -> Result<crate::gguf::Metadata, ChatError> {
+    let templates = match written(files) {
+        Err(ChatError::Absent { .. }) => Vec::new(),
+        written => written?.1,
+    };
     let key = |name: &str| match name {
         DEFAULT => TEMPLATE_KEY.to_owned(),
         name => format!("{TEMPLATE_KEY}.{name}"),
     };
     let text = |(name, text): (String, String)| (key(&name), crate::gguf::Datum::Text(text));
-    templates.into_iter().map(text).collect()
+    Ok(templates.into_iter().map(text).collect())
 }
 
 /// An item of a list of templates: its name and its text.

@@ -2,8 +2,8 @@
 //! clients of vLLM send, too: written anew in llguidance's Lark.
 //!
 //! Characters of a class are lexemes by themselves and literals are whole, so that what comes next never turns on how long a
-//! lexeme might have become. Where a literal and a class begin alike, the literal's beginning is taken for it: all texts
-//! are the grammar's, but a few of the grammar's are never written (`abd`, of `([a-z] | "abc")*`).
+//! lexeme might have become. All texts are the grammar's. Where a literal and a class begin alike, llguidance's lexer goes on with
+//! the literal as long as it can, so that a text such as `abd`, of `([a-z] | "abc")*`, may never be written.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -15,11 +15,8 @@ const ROOT: &str = "root";
 
 /// Whether a grammar is in GBNF: whether a rule is defined as there. In Lark `::=` can stand in texts only.
 pub(crate) fn is_gbnf(text: &str) -> bool {
-    let defines = |line: &str| {
-        let name = line.trim_start().trim_start_matches(is_of_name);
-        name.len() < line.trim_start().len() && name.trim_start().starts_with("::=")
-    };
-    text.lines().any(defines)
+    let mut names = text.lines().filter_map(|line| Some(line.split_once("::=")?.0.trim()));
+    names.any(|name| !name.is_empty() && name.chars().all(is_of_name))
 }
 
 /// The same grammar in Lark.
@@ -40,12 +37,11 @@ pub(crate) fn lark(text: &str) -> Result<String, GrammarError> {
     let Some(root) = rules.get(ROOT) else {
         return Err(refusal("expected a rule `root`, which is what a text is"));
     };
-    let mut lark = format!("start: r{root}");
-    let mut i = 0;
     if !begins_rule(0) {
         return Err(wrong(1, "expected a rule: a name and `::=`"));
     }
-    while let Some((token, line)) = tokens.get(i) {
+    let mut lark = format!("start: r{root}");
+    for (i, (token, line)) in tokens.iter().enumerate() {
         let name = |name: &str| {
             let found = rules.get(name);
             found.ok_or_else(|| wrong(*line, &format!("rule `{name}` is defined nowhere")))
@@ -62,7 +58,6 @@ pub(crate) fn lark(text: &str) -> Result<String, GrammarError> {
             Token::Mark(mark) => write!(lark, " {mark}"),
             Token::Repeat(repeat) => write!(lark, "{repeat}"),
         };
-        i += 1;
     }
     Ok(lark + "\n")
 }

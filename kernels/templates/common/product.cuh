@@ -259,7 +259,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             wgmma_wait<0>();
             landed(sums);
             release();
-            if (complete(sums, turn, group, me)) finish(sums, place(turn.item), group, me, chunks);
+            if (collect(sums, turn, group, me)) finish(sums, place(turn.item), group, me, chunks);
         }
     }
 
@@ -342,13 +342,14 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             wgmma_wait<0>();
             landed(s.sums);
             if (me == 32) barrier_arrive(x_empty + s.x_before * 8);
-            if (complete(s.sums, turn, group, me)) finish(s.sums, place(turn.item), group, me, s.chunks);
+            if (collect(s.sums, turn, group, me)) finish(s.sums, place(turn.item), group, me, s.chunks);
         }
     }
 
-    // Whether sums are those of all of K: a block's own, or those of all blocks that had stages of the tile, of which the last
-    // has them added up. A block leaves at most two tiles' sums: of the one that its share begins in, and of the one that it ends in.
-    __device__ __forceinline__ bool complete(float (&sums)[TOKENS / 8][4], const Turn& turn, int group, int me) const {
+    // Makes a block's sums those of all of K, where other blocks had stages of the tile, too: each leaves its own in `scratch`, and
+    // the last one adds up all. False for the others. A block leaves at most two tiles' sums: of the one that its share begins in,
+    // and of the one that it ends in.
+    __device__ __forceinline__ bool collect(float (&sums)[TOKENS / 8][4], const Turn& turn, int group, int me) const {
         if constexpr (!STREAMS) return true;
         if (turn.w_steps == W_STEPS) return true;
         constexpr int EACH = TOKENS / 8 * 128;         // of a warpgroup: four sums of a thread side by side

@@ -93,12 +93,14 @@ pub fn as_gguf(model: &Model) -> Result<AsGguf, InverseError> {
     let (mut known, mut wanted) = (Vec::new(), Vec::new());
     for source in library.folder("gguf")?.iter().filter(|s| !s.file.ends_with(TABLE)) {
         let map: ContainerMap<'_> = read_ron(source).map_err(Box::new)?;
-        let served = map.config.get("architectures").map(|arg| format!("{arg:?}"));
-        let served = served.unwrap_or_default();
-        let names = served.split('\'').filter(|s| s.ends_with("ForCausalLM") || own.contains(s));
-        known.extend(names.map(str::to_owned));
+        let Some(Argument::One(Arg::Text(served))) = map.config.get("architectures") else {
+            continue;
+        };
+        // The texts in quotes of an expression that chooses among names.
+        let quoted = || served.split('\'').skip(1).step_by(2);
+        known.extend(quoted().filter(|text| text.ends_with("ForCausalLM")).map(str::to_owned));
         if let Some(architecture) = map.architectures.first()
-            && own.iter().any(|name| served.contains(&format!("'{name}'")))
+            && own.iter().any(|name| quoted().any(|text| text == *name))
         {
             wanted.push((*architecture).to_owned());
         }
@@ -471,7 +473,7 @@ fn tensors(stored: &Module, named: &Module) -> Result<Vec<TensorSource>, String>
 }
 
 /// Names of the tensors of a graph's weights in a layer, their shapes, and whether axes are swapped before they are used.
-fn weights(graph: &Graph, site: CallSite) -> Vec<(String, Vec<u64>, bool)> {
+pub fn weights(graph: &Graph, site: CallSite) -> Vec<(String, Vec<u64>, bool)> {
     let mut all = Vec::new();
     for (value, param, ty) in graph.params() {
         let (Param::Weight(weight), Type::Tensor(ty)) = (param, ty) else { continue };

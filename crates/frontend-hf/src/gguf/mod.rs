@@ -20,7 +20,7 @@ mod write;
 
 pub use change::{Change, RowOrder};
 pub use error::GgufError;
-pub use inverse::{AsGguf, InverseError, TensorSource, as_gguf};
+pub use inverse::{AsGguf, InverseError, TensorSource, as_gguf, weights};
 pub use map::{ChangeDecl, ContainerMap, MapError, Mapped};
 use scan::{Cursor, Kind};
 pub use scan::{List, Value};

@@ -107,7 +107,7 @@ fn converted<'e>(
     let embedding = tensors.iter().find(|t| t.name.starts_with("token_embd."));
     let rows = embedding.and_then(|t| t.shape.first()).copied().unwrap_or_default();
     metadata.extend(gguf_metadata(&model.files, model.library(), rows, &metadata)?);
-    metadata.extend(chat::gguf_metadata(&model.files));
+    metadata.extend(chat::gguf_metadata(&model.files)?);
     let mut all = Vec::new();
     for (name, numbers) in constants {
         let line = plain_line(name, vec![numbers.len() as u64], Element::F32)?;
@@ -360,17 +360,16 @@ fn encode(
 
 /// Values as elements; an error where one is too large for them.
 fn plain(element: Element, values: &[f32]) -> Result<Vec<u8>, String> {
-    let lost = |x: &&f32, y: f32| x.is_finite() && !y.is_finite();
-    match element {
-        Element::F32 => Ok(values.iter().flat_map(|x| x.to_le_bytes()).collect()),
-        Element::F16 => {
-            if let Some(x) = values.iter().find(|x| lost(x, f16::from_f32(**x).to_f32())) {
-                return Err(format!("{x} is too large for f16: expected bf16 or f32"));
-            }
-            Ok(values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect())
-        }
-        Element::Bf16 => Ok(values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect()),
-        other => Err(format!("expected f32, f16 or bf16, found {other}")),
+    let bytes: Vec<u8> = match element {
+        Element::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Element::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+        Element::Bf16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        other => return Err(format!("expected f32, f16 or bf16, found {other}")),
+    };
+    let mut stored = bytes.chunks_exact(element.size() as usize).zip(values);
+    match stored.find(|(b, x)| x.is_finite() && !element.read(b).float().is_finite()) {
+        Some((_, x)) => Err(format!("{x} is too large for {element}: expected f32")),
+        None => Ok(bytes),
     }
 }
 
@@ -402,6 +401,7 @@ fn check(path: &Path, model: &Model, kernels: &Kernels) -> Result<(), String> {
     if let Some(end) = ends(model)?.iter().find(|end| !read_ends.contains(end)) {
         return Err(format!("token {end}, which ends texts, would not do so"));
     }
+    // A model without a tokenizer has none to compare, as a file whose own is not known here is copied.
     let Ok(own) = Tokenizer::open_with(&model.files, model.library()) else { return Ok(()) };
     let other = Tokenizer::open_with(&read.files, model.library()).map_err(|e| text(&e))?;
     for special in [true, false] {

@@ -3,14 +3,15 @@
 mod folder;
 mod gguf;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::PathBuf;
 
 use infernum::ModelOptions;
+use infernum_frontend_hf::gguf::weights;
 use infernum_frontend_hf::{LowerOptions, Model, TensorView};
 use infernum_ir::encoding::Element;
-use infernum_ir::{Encoding, Graph, NodeKind, Param, Sym, Type};
+use infernum_ir::{Encoding, Sym};
 use infernum_passes::data::Kernels;
 
 use crate::report::{self, Outcome};
@@ -77,19 +78,12 @@ fn matrices<'e>(
     let module = model.lower(options, known)?.module;
     let mut all = BTreeMap::new();
     for site in module.schedule.iter().filter(|s| s.layer.is_some()) {
-        let graph = &module.graphs[site.graph];
-        let turned = turned(graph);
-        for (value, param, ty) in graph.params() {
-            let (Param::Weight(weight), Type::Tensor(ty)) = (param, ty) else { continue };
-            let shape: Vec<u64> = ty.shape.iter().filter_map(|d| d.as_const()).collect();
-            let &[rows, columns] = &shape[usize::from(weight.stack.is_some())..] else { continue };
-            if turned.contains(&value.node) || rows <= 1 || columns <= 1 {
-                continue;
-            }
-            for name in weight.tensors(site.layer) {
-                if !is_left(skip, &name) && fits(&name, rows, columns) {
-                    all.insert(name, (rows, columns));
-                }
+        for (name, shape, turned) in weights(&module.graphs[site.graph], *site) {
+            let [rows, columns] = shape[..] else { continue };
+            // Encoded ones are as products read them.
+            let is_matrix = !turned && rows > 1 && columns > 1;
+            if is_matrix && !is_left(skip, &name) && fits(&name, rows, columns) {
+                all.insert(name, (rows, columns));
             }
         }
     }
@@ -98,17 +92,6 @@ fn matrices<'e>(
 
 fn is_left(skip: &[String], name: &str) -> bool {
     skip.iter().any(|pattern| infernum_frontend_hf::matches(pattern, name))
-}
-
-/// Weights that are stored with their axes swapped: encoded ones are as products read them.
-fn turned(graph: &Graph) -> BTreeSet<usize> {
-    let mut turned = BTreeSet::new();
-    for (index, node) in graph.nodes() {
-        if matches!(&node.kind, NodeKind::Op { op, .. } if op.name == "transpose") {
-            turned.extend(graph.operands(index).into_iter().flatten().map(|v| v.node));
-        }
-    }
-    turned
 }
 
 /// The values of a tensor of floats.

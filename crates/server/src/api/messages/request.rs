@@ -266,9 +266,15 @@ impl CountRequest {
         for (i, message) in self.messages.iter().enumerate() {
             read_message(&message.0, &format!("messages.{i}"), &mut all, warnings)?;
         }
+        let is_answered = self.messages.last().is_some_and(|m| m.role() == Some("assistant"));
+        let end = End::of(&all);
+        if is_answered && end == End::Answer {
+            let message = "messages: the last one calls tools: expected their results after it";
+            return Err(ApiError::malformed(message).param("messages"));
+        }
         let variables = variables(effort, thinks, Map::new());
         Ok(Conversation {
-            end: End::of(&all),
+            end,
             messages: messages(all, served)?,
             tools,
             variables,
