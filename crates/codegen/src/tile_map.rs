@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How the copy engine (TMA, from sm_90 on) finds tiles of a matrix of 16-bit elements: so many rows
-/// of 64 columns, which is 128 bytes, laid out in shared memory with the 16-byte chunks of a row
+/// How the copy engine (TMA, from sm_90 on) finds tiles of a matrix of 16-bit elements, or of codes of 8 bits: so many
+/// rows of 128 bytes, laid out in shared memory with the 16-byte chunks of a row
 /// exchanged by its number modulo 8, as tensor cores read them. Rows beyond the last are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TileMap {
@@ -20,8 +20,8 @@ pub struct TileMap {
 impl TileMap {
     /// What the hardware allows.
     pub const MOST_ROWS: u32 = 256;
-    /// Elements in a row of a tile: 128 bytes of 16-bit ones.
-    pub const COLUMNS: u32 = 64;
+    /// Bytes of a row of a tile: 64 elements, or 128 codes.
+    pub const ROW_BYTES: u32 = 128;
     /// Rows that are dealt among themselves.
     pub const DEALT: u32 = 32;
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use infernum_ir::encoding::StoredTensor;
-use infernum_ir::expr::Value;
+use infernum_ir::expr::{Expr, Value};
 use infernum_ir::{
     CallSite, DType, Encoding, Graph, Indices, Module, NodeKind, Param, Sym, Task, TensorType,
     Type, row_picks,
@@ -297,29 +297,33 @@ impl Model {
         Ok(lower(&self.spec, &self.library, &request)?.module)
     }
 
-    /// The encodings whose conditions this config meets.
+    /// The encodings whose conditions this config meets; those of weights alone, unless activations are meant, too.
     fn encodings<'e>(
         &self,
         all: impl IntoIterator<Item = &'e Encoding>,
-    ) -> Result<Vec<&'e Encoding>, ModelError> {
+    ) -> Result<Vec<Encoding>, ModelError> {
         let Some(config @ Value::Map(_)) = self.config.value("quantization_config") else {
             return Ok(Vec::new());
         };
         let key = |name: &str| Some(config.member(name));
         // What `infernum quantise` writes names its encodings.
         if config.member("quant_method") == Value::Str(OWN_METHOD.to_owned()) {
-            return all_named(&config.member("encodings"), all);
+            let named = all_named(&config.member("encodings"), all)?;
+            return Ok(named.into_iter().map(Encoding::of_weights_alone).collect());
         }
         let mut met = Vec::new();
         for encoding in all {
             let Some(when) = encoding.when() else { continue };
             let fault =
                 |message| ModelError::Condition { encoding: encoding.name().to_owned(), message };
-            match when.eval(&key) {
-                Ok(Value::Bool(true)) => met.push(encoding),
-                Ok(Value::Bool(false)) => {}
-                Ok(v) => return Err(fault(format!("expected true or false, found {}", v.kind()))),
-                Err(e) => return Err(fault(e.message)),
+            let holds = |condition: &Expr| match condition.eval(&key) {
+                Ok(Value::Bool(holds)) => Ok(holds),
+                Ok(v) => Err(fault(format!("expected true or false, found {}", v.kind()))),
+                Err(e) => Err(fault(e.message)),
+            };
+            if holds(when)? {
+                let rounds = encoding.activations().map(holds).transpose()?.unwrap_or(true);
+                met.push(if rounds { encoding.clone() } else { encoding.of_weights_alone() });
             }
         }
         Ok(met)
@@ -329,7 +333,7 @@ impl Model {
         &self,
         checkpoint: &Checkpoint,
         lowered: &Lowered,
-        encodings: &[&Encoding],
+        encodings: &[Encoding],
     ) -> Result<(), ModelError> {
         let unused = encodings.iter().flat_map(|e| e.unused());
         let ignore: Vec<&String> =
@@ -439,7 +443,7 @@ fn all_named<'e>(
 /// is missing is told when weights are bound.
 fn stored_as<'e>(
     checkpoint: &Checkpoint,
-    encodings: &[&'e Encoding],
+    encodings: &'e [Encoding],
     name: &str,
     shape: &[u64],
 ) -> Option<&'e Encoding> {

@@ -151,7 +151,8 @@ pub fn attr_value(attr: &Attr) -> Option<Value> {
     })
 }
 
-/// A type as a map of `dtype`, `shape`, `rank` and `const`, of what is encoded `encoding` and the kind of its `codes`; constant dimensions are numbers,
+/// A type as a map of `dtype`, `shape`, `rank` and `const`, of what is encoded `encoding`, the kind of its `codes` and whether
+/// `activations` may have such, too; constant dimensions are numbers,
 /// others text such as `T` or `T*4`. A state's shape is that of a row, `[heads, dim]`, or of a slot.
 pub fn type_value(ty: &Type) -> Value {
     let (dtype, shape, constant, encoding) = match ty {
@@ -159,6 +160,7 @@ pub fn type_value(ty: &Type) -> Value {
         Type::State(s) => (s.dtype, s.dims(), false, None),
     };
     let codes = encoding.map_or(Value::Null, |e| Value::Str(e.def().code.kind.name().to_owned()));
+    let activations = encoding.is_some_and(|e| e.activations().is_some());
     let encoding = encoding.map_or(Value::Null, |e| Value::Str(e.to_string()));
     let shape: Vec<Value> = shape.into_iter().map(dim_value).collect();
     Value::Map(vec![
@@ -168,6 +170,7 @@ pub fn type_value(ty: &Type) -> Value {
         ("const".to_owned(), Value::Bool(constant)),
         ("encoding".to_owned(), encoding),
         ("codes".to_owned(), codes),
+        ("activations".to_owned(), Value::Bool(activations)),
     ])
 }
 

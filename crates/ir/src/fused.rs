@@ -91,6 +91,7 @@ impl OpSet {
                 // The ops of the body say.
                 encoded: true,
                 packed: true,
+                quantised: true,
             })
             .collect();
         let effects: Vec<Effect> = def.fused.body.iter().map(|s| s.op.effect).collect();

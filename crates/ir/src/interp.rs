@@ -391,6 +391,9 @@ pub fn slot_shape(ty: &StateType, step: &StepShape) -> Vec<usize> {
 /// saturate does: what is too large becomes infinite, or NaN in `f8e4m3`.
 pub fn round(t: &mut Tensor, ty: &Type) {
     let Ok(ty) = ty.tensor() else { return };
+    if ty.encoding.is_some() {
+        return; // its values are what codes stand for
+    }
     // Stored mantissa bits, smallest normal exponent, largest finite value, what lies beyond.
     let (bits, min_exponent, max, over) = match ty.dtype {
         DType::F32 => (23, -126, f64::from(f32::MAX), f64::INFINITY),

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::encoding::quantised_rows::{GROUP, quantised_rows};
 use crate::{DType, Dim, Dims, Encoding, Sym};
 
 /// The type of one value.
@@ -28,7 +29,8 @@ pub struct TensorType {
     pub shape: Vec<Dim>,
     /// Known when the checkpoint is loaded: a weight, or computed from weights alone.
     pub constant: bool,
-    /// How a weight is stored, unless it is stored as its elements.
+    /// How a weight is stored, unless it is stored as its elements; of activations, that they are
+    /// [`quantised_rows`](crate::encoding::quantised_rows), and `dtype` is that of results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoding: Option<Encoding>,
 }
@@ -171,7 +173,9 @@ impl TensorType {
             None => self.elements(dims).saturating_mul(self.dtype.size()),
             Some(encoding) => {
                 let shape: Vec<u64> = self.shape.iter().map(|d| d.eval(dims)).collect();
-                encoding.bytes(&shape).unwrap_or(u64::MAX)
+                // Where a step has no rows, nothing is stored.
+                let none = !self.constant && shape.contains(&0);
+                if none { 0 } else { encoding.bytes(&shape).unwrap_or(u64::MAX) }
             }
         }
     }
@@ -179,6 +183,13 @@ impl TensorType {
     /// Why nothing can be stored so, if it is encoded and nothing can.
     pub fn encoding_fault(&self) -> Option<String> {
         let encoding = self.encoding.as_ref()?;
+        if encoding == quantised_rows() {
+            let whole = self.last_const().is_some_and(|k| k > 0 && k % GROUP as u64 == 0);
+            let fits = !self.constant && self.rank() == 2 && whole;
+            return (!fits).then(|| {
+                format!("expected rows, not const, of a whole number of {GROUP} columns")
+            });
+        }
         let sizes: Option<Vec<u64>> = self.shape.iter().map(|d| d.as_const()).collect();
         let fault = match sizes.as_deref() {
             Some([.., rows, columns]) if self.constant => encoding.layout(*rows, *columns).err()?,
@@ -241,7 +252,8 @@ impl fmt::Display for TensorType {
         }
         match &self.encoding {
             None => write!(f, "{}{}", self.dtype, Shape(&self.shape)),
-            Some(encoding) => write!(f, "{encoding}{}", Shape(&self.shape)),
+            Some(encoding) if self.constant => write!(f, "{encoding}{}", Shape(&self.shape)),
+            Some(encoding) => write!(f, "{encoding} {}{}", self.dtype, Shape(&self.shape)),
         }
     }
 }
@@ -264,5 +276,27 @@ impl fmt::Display for Type {
             Type::Tensor(t) => t.fmt(f),
             Type::State(s) => s.fmt(f),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantised_rows_have_codes_and_scales() {
+        let rows = TensorType {
+            encoding: Some(quantised_rows().clone()),
+            ..TensorType::act(DType::Bf16, [Dim::sym(Sym::T), Dim::Const(384)])
+        };
+        assert_eq!(rows.to_string(), "quantised_rows bf16[T, 384]");
+        assert_eq!(rows.encoding_fault(), None);
+        let bytes = |t| rows.bytes(&Dims { t, ..Dims::default() });
+        assert_eq!([1, 13].map(bytes), [384 + 3 * 4 * 4, 13 * 384 + 3 * 16 * 4]);
+        assert_eq!(bytes(0), 0);
+        for shape in [vec![Dim::sym(Sym::T), Dim::Const(100)], vec![Dim::Const(384)]] {
+            assert!(TensorType { shape, ..rows.clone() }.encoding_fault().is_some());
+        }
+        assert!(TensorType { constant: true, ..rows.clone() }.encoding_fault().is_some());
     }
 }

@@ -18,6 +18,10 @@
 // columns. A warp makes values of those of its 16 rows in registers, from which tensor cores take them: rounded as those of a
 // decoded copy are, and in the same order.
 //
+// Where x, too, is of 8-bit floats (`Op::EIGHT`, of `quantise_rows`), tensor cores take words of codes as they are: x's columns lie in
+// their order. A tile of x is 128 columns, and comes with its tokens' scales. What products of 128 columns come to is scaled and
+// added in f32, for 64 tokens at a time: tensor cores keep fewer bits of sums of such products.
+//
 // An `Op` says what becomes of sums:
 //   X, K, N, PARTS        element type of x and w; columns and rows of w; rows of w of one output, 1 or
 //                         2: with 2, a tile of 64 rows is the first ones of 32 outputs and then the second ones
@@ -30,16 +34,19 @@
 
 template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SPLIT> struct Product {
     static constexpr u32 W_BYTES = GROUPS * Op::TILE_BYTES, X_BYTES = TOKENS * 128;
+    static constexpr bool EIGHT = Op::EIGHT;
+    static constexpr int COLUMNS = EIGHT ? 128 : 64;   // of a tile of x
+    static constexpr u32 SCALES = EIGHT ? TOKENS * 4 : 0;   // bytes of scales that come with it
     // Tiles of x that come together: the two of a chunk of codes, if that leaves three stages or more.
-    static constexpr int TOGETHER = Op::CODED && !Op::GROUPED && ACTIVATIONS >= 6 && ACTIVATIONS % 2 == 0 ? 2 : 1, X_STAGES = ACTIVATIONS / TOGETHER;
-    static constexpr int STEPS = Op::K / 64, STEP = Op::TILE_STEPS, W_STEPS = (STEPS + STEP - 1) / STEP;  // of x; of each stage of w; stages of w
+    static constexpr int TOGETHER = Op::CODED && !EIGHT && !Op::GROUPED && ACTIVATIONS >= 6 && ACTIVATIONS % 2 == 0 ? 2 : 1, X_STAGES = ACTIVATIONS / TOGETHER;
+    static constexpr int STEPS = Op::K / COLUMNS, STEP = Op::TILE_STEPS * 64 / COLUMNS, W_STEPS = (STEPS + STEP - 1) / STEP;  // of x; of each stage of w; stages of w
     static constexpr bool STREAMS = SPLIT == 0, MERGES = SPLIT > 1;
     static constexpr int RANKS = MERGES ? SPLIT : 1;   // blocks of a cluster
-    static constexpr int CHUNK = TOKENS > 64 ? 32 : TOKENS, SHARE = CHUNK / RANKS;
+    static constexpr int CHUNK = {{ p.chunk if p.chunk is defined else "TOKENS > 64 ? 32 : TOKENS" }}, SHARE = CHUNK / RANKS;
     static constexpr int ROW = 68;                     // floats of a token's sums: 64, and 4 against bank conflicts
     static constexpr int OUTPUTS = 64 / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS * GROUPS - 1) / (OUTPUTS * GROUPS);
     static constexpr int BOXES = GROUPS * 64 / Op::BOX;
-    static_assert(Op::K % 64 == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % RANKS == 0 && W_STEPS >= RANKS && !(STREAMS && Op::GROUPED), "shape");
+    static_assert(Op::K % COLUMNS == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % RANKS == 0 && W_STEPS >= RANKS && !(STREAMS && Op::GROUPED), "shape");
     // Sums of many tokens take more registers than all threads could have: those that fill rings give some of theirs away. Only
     // a whole warpgroup has enough: of a block with less, products would wait for registers that never come.
     static constexpr bool MANY = TOKENS > 128 && {{ block }} % 128 == 0;
@@ -51,7 +58,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     const i64 all_stages = (i64)work * W_STEPS;
     u8* const scratch;                                 // STREAMS: two tiles' sums of each block, and how many blocks left those of a tile
     u8* base;
-    u32 w_ring, x_ring, w_full, w_empty, x_full, x_empty, inbound_full, inbound_empty;
+    u32 w_ring, x_ring, scales, w_full, w_empty, x_full, x_empty, inbound_full, inbound_empty;
 
     __device__ __forceinline__ Product(const Op& op, const TileMap* w_tiles, const TileMap* x_tiles, u8* scratch, u8* shared)
         : op(op), w_tiles(w_tiles), x_tiles(x_tiles), scratch(scratch) {
@@ -59,12 +66,13 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         base = shared + (1024 - shared_at(shared) % 1024) % 1024;
         w_ring = shared_at(base);
         x_ring = w_ring + WEIGHTS * W_BYTES;
+        scales = x_ring + ACTIVATIONS * X_BYTES;
         w_full = shared_at(barriers), w_empty = w_full + WEIGHTS * 8;
         x_full = w_empty + WEIGHTS * 8, x_empty = x_full + X_STAGES * 8;
         inbound_full = x_empty + X_STAGES * 8, inbound_empty = inbound_full + GROUPS * 8;
         if (threadIdx.x == 0) {
             for (int i = 0; i < WEIGHTS; i++) barrier_init(w_full + i * 8, 1), barrier_init(w_empty + i * 8, GROUPS * (Op::CODED ? 4 : 1));
-            for (int i = 0; i < X_STAGES; i++) barrier_init(x_full + i * 8, arrivals()), barrier_init(x_empty + i * 8, GROUPS);
+            for (int i = 0; i < X_STAGES; i++) barrier_init(x_full + i * 8, arrivals()), barrier_init(x_empty + i * 8, GROUPS * (EIGHT ? 4 : 1));
             for (int i = 0; i < GROUPS; i++) barrier_init(inbound_full + i * 8, 1), barrier_init(inbound_empty + i * 8, MERGES ? RANKS - 1 : 1);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
@@ -178,13 +186,19 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         pdl_wait();
         for (Turn turn = first(); turn.item < work; turn = after(turn)) {
             const int t0 = place(turn.item).token, begin = turn.begin(), steps = turn.steps();
+            const int stride = (op.tokens + 3) / 4 * 4;   // of scales, from 128 columns to the next
+            const u32 bytes = EIGHT ? min(TOKENS, stride - t0) * 4 : 0;
 #pragma unroll 1
             for (int step = 0; step < steps; step += TOGETHER) {
                 if (round > 0) barrier_wait(x_empty + slot * 8, (round - 1) & 1);
-                barrier_expect(x_full + slot * 8, TOGETHER * X_BYTES);
+                barrier_expect(x_full + slot * 8, TOGETHER * X_BYTES + bytes);
+                if constexpr (EIGHT) {
+                    const float* const from = (const float*)(op.x + (i64)op.tokens * Op::K) + (i64)(begin + step) * stride + t0;
+                    copy_bytes(scales + slot * SCALES, from, bytes, x_full + slot * 8, again);
+                }
 #pragma unroll
                 for (int i = 0; i < TOGETHER; i++)     // columns beyond K are zeros
-                    copy_tile(x_ring + (slot * TOGETHER + i) * X_BYTES, x_tiles, (begin + step + i) * 64, t0, x_full + slot * 8, again);
+                    copy_tile(x_ring + (slot * TOGETHER + i) * X_BYTES, x_tiles, (begin + step + i) * COLUMNS, t0, x_full + slot * 8, again);
                 if (++slot == X_STAGES) slot = 0, round++;
             }
         }
@@ -346,6 +360,68 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         }
     }
 
+    // The same of codes and activations of 8 bits. Warpgroups take turns at the tensor cores: one scales sums meanwhile.
+    __device__ __forceinline__ void multiply_eights() {
+        typedef typename Op::Packed P;
+        typedef typename Op::Coded V;
+        constexpr int PIECE = {{ p.piece if p.piece is defined else 64 }};
+        const int group = warp / 4, me = threadIdx.x % 128;
+        int w_slot = 0, x_slot = 0, chunks = 0;
+        u32 w_parity = 0, x_parity = 0;
+        bool prepared = false;
+        for (Turn turn = first(); turn.item < work; turn = after(turn)) {
+            float sums[TOKENS / 8][4] = {};
+#pragma unroll 1
+            for (int step = 0; step < turn.w_steps; step++) {
+                barrier_wait(w_full + w_slot * 8, w_parity);
+                const u32 from = w_ring + w_slot * W_BYTES + warp * 2 * P::BYTES;
+                typename V::Chunk words[2];
+                float scale[2];
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    typename V::Scale row;
+                    V::load(words[r], from + r * P::BYTES, 0, lane);
+                    row.load(from + r * P::BYTES, lane / 4);
+                    scale[r] = row.template get<0>();
+                }
+                barrier_wait(x_full + x_slot * 8, x_parity);
+                const u64 x = descriptor(x_ring + x_slot * X_BYTES, 16, 1024);
+                const u32 of_tokens = scales + x_slot * SCALES + lane % 4 * 8;
+#pragma unroll
+                for (int piece = 0; piece < TOKENS / PIECE; piece++) {
+                    float some[PIECE / 8][4];
+                    wgmma_fence();
+#pragma unroll
+                    for (int k = 0; k < 4; k++) {
+                        const u32 a[4] = {words[0].w[k][0], words[1].w[k][0], words[0].w[k][1], words[1].w[k][1]};
+                        const u32 low = (u32)x + piece * (PIECE * 128 / 16) + k * 2;   // no carry: one word stays
+                        tile_product_eight(some, a, (x & 0xffffffff00000000) | low, k > 0);
+                    }
+                    wgmma_commit();
+                    wgmma_wait<0>();
+                    landed(some);
+#pragma unroll
+                    for (int j = 0; j < PIECE / 8; j++) {
+                        u32 by[2];                     // scales of two tokens
+                        load8_shared(of_tokens + (piece * PIECE + j * 8) * 4, by[0], by[1]);
+#pragma unroll
+                        for (int i = 0; i < 4; i++) {
+                            float& sum = sums[piece * (PIECE / 8) + j][i];
+                            sum = fmaf(some[j][i], scale[i / 2] * __uint_as_float(by[i % 2]), sum);
+                        }
+                    }
+                }
+                __syncwarp();
+                if (lane == 0) barrier_arrive(w_empty + w_slot * 8);
+                if (lane == 0) barrier_arrive(x_empty + x_slot * 8);
+                if (++w_slot == WEIGHTS) w_slot = 0, w_parity ^= 1;
+                if (++x_slot == ACTIVATIONS) x_slot = 0, x_parity ^= 1;
+                if (step == turn.w_steps / 2 && !prepared) op.prepare(), prepared = true;
+            }
+            if (collect(sums, turn, group, me)) finish(sums, place(turn.item), group, me, chunks);
+        }
+    }
+
     // Makes a block's sums those of all of K, where other blocks had stages of the tile, too: each leaves its own in `scratch`, and
     // the last one adds up all. False for the others. A block leaves at most two tiles' sums: of the one that its share begins in,
     // and of the one that it ends in.
@@ -357,7 +433,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         const auto of = [&](int block, bool begins) { return (float4*)scratch + ((block * 2 + begins) * GROUPS + group) * EACH + me; };
         const auto together = [&]() { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); };
         const int from = block_of(turn.item * W_STEPS), to = block_of(turn.item * W_STEPS + W_STEPS - 1);
-        u32* const count = (u32*)((float4*)scratch + {{ device.sms }} * 2 * GROUPS * EACH) + turn.item * GROUPS + group;
+        u32* const count = (u32*)((float4*)scratch + {{ device.sms * p.blocks }} * 2 * GROUPS * EACH) + turn.item * GROUPS + group;
         float4* const own = of(blockIdx.x, turn.w_begin == 0);
 #pragma unroll
         for (int j = 0; j < TOKENS / 8; j++) __stcg(own + j * 128, make_float4(sums[j][0], sums[j][1], sums[j][2], sums[j][3]));
@@ -390,7 +466,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     // Sums go to shared memory, a token a row, so that what belongs together meets in one thread.
     __device__ __forceinline__ void finish(const float (&sums)[TOKENS / 8][4], Place at, int group, int me, int& chunks) {
         const int q0 = at.output + group * OUTPUTS;
-        float* const own = (float*)(base + WEIGHTS * W_BYTES + ACTIVATIONS * X_BYTES) + group * (CHUNK * ROW * (MERGES ? 2 : 1));
+        float* const own = (float*)(base + WEIGHTS * W_BYTES + ACTIVATIONS * (X_BYTES + SCALES)) + group * (CHUNK * ROW * (MERGES ? 2 : 1));
         float* const inbound = own + CHUNK * ROW;      // SHARE tokens of each block of the cluster
         const auto together = [&]() { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); };
 #pragma unroll
@@ -448,7 +524,8 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             if constexpr (MANY) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             pdl_launch();
             pdl_wait();
-            if constexpr (Op::CODED) multiply_codes();
+            if constexpr (EIGHT) multiply_eights();
+            else if constexpr (Op::CODED) multiply_codes();
             else multiply();
         }
         __syncwarp();

@@ -8,7 +8,7 @@ struct Linear {
     template <class Op, int TILES> using Weights = CodedRows<Op, TILES, {{ w.packing.name }}>;
     // As product.cuh reads them: bytes and steps of 64 columns of a stage of 64 rows, and where eight rows begin.
     typedef {{ w.packing.name }} Packed;
-    typedef Values<Packed, {{ x.type }}> Coded;
+    typedef Values<Packed, {{ "bf16" if x.quantised else x.type }}> Coded;
     static constexpr bool CODED = true;
     static constexpr int TILE_BYTES = 8 * Packed::BYTES, TILE_STEPS = Packed::COLUMNS / 64;
     __device__ __forceinline__ const u8* codes(int eight, int, int) const { return w + (i64)eight * ((K + Packed::COLUMNS - 1) / Packed::COLUMNS) * Packed::BYTES; }
@@ -18,6 +18,7 @@ struct Linear {
     static constexpr int TILE_BYTES = 64 * 128, TILE_STEPS = 1;
 {% endif %}
     typedef {{ x.type }} X;
+    static constexpr bool EIGHT = {{ "true" if x.quantised else "false" }};
     static constexpr int K = {{ w.cols }}, N = {{ w.rows }}, ROW = K;   // ROW: elements from one row of x to the next
     static constexpr bool GROUPED = false;
     static constexpr int NORM = {{ 0 if not normed else 2 if norm else 1 }}, HEAD = 0;

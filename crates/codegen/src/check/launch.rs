@@ -1,5 +1,6 @@
 //! Launches: their places, their kernels, and their types.
 
+use infernum_ir::encoding::quantised_rows::quantised_rows;
 use infernum_ir::{Attr, DType, Dim, Op, OpSet, StepInput, Sym, TensorType, Type};
 
 use super::{Checked, FaultKind, PlanFault, fault};
@@ -71,8 +72,10 @@ impl Plan {
             let value = launch.named_values().nth(tile.value as usize).and_then(|(_, v)| v);
             // The copy engine takes rows that begin at multiples of 16 bytes.
             let readable = |ty: &TensorType| {
-                matches!(ty.dtype, DType::Bf16 | DType::F16)
-                    && ty.last_const().is_some_and(|n| n > 0 && n % 8 == 0)
+                let in_elements = ty.encoding.is_none()
+                    && matches!(ty.dtype, DType::Bf16 | DType::F16)
+                    && ty.last_const().is_some_and(|n| n > 0 && n % 8 == 0);
+                in_elements || ty.encoding.as_ref() == Some(quantised_rows())
             };
             if !value.and_then(|v| v.ty.tensor().ok()).is_some_and(readable) {
                 return fault(place, format!("value {} cannot be read in tiles", tile.value));

@@ -197,11 +197,16 @@ impl Scope<'_> {
                     None => size(Dim::product_of(shape)),
                 };
                 let packing = t.encoding.as_ref().and_then(|e| e.packing());
+                let quantised = t.encoding.is_some() && !t.constant;
                 let bytes = t.bytes(&Dims::default());
                 let number = |n: Option<u64>| Known::Num(n.unwrap_or(0) as f64);
                 vec![
                     // Of what is encoded elements are of no type that kernels of others could read.
-                    ("dtype", text(t.encoding.as_ref().map_or(t.dtype.name(), |_| "encoded"))),
+                    ("dtype", text(match t.encoding {
+                        None => t.dtype.name(),
+                        Some(_) if quantised => "quantised",
+                        Some(_) => "encoded",
+                    })),
                     ("const", Known::Bool(t.constant)),
                     ("ragged", Known::Bool(t.is_ragged())),
                     ("rank", Known::Num(shape.len() as f64)),
@@ -210,6 +215,7 @@ impl Scope<'_> {
                     ("size", elements),
                     ("shape", Known::List(shape.iter().map(|d| size(Some(*d))).collect())),
                     ("packed", Known::Bool(packing.is_some())),
+                    ("quantised", Known::Bool(quantised)),
                     ("unit", number(packing.map(|p| p.bytes))),
                     ("units", number(packing.map(|p| bytes / p.bytes))),
                     ("unit_columns", number(packing.map(|p| p.columns))),

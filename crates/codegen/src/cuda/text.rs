@@ -255,6 +255,7 @@ fn described(name: &str, ty: &Type) -> Jinja {
         packing,
         type => stored_type(tensor),
         dtype => tensor.dtype.name(),
+        quantised => tensor.encoding.is_some() && !tensor.constant,
         const => tensor.constant,
         ragged => tensor.is_ragged(),
         rank => shape.len(),

@@ -184,6 +184,7 @@ mod tests {
             scale: "d".to_owned(),
             minimum: Some("low".to_owned()),
             when: None,
+            activations: None,
             gguf: None,
             packed: false,
         }

@@ -32,6 +32,10 @@ pub struct EncodingDef {
     /// A condition on the keys of a checkpoint's `quantization_config`, under which its weights may be
     /// so.
     pub when: Option<String>,
+    /// Whether activations may be rounded to codes of its kind where they are multiplied with its weights, by what the
+    /// checkpoint's scheme says: a condition on the same keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activations: Option<String>,
     /// Number of the type in GGUF files.
     pub gguf: Option<u32>,
     /// Whether it is the packed form: see [`packing`](super::packing).
@@ -139,4 +143,5 @@ pub enum FaultIn {
     Scale,
     Minimum,
     When,
+    Activations,
 }

@@ -16,6 +16,7 @@ mod encoder;
 mod layout;
 mod packer;
 pub mod packing;
+pub mod quantised_rows;
 mod run;
 mod term;
 
@@ -62,6 +63,7 @@ struct Compiled {
     scale: Term,
     minimum: Option<Term>,
     when: Option<Expr>,
+    activations: Option<Expr>,
     /// The packed form, of what is none, or why there is none.
     packed: Result<Encoding, String>,
     /// Of the packed form, where everything lies.
@@ -165,6 +167,19 @@ impl Encoding {
             return Err(fault(FaultIn::Scale, "expected groups of at least one value".to_owned()));
         }
         let when = def.when.as_ref().map(|text| texts.expr(FaultIn::When, text)).transpose()?;
+        let of = FaultIn::Activations;
+        let activations = def.activations.as_ref().map(|t| texts.expr(of, t)).transpose()?;
+        let group = def.group.k.unwrap_or(quantised_rows::GROUP as u64);
+        let fits = def.code.kind == CodeKind::E4m3 && group % quantised_rows::GROUP as u64 == 0;
+        if activations.is_some() && !fits {
+            let message = format!(
+                "activations are codes of kind e4m3 in groups of {} columns: expected weights that are, too, found {} in \
+                 groups of {group}",
+                quantised_rows::GROUP,
+                def.code.kind.name()
+            );
+            return Err(fault(of, message));
+        }
         let is_packed = def.packed;
         let packed = if is_packed {
             Err("it is packed".to_owned())
@@ -183,6 +198,7 @@ impl Encoding {
             scale,
             minimum: minimum.map(Term::widened),
             when,
+            activations,
             def,
         }));
         if is_packed {
@@ -224,6 +240,17 @@ impl Encoding {
     /// The condition on `quantization_config`, if there is one.
     pub fn when(&self) -> Option<&Expr> {
         self.0.when.as_ref()
+    }
+
+    /// The condition on `quantization_config` under which activations may be rounded as well, if there is one.
+    pub fn activations(&self) -> Option<&Expr> {
+        self.0.activations.as_ref()
+    }
+
+    /// The same encoding of a checkpoint whose activations are left as they are.
+    pub fn of_weights_alone(&self) -> Encoding {
+        let def = EncodingDef { activations: None, ..self.def().clone() };
+        Encoding::new(def).unwrap_or_else(|_| self.clone())
     }
 
     /// What is stored of a value.

@@ -370,6 +370,7 @@ mod tests {
             scale: "d".to_owned(),
             minimum: None,
             when: None,
+            activations: None,
             gguf: None,
             packed: false,
         })

@@ -8,8 +8,8 @@ use crate::interp::Tensor;
 pub(super) static OP: OpDef = OpDef {
     name: "linear",
     doc: "`x · wᵀ + bias` over the last dimension: x [.., K], w [N, K], bias [N]: [.., N]. Of what is \
-          encoded, w may be in the packed form.",
-    operands: &[OperandDef::required("x"), OperandDef::packed("w"), OperandDef::optional("bias")],
+          encoded, w may be in the packed form, and x [T, K] what `quantise_rows` makes.",
+    operands: &[OperandDef::quantised("x"), OperandDef::packed("w"), OperandDef::optional("bias")],
     attrs: &[AttrDef {
         name: "dtype",
         kind: AttrKind::DType,

@@ -33,6 +33,7 @@ mod matmul;
 mod mix;
 mod mul;
 mod pick;
+mod quantise_rows;
 mod reduce;
 mod repack;
 mod reshape;
@@ -63,7 +64,7 @@ use crate::expr::{Expr, ScalarFn, Value};
 use crate::fused::{Fused, compose};
 use crate::interp::{StepShape, Tensor};
 use crate::names::nearest;
-use crate::{Dims, Type};
+use crate::{Dims, Encoding, Type};
 
 /// Every primitive, in alphabetical order.
 pub static OPS: &[&OpDef] = &[
@@ -97,6 +98,7 @@ pub static OPS: &[&OpDef] = &[
     &mix::OP,
     &mul::OP,
     &pick::OP,
+    &quantise_rows::OP,
     &reduce::OP,
     &repack::OP,
     &reshape::OP,
@@ -161,16 +163,25 @@ pub struct OperandDef {
     pub encoded: bool,
     /// Whether it may be an encoded weight in its packed form.
     pub packed: bool,
+    /// Whether it may be activations of 8 bits.
+    pub quantised: bool,
 }
 
 impl OperandDef {
     const fn required(name: &'static str) -> OperandDef {
-        OperandDef { name, optional: false, rows_of: None, encoded: false, packed: false }
+        OperandDef {
+            name,
+            optional: false,
+            rows_of: None,
+            encoded: false,
+            packed: false,
+            quantised: false,
+        }
     }
 
     /// An operand that may be a weight stored in an encoding.
     const fn encoded(name: &'static str) -> OperandDef {
-        OperandDef { name, optional: false, rows_of: None, encoded: true, packed: true }
+        OperandDef { encoded: true, packed: true, ..OperandDef::required(name) }
     }
 
     /// An operand that may be an encoded weight in its packed form.
@@ -178,13 +189,28 @@ impl OperandDef {
         OperandDef { packed: true, ..OperandDef::required(name) }
     }
 
+    /// An operand that may be activations of 8 bits: see `quantise_rows`.
+    const fn quantised(name: &'static str) -> OperandDef {
+        OperandDef { quantised: true, ..OperandDef::required(name) }
+    }
+
     const fn optional(name: &'static str) -> OperandDef {
-        OperandDef { name, optional: true, rows_of: None, encoded: false, packed: false }
+        OperandDef { optional: true, ..OperandDef::required(name) }
     }
 
     /// Integers that pick rows of the operand `of`.
     const fn rows(name: &'static str, of: &'static str) -> OperandDef {
-        OperandDef { name, optional: false, rows_of: Some(of), encoded: false, packed: false }
+        OperandDef { rows_of: Some(of), ..OperandDef::required(name) }
+    }
+}
+
+impl OperandDef {
+    /// Whether it may be a weight, or activations, stored so.
+    fn takes(&self, constant: bool, encoding: &Encoding) -> bool {
+        if !constant {
+            return self.quantised;
+        }
+        self.encoded || self.packed && encoding.packing().is_some()
     }
 }
 
@@ -360,7 +386,7 @@ impl Op {
             }
             if let Some(Type::Tensor(t)) = operand
                 && let Some(encoding) = &t.encoding
-                && !(def.encoded || def.packed && encoding.packing().is_some())
+                && !def.takes(t.constant, encoding)
             {
                 let name = def.name;
                 return Err(format!(

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::escape::escape;
 use crate::attr::{Attr, AttrDef, AttrKind};
 use crate::diag::SourceError;
+use crate::encoding::quantised_rows::quantised_rows;
 use crate::graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
 };
@@ -532,6 +533,11 @@ impl<'a> Parser<'a> {
         self.space();
         let at = self.at;
         let word = self.word("an element type or an encoding")?;
+        if !constant && word == quantised_rows().name() {
+            self.space();
+            let (dtype, encoding) = (self.dtype()?, Some(quantised_rows().clone()));
+            return Ok(TensorType { dtype, shape: self.shape()?, constant, encoding }.into());
+        }
         let (dtype, encoding) = match (word.parse(), self.ops.encoding(word)) {
             (Ok(dtype), _) => (dtype, None),
             // Its values are computed in f32.

@@ -258,6 +258,7 @@ pub(crate) fn ops() -> OpSet {
         scale: "d".to_owned(),
         minimum: None,
         when: None,
+        activations: None,
         gguf: None,
         packed: false,
     });

@@ -236,6 +236,7 @@ fn trial_encoding() -> Option<Encoding> {
         scale: "scales[n]".to_owned(),
         minimum: None,
         when: None,
+        activations: None,
         gguf: None,
         packed: false,
     })

@@ -39,6 +39,8 @@ pub(super) struct File<'a> {
     #[serde(default)]
     when: Option<&'a str>,
     #[serde(default)]
+    activations: Option<&'a str>,
+    #[serde(default)]
     gguf: Option<u32>,
 }
 
@@ -229,6 +231,7 @@ fn define(
         scale: file.scale.to_owned(),
         minimum: text(file.minimum),
         when: text(file.when),
+        activations: text(file.activations),
         gguf: file.gguf,
         constants,
         packed: false,
@@ -243,6 +246,7 @@ fn define(
             FaultIn::Scale => file.scale,
             FaultIn::Minimum => file.minimum.unwrap_or(file.name),
             FaultIn::When => file.when.unwrap_or(file.name),
+            FaultIn::Activations => file.activations.unwrap_or(file.name),
         };
         match offset {
             0 => source.at(slice, message),

@@ -105,6 +105,11 @@ pub const ENCODINGS: [Structure; 5] = [
                 false,
                 "which checkpoints may have it: a condition on the keys of config.json's `quantization_config`. A weight is stored so where its tensors are there in their types and shapes; where several encodings fit, in that of the most tensors",
             ),
+            (
+                "activations",
+                false,
+                "whether the checkpoint's scheme has activations in codes of the same kind, `e4m3`, which products may then round them to: a condition on the same keys",
+            ),
             ("gguf", false, "number of the type in GGUF files"),
         ],
     },

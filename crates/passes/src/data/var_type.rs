@@ -5,7 +5,7 @@ use std::fmt;
 
 use infernum_frontend_hf::spec::Source;
 use infernum_ir::expr::{BinaryOp, Expr, Value};
-use infernum_ir::{DType, Dim, Encoding, SourceError, Sym, Type};
+use infernum_ir::{DType, Dim, SourceError, Sym, TensorType, Type};
 
 use super::notation::{at, expression};
 
@@ -21,6 +21,7 @@ use super::notation::{at, expression};
 /// const encoded [N, K]  a weight stored in an encoding, as it is stored or in its packed form; a `const [N, K]` may be
 ///               in the packed form, which kernels read
 /// const packed [N, K]  one in its packed form
+///               (activations `[T, K]` may be of 8 bits, as products take them: see `quantise_rows`)
 /// state [G, D]  a version of a KV-cache plane
 /// [N]?          an operand that may be left out
 /// shape [T, N]  not a value: what an attribute that is a shape may be
@@ -216,9 +217,11 @@ impl VarType {
         dims.len() == shape.len() && dims.iter().zip(shape).all(|(p, d)| p.matches(*d, sizes))
     }
 
-    fn fits_encoding(&self, encoding: Option<&Encoding>) -> bool {
-        match encoding {
+    fn fits_encoding(&self, ty: &TensorType) -> bool {
+        match &ty.encoding {
             None => !self.encoded,
+            // Activations of 8 bits, which products alone take.
+            Some(_) if !ty.constant => !self.encoded,
             Some(encoding) if encoding.packing().is_some() => self.encoded || self.constant,
             Some(_) => self.encoded && !self.packed,
         }
@@ -233,7 +236,7 @@ impl VarType {
             }
             Type::Tensor(t) => {
                 !self.state
-                    && self.fits_encoding(t.encoding.as_ref())
+                    && self.fits_encoding(t)
                     && dtype(t.dtype)
                     && (t.constant || !self.constant)
                     && self.fits_shape(&t.shape, sizes)

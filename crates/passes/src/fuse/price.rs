@@ -120,6 +120,10 @@ impl<'a> Prices<'a> {
     fn rate(&self, operands: &[Option<&Type>]) -> f64 {
         let rates = &self.table.gflop_s;
         let mut tensors = operands.iter().flatten().filter_map(|t| t.tensor().ok());
+        // Activations in 8 bits meet weights in 8 bits.
+        if tensors.clone().any(|t| t.encoding.is_some() && !t.constant) {
+            return rates.eight;
+        }
         if tensors.any(|t| t.encoding.is_some()) {
             return rates.quantised;
         }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-use infernum_ir::{DType, Module, Op, OpSet, text};
+use infernum_ir::{DType, Module, Op, OpSet, text, verify};
 use infernum_passes::check::{CallModule, calls};
 use infernum_passes::data::Kernels;
 
@@ -26,6 +26,7 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %wc = weight "c" : const DT[31, 1]
   %wz = weight "z" : const DT[31, $N3]
   %wf = weight "f" : const f32[31, $N]
+  %w384 = weight "w384" : const DT[31, 384]
   %wq = weight "eighths.q" : const DT[31, $M]
   %we = weight "eighths.k" : const DT[31, $K]
   %ws = weight "s" : const f32[31, 12]
@@ -54,6 +55,7 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %db = weight "db" : const f32[12, $N]
   %x = embedding(%ids, %wx) : DT[T, $N]
   %y = embedding(%ids, %wy) : DT[T, $N]
+  %x384 = embedding(%ids, %w384) : DT[T, 384]
   %last = gather_rows(%x, %rows) : DT[B, $N]
   %k = embedding(%ids, %wk) : DT[T, $K]
   %v = embedding(%ids, %wv) : DT[T, $V]
@@ -150,6 +152,11 @@ impl Case {
         encoding: &str,
         ops: &OpSet,
     ) -> Result<Module, String> {
+        let text = self.coded_text(sizes, dtype, encoding);
+        text::parse_with(&text, "check", ops).map_err(|e| e.to_string())
+    }
+
+    fn coded_text(&self, sizes: Sizes, dtype: DType, encoding: &str) -> String {
         let plain = self.text(sizes, dtype);
         let mut lines = Vec::new();
         for line in plain.lines() {
@@ -172,7 +179,41 @@ impl Case {
                 None => lines.push(line.to_owned()),
             }
         }
-        text::parse_with(&lines.join("\n"), "check", ops).map_err(|e| e.to_string())
+        lines.join("\n")
+    }
+
+    /// As [`Case::coded`], where the call takes `x` rounded to 8 bits; an error where no such x is taken.
+    fn quantised(
+        &self,
+        sizes: Sizes,
+        dtype: DType,
+        encoding: &str,
+        ops: &OpSet,
+    ) -> Result<Module, String> {
+        // It stands before the weight.
+        let operands: Vec<&str> = names(self.0).collect();
+        let weight = operands.iter().position(|name| CODED.contains(name));
+        let x = weight.and_then(|i| operands.get(i.checked_sub(1)?)).ok_or("no x is multiplied")?;
+        let (from, to) = (format!("{x}, %w"), "%rounded, %w");
+        if !self.0.contains(&from) {
+            return Err("what is multiplied is not x alone".to_owned());
+        }
+        let mut lines = Vec::new();
+        for line in self.coded_text(sizes, dtype, encoding).lines() {
+            if line.trim_start().starts_with("return ") {
+                lines.push(format!("{line}, %rounded"));
+                continue;
+            }
+            lines.push(line.replace(&from, to));
+            let made = line.strip_prefix(&format!("  {x} = "));
+            if let Some((_, ty)) = made.and_then(|made| made.rsplit_once(" : ")) {
+                lines.push(format!("  %rounded = quantise_rows({x}) : quantised_rows {ty}"));
+            }
+        }
+        let module = text::parse_with(&lines.join("\n"), "check", ops);
+        let module = module.map_err(|e| e.to_string())?;
+        verify(&module).map_err(|findings| findings.to_string())?;
+        Ok(module)
     }
 
     fn text(&self, sizes: Sizes, dtype: DType) -> String {
@@ -232,6 +273,8 @@ pub(super) enum Tried {
     Written(&'static Case, Sizes),
     /// One whose weight is stored in the encoding of this name, and read in its packed form.
     Coded(&'static Case, Sizes, String),
+    /// The same, with activations of 8 bits.
+    Quantised(&'static Case, Sizes, String),
     /// One that was made as the op's file, or a rule that makes the op, says.
     Made(Arc<CallModule>),
 }
@@ -242,6 +285,9 @@ impl Tried {
         match self {
             Tried::Written(case, sizes) => case.module(*sizes, dtype, ops),
             Tried::Coded(case, sizes, encoding) => case.coded(*sizes, dtype, encoding, ops),
+            Tried::Quantised(case, sizes, encoding) => {
+                case.quantised(*sizes, dtype, encoding, ops)
+            }
             Tried::Made(call) => Ok(call.module.clone()),
         }
     }
@@ -253,6 +299,10 @@ impl fmt::Display for Tried {
             Tried::Written(case, sizes) => write!(f, "{} {sizes}", case.attributes()),
             Tried::Coded(case, sizes, encoding) => {
                 write!(f, "{} {sizes}, codes of {encoding}", case.attributes())
+            }
+            Tried::Quantised(case, sizes, encoding) => {
+                let attributes = case.attributes();
+                write!(f, "{attributes} {sizes}, codes of {encoding} and of activations")
             }
             Tried::Made(call) => f.write_str(&call.shown),
         }
@@ -483,6 +533,7 @@ pub(super) const PRIMITIVES: &[Case] = &[
     ),
     Case("%r = layernorm(%x, %norm, %bias) {eps: 0.01} : DT[T, $N]", "%r"),
     Case("%r = layernorm(%x, _, _) {eps: 0.01} : DT[T, $N]", "%r"),
+    Case("%r = quantise_rows(%x384) : quantised_rows DT[T, 384]", "%r"),
     Case("%r = linear(%k, %w, %nb) {dtype: none} : DT[T, $N]", "%r"),
     Case("%r = linear(%k, %w, _) {dtype: f32} : f32[T, $N]", "%r"),
     Case("%r = linear(%k, %w, %bias) {dtype: none} : DT[T, $N]", "%r"),

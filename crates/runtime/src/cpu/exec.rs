@@ -339,9 +339,8 @@ impl Core {
         let Some(program) = self.program(schedule, call) else { return Vec::new() };
         let results = program.results.iter().enumerate().filter_map(|(i, carried)| {
             let (ty, bytes) = self.carried(program, i)?;
-            let mut data = Vec::new();
-            elements::decode(ty.dtype, bytes, &mut data);
             let shape = ty.sizes(&self.step.dims);
+            let data = elements::values(ty, &shape, bytes).ok()?;
             Some(Observed { name: carried.name.clone(), ty: ty.clone(), shape, data })
         });
         results.collect()

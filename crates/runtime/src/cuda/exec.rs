@@ -587,10 +587,11 @@ impl Core {
             let at = self.arena_start() + program.buffers[carried.buffer as usize].offset;
             self.stream.to_host(&mut bytes, at)?;
             self.stream.synchronize()?;
-            let mut data = Vec::new();
-            elements::decode(carried.ty.dtype, &bytes, &mut data);
             let (name, ty) = (carried.name.clone(), carried.ty.clone());
-            all.push(Observed { name, shape: ty.sizes(dims), ty, data });
+            let shape = ty.sizes(dims);
+            let data = elements::values(&ty, &shape, &bytes)
+                .map_err(|message| ExecError::Launch { launch: name.clone(), message })?;
+            all.push(Observed { name, shape, ty, data });
         }
         Ok(all)
     }

@@ -12,13 +12,14 @@ use infernum_ir::{DType, Dim, Dims};
 
 use super::frame::Frame;
 
-/// What a map says of a matrix, row-major and of 16-bit elements.
+/// What a map says of a matrix, row-major.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Matrix {
     address: u64,
     rows: u64,
     columns: u64,
-    dtype: DType,
+    /// Of 16 bits; `None` for the codes of quantised rows.
+    dtype: Option<DType>,
     tile_rows: u32,
     dealt: bool,
 }
@@ -64,7 +65,7 @@ fn matrix(
         address: frame.address(value)?,
         rows: Dim::product_of(rows).ok_or("too many rows")?.eval(limits),
         columns: columns.eval(limits),
-        dtype: ty.dtype,
+        dtype: ty.encoding.is_none().then_some(ty.dtype),
         tile_rows: tile.rows,
         dealt: tile.dealt,
     })
@@ -73,19 +74,21 @@ fn matrix(
 fn encode(matrix: &Matrix) -> Result<sys::CUtensorMap, String> {
     let Matrix { address, rows, columns, dtype, tile_rows, dealt } = *matrix;
     let data_type = match dtype {
-        DType::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        other => return Err(format!("tiles: expected bf16 or f16, found {other}")),
+        Some(DType::Bf16) => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        Some(DType::F16) => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        None => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        Some(other) => return Err(format!("tiles: expected bf16 or f16, found {other}")),
     };
-    let row = columns * 2;
+    let element = if dtype.is_some() { 2 } else { 1 };
+    let (row, tile_columns) = (columns * element, TileMap::ROW_BYTES / element as u32);
     let n = TileMap::DEALT;
     // Dimensions from the innermost: their sizes, the bytes between neighbours of all but the first, and a tile's part.
     let (sizes, strides, tile) = if dealt {
         let sizes = vec![columns, 2, 4, 4, rows / u64::from(n)];
         let strides = vec![row, 8 * row, 2 * row, u64::from(n) * row];
-        (sizes, strides, vec![TileMap::COLUMNS, 2, 4, 4, tile_rows / n])
+        (sizes, strides, vec![tile_columns, 2, 4, 4, tile_rows / n])
     } else {
-        (vec![columns, rows], vec![row], vec![TileMap::COLUMNS, tile_rows])
+        (vec![columns, rows], vec![row], vec![tile_columns, tile_rows])
     };
     let steps = vec![1u32; sizes.len()];
     let mut map = sys::CUtensorMap { opaque: [0; 16] };

@@ -1,8 +1,9 @@
 //! Between stored elements and `f64`, for constants and the reference fallback.
 
 use half::{bf16, f16};
-use infernum_ir::DType;
 use infernum_ir::encoding::Element;
+use infernum_ir::encoding::quantised_rows::quantise_rows;
+use infernum_ir::{DType, TensorType};
 
 /// Bytes of one element.
 pub(crate) fn size(dtype: DType) -> usize {
@@ -30,6 +31,42 @@ pub(crate) fn decode(dtype: DType, bytes: &[u8], out: &mut Vec<f64>) {
             each::<1>(bytes, out, |b| f64::from(element.read(&b).float()));
         }
     }
+}
+
+/// The values of an activation of these sizes, quantised or not.
+pub(crate) fn values(
+    ty: &TensorType,
+    sizes: &[usize],
+    bytes: &[u8],
+) -> Result<Vec<f64>, String> {
+    let mut values = Vec::new();
+    match (&ty.encoding, sizes) {
+        (Some(encoding), &[rows, columns]) if rows > 0 => {
+            let decoder = encoding.decoder_of(rows as u64, columns as u64, bytes)?;
+            let mut row = vec![0.0; columns];
+            for n in 0..rows as u64 {
+                decoder.row(n, 0, &mut row);
+                values.extend(row.iter().map(|v| f64::from(*v)));
+            }
+        }
+        (Some(_), _) => {}
+        (None, _) => decode(ty.dtype, bytes, &mut values),
+    }
+    Ok(values)
+}
+
+/// Writes the values of an activation, rounded to nearest even; into its codes and scales where it is quantised.
+pub(crate) fn write(ty: &TensorType, values: &[f64], out: &mut [u8]) -> Result<(), String> {
+    if ty.encoding.is_none() {
+        return encode(ty.dtype, values, out);
+    }
+    let columns = ty.last_const().unwrap_or(1) as usize;
+    let values: Vec<f32> = values.iter().map(|v| *v as f32).collect();
+    let stored = quantise_rows(&values, columns)?;
+    let (expected, found) = (out.len(), stored.len());
+    let out = out.get_mut(..found).ok_or_else(|| format!("{found} bytes for {expected} of {ty}"))?;
+    out.copy_from_slice(&stored);
+    Ok(())
 }
 
 /// Writes values, rounded to nearest even.

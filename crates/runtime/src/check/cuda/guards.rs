@@ -153,7 +153,8 @@ fn outside(before: &Before, after: &[u8]) -> Result<(), String> {
                 Some((n, r)) => format!("{} byte(s) past the end of result {n}", first - r.end),
                 None => format!("{} byte(s) before result {i}", range.start - last),
             };
-            return Err(format!("writes beside its results: {near}"));
+            let spread = last - first + 1;
+            return Err(format!("writes beside its results: {near}, within {spread} byte(s)"));
         }
         from = to.max(range.end);
     }
@@ -180,11 +181,11 @@ mod tests {
         };
         assert_eq!([8, 15, 32, 39].map(told), [const { None }; 4]);
         for (at, message) in [
-            (7, "1 byte(s) before result 1"),
-            (16, "0 byte(s) past the end of result 1"),
-            (31, "15 byte(s) past the end of result 1"),
-            (40, "0 byte(s) past the end of result 0"),
-            (63, "23 byte(s) past the end of result 0"),
+            (7, "1 byte(s) before result 1, within 1 byte(s)"),
+            (16, "0 byte(s) past the end of result 1, within 1 byte(s)"),
+            (31, "15 byte(s) past the end of result 1, within 1 byte(s)"),
+            (40, "0 byte(s) past the end of result 0, within 1 byte(s)"),
+            (63, "23 byte(s) past the end of result 0, within 1 byte(s)"),
         ] {
             assert_eq!(told(at), Some(format!("writes beside its results: {message}")));
         }

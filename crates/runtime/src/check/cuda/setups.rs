@@ -174,8 +174,24 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                 all.push(Setup { op, call, dtype, batch, variants });
             }
         }
+        if let Some(encoding) = packable.iter().find(|e| e.activations().is_some()) {
+            quantised(op, case, encoding.name(), ops, &mut all);
+        }
     }
     all
+}
+
+/// The same with activations of 8 bits, of the shapes that have such.
+fn quantised(op: Op, case: &'static Case, encoding: &str, ops: &OpSet, all: &mut Vec<Setup>) {
+    for shape in CODED.iter().chain(&CODED_ONCE) {
+        for (dtype, batch) in shape.steps() {
+            let sizes = Sizes::product(case, shape.inputs, shape.heads);
+            let call = Tried::Quantised(case, sizes, encoding.to_owned());
+            if call.module(dtype, ops).is_ok() {
+                all.push(Setup { op, call, dtype, batch, variants: &[] });
+            }
+        }
+    }
 }
 
 /// What is tried of ops that calls are written of.

@@ -50,7 +50,7 @@ impl Kernel for Reference {
         let computed = (self.op.reference)(&eval)?;
         for (i, tensor) in computed.iter().enumerate() {
             let out = args.results[i].as_mut().ok_or("a result has no place")?;
-            elements::encode(out.dtype, &tensor.data, out.bytes)?;
+            elements::write(self.results[i].tensor()?, &tensor.data, out.bytes)?;
         }
         Ok(())
     }
@@ -66,7 +66,6 @@ impl Kernel for Reference {
 
 fn tensor(ty: &Type, bytes: &[u8], args: &Args<'_>) -> Result<Tensor, String> {
     let ty = ty.tensor()?;
-    let mut data = Vec::new();
-    elements::decode(ty.dtype, bytes, &mut data);
-    Ok(Tensor { shape: ty.sizes(args.dims()), data })
+    let shape = ty.sizes(args.dims());
+    Ok(Tensor { data: elements::values(ty, &shape, bytes)?, shape })
 }

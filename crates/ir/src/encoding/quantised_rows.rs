@@ -1,0 +1,155 @@
+//! Activations of 8 bits, as products of 8-bit floats take them: in each row the groups of 128 columns share a scale.
+//!
+//! The op `quantise_rows` makes them and products read them, in the same step: no checkpoint has them, so no file says
+//! how they are stored. Codes lie in the order in which tensor cores multiply them with packed weights, whose words hold
+//! columns of two eights in turn (see [`packing`](super::packing)); scales lie by groups, so that those of neighbouring
+//! tokens are side by side.
+
+use std::sync::LazyLock;
+
+use super::{Code, CodeKind, Element, Encoding, EncodingDef, Group, Stored};
+
+/// Columns that share a scale.
+pub const GROUP: usize = 128;
+
+/// The largest magnitude of a code: that of `f8e4m3`.
+const LARGEST: f32 = 448.0;
+
+/// How such rows are stored; its name in types is `quantised_rows`.
+pub fn quantised_rows() -> &'static Encoding {
+    static ROWS: LazyLock<Encoding> = LazyLock::new(|| {
+        let text = str::to_owned;
+        let tensors = [
+            ("codes", "f8e4m3 [N, K]"),
+            // Rows of whole 16 bytes, which the copy engine asks for.
+            ("scales", "f32 [ceil(K / 128), ceil(N / 4) * 4]"),
+        ];
+        let def = EncodingDef {
+            name: text("quantised_rows"),
+            doc: text("Activations of 8 bits."),
+            stored: Stored::Tensors {
+                of: text("*"),
+                tensors: tensors.map(|(name, ty)| (text(name), text(ty))).to_vec(),
+                broadcast: Vec::new(),
+                unused: Vec::new(),
+            },
+            tables: Vec::new(),
+            constants: Vec::new(),
+            // Of sixteen columns: two of the upper eight and of the lower one in turn.
+            lets: vec![(
+                text("at"),
+                text("floor(k / 16) * 16 + floor(k % 8 / 2) * 4 + k % 2 * 2 + 1 - floor(k % 16 / 8)"),
+            )],
+            group: Group { n: Some(1), k: Some(GROUP as u64) },
+            code: Code { kind: CodeKind::E4m3, bits: 8, value: text("codes[n][at]") },
+            zero: None,
+            scale: text("scales[floor(k / 128)][n]"),
+            minimum: None,
+            when: None,
+            activations: None,
+            gguf: None,
+            packed: false,
+        };
+        Encoding::new(def).unwrap_or_else(|fault| unreachable!("it is the same each time: {fault}"))
+    });
+    &ROWS
+}
+
+/// The codes of a group and their scale: the one with which the largest magnitude is the largest that a code has. In
+/// f32, operation by operation, as kernels do it: which of two neighbours a value becomes must not hang on the last bit
+/// of a scale. What is too small for a scale with an inverse is zero; with a NaN or an infinity all of it is NaN.
+pub fn quantise_group(group: &[f32]) -> (Vec<u8>, f32) {
+    let most = group.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+    if group.iter().any(|x| !x.is_finite()) {
+        return (vec![0; group.len()], f32::NAN);
+    }
+    let scale = most / LARGEST;
+    let inverse = Some(1.0 / scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0);
+    (group.iter().map(|x| e4m3(x * inverse)).collect(), scale)
+}
+
+/// Rows of so many columns, as they are stored.
+pub fn quantise_rows(values: &[f32], columns: usize) -> Result<Vec<u8>, String> {
+    let rows = values.len() / columns.max(1);
+    let mut bytes = vec![0; quantised_rows().layout(rows as u64, columns as u64)?.bytes as usize];
+    let scales = rows * columns;
+    for (i, group) in values.chunks(GROUP).enumerate() {
+        let (codes, scale) = quantise_group(group);
+        let at = i * GROUP;
+        for (k, code) in codes.iter().enumerate() {
+            bytes[at + k / 16 * 16 + k % 8 / 2 * 4 + k % 2 * 2 + 1 - k % 16 / 8] = *code;
+        }
+        let (row, group) = (at / columns, at % columns / GROUP);
+        let to = scales + (group * rows.next_multiple_of(4) + row) * 4;
+        bytes[to..to + 4].copy_from_slice(&scale.to_le_bytes());
+    }
+    Ok(bytes)
+}
+
+/// The nearest `f8e4m3`, ties to even; beyond the largest that.
+fn e4m3(x: f32) -> u8 {
+    let sign = if x.is_sign_negative() { 0x80 } else { 0 };
+    let magnitude = x.abs().min(LARGEST);
+    // Its exponent, or that of the smallest normal number: below, numbers are as far apart.
+    let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(-6);
+    // In steps of its last bit: from 8 to 16 for normal numbers. What is rounded up to 16 is 8 of the next exponent.
+    let steps = (magnitude * 2f32.powi(3 - exponent)).round_ties_even() as u8;
+    sign | ((((exponent + 6) as u8) << 3) + steps)
+}
+
+/// The value of a code under a scale.
+pub fn value(code: u8, scale: f32) -> f32 {
+    Element::F8e4m3.read(&[code]).float() * scale
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_its_own_nearest() {
+        for code in (0..=255u8).filter(|c| c & 0x7f != 0x7f) {
+            let x = Element::F8e4m3.read(&[code]).float();
+            assert_eq!(e4m3(x), code, "{x}");
+        }
+        // Halfway between neighbours, to the even one; too large, the largest.
+        assert_eq!([e4m3(1.0625), e4m3(1.1875), e4m3(1000.0)], [0x38, 0x3a, 0x7e]);
+    }
+
+    #[test]
+    fn what_is_stored_is_what_was_rounded() {
+        let (rows, columns) = (3, 2 * GROUP);
+        let values: Vec<f32> =
+            (0..rows * columns).map(|i| ((i * 37 % 101) as f32 - 50.0) * (1 + i / GROUP) as f32).collect();
+        let bytes = quantise_rows(&values, columns).expect("a matrix");
+        let (rows, columns) = (rows as u64, columns as u64);
+        let decoder = quantised_rows().decoder_of(rows, columns, &bytes).expect("all is there");
+        for (n, row) in values.chunks(columns as usize).enumerate() {
+            let mut found = vec![0.0; row.len()];
+            decoder.row(n as u64, 0, &mut found);
+            let groups = row.chunks(GROUP).flat_map(|group| {
+                let (codes, scale) = quantise_group(group);
+                codes.into_iter().map(move |code| value(code, scale))
+            });
+            assert_eq!(found, groups.collect::<Vec<_>>());
+            let far = row.iter().zip(&found).find(|(x, y)| (*x - *y).abs() > x.abs() / 16.0 + 0.1);
+            assert_eq!(far, None);
+        }
+    }
+
+    #[test]
+    fn scales_lie_behind_codes_in_rows_of_whole_sixteen_bytes() {
+        for (rows, stride) in [(1, 4), (4, 4), (13, 16)] {
+            let bytes = quantised_rows().bytes(&[rows, 2048]);
+            assert_eq!(bytes, Some(rows * 2048 + 16 * stride * 4), "{rows}");
+        }
+    }
+
+    #[test]
+    fn a_group_without_a_largest_is_zeros_or_nan() {
+        assert_eq!(quantise_group(&[0.0; 4]), (vec![0; 4], 0.0));
+        assert!(quantise_group(&[1.0, f32::NAN]).1.is_nan());
+        assert!(quantise_group(&[1.0, f32::INFINITY]).1.is_nan());
+        assert_eq!(quantise_group(&[1e-44, 0.0]).0, [0, 0]);
+    }
+}
