@@ -433,7 +433,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         const auto of = [&](int block, bool begins) { return (float4*)scratch + ((block * 2 + begins) * GROUPS + group) * EACH + me; };
         const auto together = [&]() { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); };
         const int from = block_of(turn.item * W_STEPS), to = block_of(turn.item * W_STEPS + W_STEPS - 1);
-        u32* const count = (u32*)((float4*)scratch + {{ device.sms * p.blocks }} * 2 * GROUPS * EACH) + turn.item * GROUPS + group;
+        u32* const count = (u32*)((float4*)scratch + gridDim.x * 2 * GROUPS * EACH) + turn.item * GROUPS + group;
         float4* const own = of(blockIdx.x, turn.w_begin == 0);
 #pragma unroll
         for (int j = 0; j < TOKENS / 8; j++) __stcg(own + j * 128, make_float4(sums[j][0], sums[j][1], sums[j][2], sums[j][3]));
