@@ -89,7 +89,8 @@ impl Yields {
     pub fn of(results: &[Carried]) -> Option<Yields> {
         let is_logits = |Carried { ty, .. }: &Carried| {
             let float = matches!(ty.dtype, DType::F32 | DType::F16 | DType::Bf16);
-            float && ty.rank() == 2 && !ty.is_ragged() && ty.last_const().is_some()
+            let plain = float && ty.encoding.is_none();
+            plain && ty.rank() == 2 && !ty.is_ragged() && ty.last_const().is_some()
         };
         let is = |c: &Carried, dtype, rank| c.ty.dtype == dtype && c.ty.rank() == rank;
         match results {

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// How the copy engine (TMA, from sm_90 on) finds tiles of a matrix of 16-bit elements, or of codes of 8 bits: so many
 /// rows of 128 bytes, laid out in shared memory with the 16-byte chunks of a row
-/// exchanged by its number modulo 8, as tensor cores read them. Rows beyond the last are zero.
+/// exchanged by its number modulo 8, as tensor cores read them. Rows beyond the last are zero. Of packed codes of 8 bits a tile
+/// is 64 columns of so many rows, a multiple of 8, in rows of 64 bytes: rows 0 and 1 of each eight, then 2 and 3, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TileMap {
     /// Index into [`crate::Launch::named_values`].

@@ -6,6 +6,8 @@ template <int COUNT, int TOKENS> struct Experts {
     const u32 *order, *starts;
     u32 choices;                                       // of all tokens
     u32 *rows, *tiles;                                 // in shared memory: where an expert's choices begin, and its tiles of tokens
+    struct Early {};
+    __device__ __forceinline__ Early early(int, int) const { return Early(); }
 
     // All threads; what is read was written by launches before.
     __device__ __forceinline__ void setup() {

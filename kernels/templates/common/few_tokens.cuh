@@ -1,6 +1,6 @@
 {# What a variant's product needs, of any number of tokens, but for its `Op` and the kernel: see skinny_store.cuh, skinny_gated.cuh and
    skinny_argmax.cuh. Its constants say whose it is: `boxes` of chain.cuh, `mma_rows` of product_mma.cuh, `activations` of
-   product.cuh, `outputs` of cooperative.cuh. #}
+   product.cuh, `outputs` of cooperative.cuh, and with x of 8 bits of eights.cuh. #}
 {% include "common/prelude.cuh" %}
 {% include "common/async_copy.cuh" %}
 {% include "common/dense_rows.cuh" %}
@@ -30,6 +30,6 @@
 {% include "common/vec.cuh" %}
 {% include "common/wgmma.cuh" %}
 {% include "common/tile_product.cuh" %}
-{% include "common/cooperative.cuh" %}
+{% if x.quantised %}{% include "common/eights.cuh" %}{% else %}{% include "common/cooperative.cuh" %}{% endif %}
 {% endif %}
 {% include "common/skinny_op.cuh" %}

@@ -18,8 +18,9 @@
 // columns. A warp makes values of those of its 16 rows in registers, from which tensor cores take them: rounded as those of a
 // decoded copy are, and in the same order.
 //
-// Where x, too, is of 8-bit floats (`Op::EIGHT`, of `quantise_rows`), tensor cores take words of codes as they are: x's columns lie in
-// their order. A tile of x is 128 columns, and comes with its tokens' scales. What products of 128 columns come to is scaled and
+// Where x, too, is of 8-bit floats (`Op::EIGHT`, of `quantise_rows`), tensor cores take words of codes as they are. The order in which
+// x's columns lie is that of a row of packed codes, as eights.cuh wants it, so that a lane takes its words from the four
+// lanes of its row. A tile of x is 128 columns, and comes with its tokens' scales. What products of 128 columns come to is scaled and
 // added in f32, for 64 tokens at a time: tensor cores keep fewer bits of sums of such products.
 //
 // An `Op` says what becomes of sums:
@@ -28,7 +29,8 @@
 //   BOX, row(q, part)     so many outputs from q on, a multiple of BOX, have their rows side by side, from there on
 //   tokens
 //   prepare()             a warpgroup keeps what finish() wants of the tokens, once
-//   finish(q, t, a, b)    takes the sums of outputs q .. q + 7 of token t, b of their second rows
+//   Early, early(q, t)    what `finish` reads beside sums
+//   finish(q, t, a, b, early)  takes the sums of outputs q .. q + 7 of token t, b of their second rows
 //   GROUPED               whether each token goes to one of many w: see experts.cuh. Rows of x are then gathered by GATHERS warps,
 //                         from source(t); expert e has ROWS rows of w from e * ROWS on, second ones in a matrix of their own
 
@@ -375,12 +377,16 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             for (int step = 0; step < turn.w_steps; step++) {
                 barrier_wait(w_full + w_slot * 8, w_parity);
                 const u32 from = w_ring + w_slot * W_BYTES + warp * 2 * P::BYTES;
-                typename V::Chunk words[2];
+                u32 words[4][4];                       // of 32 columns: of both rows, first and second sixteen
                 float scale[2];
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     typename V::Scale row;
-                    V::load(words[r], from + r * P::BYTES, 0, lane);
+                    const u32 own = from + r * P::BYTES + P::AT0 + lane / 4 * 64 + lane % 4 * 4;
+#pragma unroll
+                    for (int k = 0; k < 4; k++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++) words[k][i * 2 + r] = load4_shared(own + k / 2 * 512 + k % 2 * 32 + i * 16);
                     row.load(from + r * P::BYTES, lane / 4);
                     scale[r] = row.template get<0>();
                 }
@@ -393,9 +399,8 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                     wgmma_fence();
 #pragma unroll
                     for (int k = 0; k < 4; k++) {
-                        const u32 a[4] = {words[0].w[k][0], words[1].w[k][0], words[0].w[k][1], words[1].w[k][1]};
                         const u32 low = (u32)x + piece * (PIECE * 128 / 16) + k * 2;   // no carry: one word stays
-                        tile_product_eight(some, a, (x & 0xffffffff00000000) | low, k > 0);
+                        tile_product_eight(some, words[k], (x & 0xffffffff00000000) | low, k > 0);
                     }
                     wgmma_commit();
                     wgmma_wait<0>();
@@ -472,6 +477,15 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll
         for (int c = 0; c < TOKENS / CHUNK; c++, chunks++) {
             const int base_token = at.token + c * CHUNK, tokens = min(CHUNK, at.end - base_token);
+            const int from = MERGES ? rank * SHARE : 0, to = MERGES ? min(tokens, from + SHARE) : tokens;
+            // What a thread will finish: eight outputs of a token each time. What that takes beside sums is asked for before they meet.
+            constexpr int EACH = (SHARE * (OUTPUTS / 8) + 127) / 128;
+            const auto item = [&](int n) { return me + from * (OUTPUTS / 8) + n * 128; };
+            const auto is_there = [&](int i) { return i < to * (OUTPUTS / 8) && q0 + i % (OUTPUTS / 8) * 8 < ALL; };
+            typename Op::Early early[EACH];
+#pragma unroll
+            for (int n = 0; n < EACH; n++)
+                if (is_there(item(n))) early[n] = op.early(q0 + item(n) % (OUTPUTS / 8) * 8, base_token + item(n) / (OUTPUTS / 8));
             if (!MERGES) together();                   // all have read the chunk before
             else if (chunks > 0) barrier_wait(inbound_empty + group * 8, (chunks - 1) & 1);
 #pragma unroll
@@ -487,11 +501,10 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 if (me < RANKS && me != rank) send(shared_at(inbound + rank * SHARE * ROW), shared_at(own + me * SHARE * ROW), SHARE * ROW * 4, full, me);
                 barrier_wait(full, chunks & 1);
             }
-            const int from = MERGES ? rank * SHARE : 0, to = MERGES ? min(tokens, from + SHARE) : tokens;
-#pragma unroll 4
-            for (int i = me + from * (OUTPUTS / 8); i < to * (OUTPUTS / 8); i += 128) {
-                const int t = i / (OUTPUTS / 8), q = i % (OUTPUTS / 8) * 8;
-                if (q0 + q >= ALL) continue;
+#pragma unroll
+            for (int n = 0; n < EACH; n++) {
+                const int i = item(n), t = i / (OUTPUTS / 8), q = i % (OUTPUTS / 8) * 8;
+                if (!is_there(i)) continue;
                 float v[2][8] = {};
 #pragma unroll
                 for (int part = 0; part < Op::PARTS; part++)
@@ -502,7 +515,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                         v[part][0] += a.x, v[part][1] += a.y, v[part][2] += a.z, v[part][3] += a.w;
                         v[part][4] += b.x, v[part][5] += b.y, v[part][6] += b.z, v[part][7] += b.w;
                     }
-                op.finish(q0 + q, base_token + t, v[0], v[1]);
+                op.finish(q0 + q, base_token + t, v[0], v[1], early[n]);
             }
             if (MERGES) {
                 together();

@@ -70,12 +70,17 @@ impl Plan {
         }
         for tile in &run.tiles {
             let value = launch.named_values().nth(tile.value as usize).and_then(|(_, v)| v);
+            let packed = |ty: &TensorType| {
+                let packing = ty.encoding.as_ref().and_then(|e| e.packing());
+                let bytes = packing.is_some_and(|p| p.columns == 128 && p.planes.iter().map(|p| p.bits).eq([8]));
+                bytes && ty.rank() == 2 && tile.rows.is_multiple_of(8)
+            };
             // The copy engine takes rows that begin at multiples of 16 bytes.
             let readable = |ty: &TensorType| {
                 let in_elements = ty.encoding.is_none()
                     && matches!(ty.dtype, DType::Bf16 | DType::F16)
                     && ty.last_const().is_some_and(|n| n > 0 && n % 8 == 0);
-                in_elements || ty.encoding.as_ref() == Some(quantised_rows())
+                in_elements || ty.encoding.as_ref() == Some(quantised_rows()) || packed(ty)
             };
             if !value.and_then(|v| v.ty.tensor().ok()).is_some_and(readable) {
                 return fault(place, format!("value {} cannot be read in tiles", tile.value));

@@ -169,14 +169,23 @@ impl Encoding {
         let when = def.when.as_ref().map(|text| texts.expr(FaultIn::When, text)).transpose()?;
         let of = FaultIn::Activations;
         let activations = def.activations.as_ref().map(|t| texts.expr(of, t)).transpose()?;
-        let group = def.group.k.unwrap_or(quantised_rows::GROUP as u64);
-        let fits = def.code.kind == CodeKind::E4m3 && group % quantised_rows::GROUP as u64 == 0;
-        if activations.is_some() && !fits {
+        // Kernels scale sums of so many columns, of eight rows or once all columns are summed.
+        let fits = match (def.group.k, def.group.n) {
+            (None, _) => true,
+            (Some(k), n) => {
+                k.is_multiple_of(quantised_rows::GROUP as u64)
+                    && n.is_none_or(|n| n.is_multiple_of(packing::ROWS))
+            }
+        };
+        if activations.is_some() && !(def.code.kind == CodeKind::E4m3 && fits) {
             let message = format!(
-                "activations are codes of kind e4m3 in groups of {} columns: expected weights that are, too, found {} in \
-                 groups of {group}",
+                "activations are codes of kind e4m3 in groups of {} columns: expected weights that are, too, with a scale for a \
+                 row or for multiples of {} rows and {} columns; found {} in groups of {:?}",
                 quantised_rows::GROUP,
-                def.code.kind.name()
+                packing::ROWS,
+                quantised_rows::GROUP,
+                def.code.kind.name(),
+                def.group,
             );
             return Err(fault(of, message));
         }

@@ -206,6 +206,7 @@ impl Packing {
             ("ADDED", self.added.to_string()),
             ("ZERO", self.zero.to_string()),
             ("PLANES", self.planes.len().to_string()),
+            ("ROW_SCALES", encoding.def().group.k.is_none().to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();

@@ -1,9 +1,9 @@
 //! Activations of 8 bits, as products of 8-bit floats take them: in each row the groups of 128 columns share a scale.
 //!
 //! The op `quantise_rows` makes them and products read them, in the same step: no checkpoint has them, so no file says
-//! how they are stored. Codes lie in the order in which tensor cores multiply them with packed weights, whose words hold
-//! columns of two eights in turn (see [`packing`](super::packing)); scales lie by groups, so that those of neighbouring
-//! tokens are side by side.
+//! how they are stored. Codes lie in the order of a row of packed weights (see [`packing`](super::packing)), so that tensor cores
+//! multiply both as they are: 64 columns after 64, of which each pair of every eight has sixteen bytes, and in these words hold
+//! columns of two eights in turn. Scales lie by groups, so that those of neighbouring tokens are side by side.
 
 use std::sync::LazyLock;
 
@@ -35,10 +35,10 @@ pub fn quantised_rows() -> &'static Encoding {
             },
             tables: Vec::new(),
             constants: Vec::new(),
-            // Of sixteen columns: two of the upper eight and of the lower one in turn.
+            // Of sixteen columns: one of the upper eight and of the lower one in turn.
             lets: vec![(
                 text("at"),
-                text("floor(k / 16) * 16 + floor(k % 8 / 2) * 4 + k % 2 * 2 + 1 - floor(k % 16 / 8)"),
+                text("floor(k / 64) * 64 + floor(k % 8 / 2) * 16 + floor(k % 64 / 16) * 4 + k % 2 * 2 + 1 - floor(k % 16 / 8)"),
             )],
             group: Group { n: Some(1), k: Some(GROUP as u64) },
             code: Code { kind: CodeKind::E4m3, bits: 8, value: text("codes[n][at]") },
@@ -77,7 +77,7 @@ pub fn quantise_rows(values: &[f32], columns: usize) -> Result<Vec<u8>, String> 
         let (codes, scale) = quantise_group(group);
         let at = i * GROUP;
         for (k, code) in codes.iter().enumerate() {
-            bytes[at + k / 16 * 16 + k % 8 / 2 * 4 + k % 2 * 2 + 1 - k % 16 / 8] = *code;
+            bytes[at + k / 64 * 64 + k % 8 / 2 * 16 + k % 64 / 16 * 4 + k % 2 * 2 + 1 - k % 16 / 8] = *code;
         }
         let (row, group) = (at / columns, at % columns / GROUP);
         let to = scales + (group * rows.next_multiple_of(4) + row) * 4;

@@ -18,10 +18,19 @@ struct Matrix {
     address: u64,
     rows: u64,
     columns: u64,
-    /// Of 16 bits; `None` for the codes of quantised rows.
-    dtype: Option<DType>,
+    stored: Stored,
     tile_rows: u32,
-    dealt: bool,
+}
+
+/// How a matrix is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Stored {
+    /// As elements of 16 bits, and whether a tile's rows are dealt.
+    Elements(DType, bool),
+    /// As the codes of quantised rows.
+    Codes,
+    /// As packed codes of 8 bits: the bytes of a unit.
+    Packed(u64),
 }
 
 /// The maps that launches asked for. There are as many as there are operands read in tiles, in all
@@ -61,34 +70,58 @@ fn matrix(
     let value = value.ok_or("an operand read in tiles is left out")?;
     let ty = value.ty.tensor()?;
     let (columns, rows) = ty.shape.split_last().ok_or("an operand read in tiles is a scalar")?;
+    let stored = match &ty.encoding {
+        None => Stored::Elements(ty.dtype, tile.dealt),
+        Some(encoding) => encoding.packing().map_or(Stored::Codes, |p| Stored::Packed(p.bytes)),
+    };
     Ok(Matrix {
         address: frame.address(value)?,
         rows: Dim::product_of(rows).ok_or("too many rows")?.eval(limits),
         columns: columns.eval(limits),
-        dtype: ty.encoding.is_none().then_some(ty.dtype),
+        stored,
         tile_rows: tile.rows,
-        dealt: tile.dealt,
     })
 }
 
 fn encode(matrix: &Matrix) -> Result<sys::CUtensorMap, String> {
-    let Matrix { address, rows, columns, dtype, tile_rows, dealt } = *matrix;
-    let data_type = match dtype {
-        Some(DType::Bf16) => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        Some(DType::F16) => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        None => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
-        Some(other) => return Err(format!("tiles: expected bf16 or f16, found {other}")),
+    let Matrix { address, rows, columns, stored, tile_rows } = *matrix;
+    let data_type = match stored {
+        Stored::Elements(DType::Bf16, _) => {
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+        }
+        Stored::Elements(DType::F16, _) => {
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+        }
+        Stored::Codes | Stored::Packed(_) => {
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8
+        }
+        Stored::Elements(other, _) => {
+            return Err(format!("tiles: expected bf16 or f16, found {other}"));
+        }
     };
-    let element = if dtype.is_some() { 2 } else { 1 };
+    let element = if matches!(stored, Stored::Elements(..)) { 2 } else { 1 };
     let (row, tile_columns) = (columns * element, TileMap::ROW_BYTES / element as u32);
     let n = TileMap::DEALT;
     // Dimensions from the innermost: their sizes, the bytes between neighbours of all but the first, and a tile's part.
-    let (sizes, strides, tile) = if dealt {
-        let sizes = vec![columns, 2, 4, 4, rows / u64::from(n)];
-        let strides = vec![row, 8 * row, 2 * row, u64::from(n) * row];
-        (sizes, strides, vec![tile_columns, 2, 4, 4, tile_rows / n])
-    } else {
-        (vec![columns, rows], vec![row], vec![tile_columns, tile_rows])
+    let (sizes, strides, tile) = match stored {
+        Stored::Elements(_, true) => {
+            let sizes = vec![columns, 2, 4, 4, rows / u64::from(n)];
+            let strides = vec![row, 8 * row, 2 * row, u64::from(n) * row];
+            (sizes, strides, vec![tile_columns, 2, 4, 4, tile_rows / n])
+        }
+        // A unit has eight rows by 128 columns, in two halves of 64 bytes of each row: pairs of rows, eights, four pairs, units.
+        Stored::Packed(unit) => {
+            let across = columns.div_ceil(128);
+            let sizes = vec![64, 2, rows.div_ceil(8), 8, across];
+            let strides = vec![64, across * unit, 128, unit];
+            (sizes, strides, vec![64, 2, tile_rows / 8, 4, 1])
+        }
+        _ => (vec![columns, rows], vec![row], vec![tile_columns, tile_rows]),
+    };
+    // Chunks of a tile's row are exchanged as tensor cores read them.
+    let swizzle = match stored {
+        Stored::Packed(_) => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        _ => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
     };
     let steps = vec![1u32; sizes.len()];
     let mut map = sys::CUtensorMap { opaque: [0; 16] };
@@ -105,7 +138,7 @@ fn encode(matrix: &Matrix) -> Result<sys::CUtensorMap, String> {
             tile.as_ptr(),
             steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
