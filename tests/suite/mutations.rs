@@ -192,7 +192,9 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         what: "RWKV's weights fall twice as fast",
         fixture: "rwkv/tied",
-        change: |t| swap(t, " = scan(", "old[c] = held - exp(decay)", "old[c] = held - 2 * exp(decay)"),
+        change: |t| {
+            swap(t, " = scan(", "old[c] = held - exp(decay)", "old[c] = held - 2 * exp(decay)")
+        },
     },
     Mutation {
         what: "RWKV's first token has one before it",

@@ -260,7 +260,8 @@ fn body_names(body: &Entries<'_, SpecCall<'_>>) -> Vec<String> {
 
 fn weight_names(weights: &Entries<'_, WeightDecl<'_>>) -> Vec<String> {
     let all = weights.iter().flat_map(|(name, w)| {
-        let given = w.shape.iter().copied().chain([w.when, w.same_as, w.stack].into_iter().flatten());
+        let given =
+            w.shape.iter().copied().chain([w.when, w.same_as, w.stack].into_iter().flatten());
         given.flat_map(names).chain(placeholders(name))
     });
     all.collect()

@@ -314,7 +314,8 @@ fn fill<'t>(
         let (before, from) = rest.split_at(at);
         filled.push_str(before);
         let Some(end) = from.find('}').filter(|end| *end > 0) else {
-            let message = "expected `{layer}`, `{expert}` or a parameter in braces, found one brace";
+            let message =
+                "expected `{layer}`, `{expert}` or a parameter in braces, found one brace";
             return Err((&from[..1], message.to_owned()));
         };
         let (placeholder, after) = from.split_at(end + 1);

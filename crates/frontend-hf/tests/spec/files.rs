@@ -194,8 +194,7 @@ fn tensors_are_named_by_parameters() {
         ) })",
     );
     let source = infernum_frontend_hf::spec::Source::new("mine.ron", &family);
-    let config =
-        CONFIG.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4");
+    let config = CONFIG.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4");
     let module =
         lowered(&source, &Library::default(), &config, 64).unwrap_or_else(|e| panic!("{e}")).module;
     let text = check(&module);
