@@ -180,6 +180,73 @@ const MUTATIONS: &[Mutation] = &[
         change: |t| swap(t, " = scan(", "exp(-exp(rate) * step)", "exp(-exp(rate))"),
     },
     Mutation {
+        what: "a shift of tokens that shifts none",
+        fixture: "rwkv/tied",
+        change: |t| swap(t, " = table(", "\"1 - i % 2\"", "\"i % 2\""),
+    },
+    Mutation {
+        what: "RWKV weighs a token itself as it does those before",
+        fixture: "rwkv/tied",
+        change: |t| swap(t, " = scan(", "held - key - bonus", "held - key"),
+    },
+    Mutation {
+        what: "RWKV's weights fall twice as fast",
+        fixture: "rwkv/tied",
+        change: |t| {
+            swap(t, " = scan(", "old[c] = held - exp(decay)", "old[c] = held - 2 * exp(decay)")
+        },
+    },
+    Mutation {
+        what: "RWKV's first token has one before it",
+        fixture: "rwkv/tied",
+        change: |t| swap(t, " = scan(", "first > 0 ? -1e30 : s", "s"),
+    },
+    Mutation {
+        what: "a residual that was halved, and what is added to it that is not",
+        fixture: "rwkv/rescaled",
+        change: |t| swap(t, ".fed.act = map(", "** 2 * 0.5", "** 2"),
+    },
+    Mutation {
+        what: "shared weights of another layer's turn",
+        fixture: "zamba2/turns",
+        change: |t| swap(t, "o_proj.weight = weight", "layers.2.shared", "layers.0.shared"),
+    },
+    Mutation {
+        what: "low-rank projections of another use of shared weights",
+        fixture: "zamba2/turns",
+        change: |t| swap(t, " = weight", "adapter_list.2.", "adapter_list.0."),
+    },
+    Mutation {
+        what: "the hidden state in place of the embedding that it began as",
+        fixture: "zamba2/turns",
+        change: |t| swap(t, ".both = concat(", "%embedded.x)", "%x)"),
+    },
+    Mutation {
+        what: "channels of Mamba in place of their gates",
+        fixture: "zamba/shared",
+        change: |t| swap(t, ".mixed_part = slice(", "start: 0", "start: 1"),
+    },
+    Mutation {
+        what: "mLSTM forgets nothing of its matrix",
+        fixture: "xlstm/bias",
+        change: |t| swap(t, ".memory_after", "exp(held + keep - peak)", "exp(held - peak)"),
+    },
+    Mutation {
+        what: "mLSTM divides by a sum of 1 at least, however small its weights",
+        fixture: "xlstm/bias",
+        change: |t| swap(t, ".total_after", "exp(-peak)", "1"),
+    },
+    Mutation {
+        what: "lightning attention forgets as fast in all heads",
+        fixture: "minimax/factors",
+        change: |t| swap(t, ".decay = table(", "(-8 * (i + 1) / 4)", "(-8 / 4)"),
+    },
+    Mutation {
+        what: "heads without gates",
+        fixture: "lfm3/gates",
+        change: |t| swap(t, ".head_gates.open = map(", "1 / (1 + exp(-a))", "1"),
+    },
+    Mutation {
         what: "a convolution without its bias",
         fixture: "lfm2/bias",
         change: |t| {

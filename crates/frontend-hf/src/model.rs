@@ -22,7 +22,8 @@ pub const OWN_METHOD: &str = "infernum";
 /// How long a context is held when neither user nor config says.
 const DEFAULT_LENGTH: u64 = 2048;
 /// What configs call the longest sequence.
-const LENGTHS: [&str; 4] = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length"];
+const LENGTHS: [&str; 5] =
+    ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length"];
 /// What sentence-transformers cuts texts to.
 const MEANT_LENGTH: &str = "modules.Transformer.max_seq_length";
 

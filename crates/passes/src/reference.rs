@@ -157,7 +157,7 @@ fn expressions() -> String {
     let _ = writeln!(out, "- element types: {}", list(dtypes));
     out + "\nOperators of bits take whole numbers of 64 bits in two's complement. `round` takes halves to the even number, `a ?? b` is b where a is null, `a.key` and `a[0]` look \
      into maps and lists, `'text'` stands in single quotes. Text and lists have `len` and `contains`; \
-     `first(list, n)` are the first n items of a list, and `last(list, x)` is where the last that is x stands.\n"
+     `first(list, n)` are the first n items of a list, `last(list, x)` is where the last that is x stands, and `places(list, x)` are all such places.\n"
 }
 
 fn structure(s: &Structure) -> String {

@@ -91,7 +91,8 @@ fn function(func: Func) -> &'static str {
         Func::Round => "rintf",
         Func::Min => "fminf",
         Func::Max => "fmaxf",
-        Func::Len | Func::Contains | Func::First | Func::Last => "", // refused when the expression is compiled
+        // Refused when the expression is compiled.
+        Func::Len | Func::Contains | Func::First | Func::Last | Func::Places => "",
     }
 }
 

@@ -80,11 +80,11 @@ impl<'a> Builder<'a> {
     }
 
     /// The frame of a part, which the values `carried` reach.
-    pub(super) fn frame(&mut self, prefix: &str, carried: &[(&'a str, Type)]) -> Frame<'a> {
+    pub(super) fn frame(&mut self, prefix: &str, carried: &[(&'a str, Type)]) -> Result<Frame<'a>> {
         let mut frame = Frame {
             scope: self.family.child(),
             name_prefix: String::new(),
-            weight_prefix: prefix.to_owned(),
+            weight_prefix: self.filled(self.family, prefix)?,
             values: HashMap::new(),
             weights: HashMap::new(),
             depth: 0,
@@ -94,7 +94,7 @@ impl<'a> Builder<'a> {
             let value = self.graph.param(unique, Param::Carry(i as u32), ty.clone());
             frame.values.insert(name, value);
         }
-        frame
+        Ok(frame)
     }
 
     /// Ends the graph: its results are `results` and the last version of every state.
@@ -409,7 +409,7 @@ impl<'a> Builder<'a> {
             return Err(self.cx.at(call.name, message));
         }
         self.cx.spend(call.name, 512)?;
-        let weight_prefix = format!("{}{}", frame.weight_prefix, self.at_prefix(call)?);
+        let weight_prefix = format!("{}{}", frame.weight_prefix, self.at_prefix(frame, call)?);
         if weight_prefix.len() > MAX_TENSOR_NAME {
             return Err(self.cx.at(call.name, "the names of this block's tensors are too long"));
         }
@@ -423,7 +423,7 @@ impl<'a> Builder<'a> {
         };
         self.bind(frame, &mut inner, call, block)?;
         let before = self.renames.len();
-        self.push_renames(&inner, call)?;
+        self.push_renames(frame, &inner, call)?;
         let entered = self.enter(&mut inner, block, results).map_err(|e| self.called(e, call));
         let renames = self.renames.split_off(before);
         let result = entered?;
@@ -500,12 +500,10 @@ impl<'a> Builder<'a> {
     }
 
     /// The text of a block call's `at`.
-    fn at_prefix(&self, call: &SpecCall<'a>) -> Result<&'a str> {
+    fn at_prefix(&self, frame: &Frame<'a>, call: &SpecCall<'a>) -> Result<String> {
         match call.arg("at") {
-            None => Ok(""),
-            Some((_, Argument::One(Arg::Text(text)))) => {
-                self.check_placeholders(text).map(|()| *text)
-            }
+            None => Ok(String::new()),
+            Some((_, Argument::One(Arg::Text(text)))) => self.filled(&frame.scope, text),
             Some((key, _)) => Err(self.cx.at(key, "expected a text such as \"self_attn.\"")),
         }
     }

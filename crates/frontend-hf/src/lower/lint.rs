@@ -76,7 +76,8 @@ impl<'a> Lint<'a, '_> {
         let parts = [&family.embed, &family.head, &family.pool, &family.score];
         let parts = parts.into_iter().flatten();
         let kinds = family.layers.iter().flat_map(|l| l.kinds.iter().map(|(_, part)| part));
-        for Part { weights, body, gives, .. } in parts.chain(kinds) {
+        for Part { prefix, weights, body, gives } in parts.chain(kinds) {
+            mentioned.extend(placeholders(prefix));
             mentioned.extend(weight_names(weights));
             mentioned.extend(body_names(body));
             self.calls(body, &Names::new());
@@ -231,6 +232,8 @@ fn family_params<'a>(family: &Family<'a>) -> impl Iterator<Item = &'a str> {
 fn names(arg: Arg<'_>) -> Vec<String> {
     let mut found = Vec::new();
     let Arg::Text(text) = arg else { return found };
+    // Of a prefix of names, or of another tensor's name.
+    found.extend(placeholders(text));
     if let Ok(e) = text.parse::<Expr>() {
         e.names(&mut |n| found.push(n.to_owned()));
     } else if let Ok(recurrence) = text.parse::<Recurrence>() {
@@ -239,19 +242,27 @@ fn names(arg: Arg<'_>) -> Vec<String> {
     found
 }
 
+/// The names that stand in braces in the name of a tensor.
+fn placeholders(text: &str) -> Vec<String> {
+    let braced = text.split('{').skip(1).filter_map(|rest| rest.split_once('}'));
+    braced.map(|(name, _)| name.to_owned()).collect()
+}
+
 fn body_names(body: &Entries<'_, SpecCall<'_>>) -> Vec<String> {
     let arguments = body.iter().flat_map(|(_, call)| &call.args);
-    let all = arguments.flat_map(|(_, argument)| match argument {
-        Argument::One(arg) => vec![*arg],
-        Argument::List(list) => list.clone(),
-        Argument::Names(_) => Vec::new(),
-    });
-    all.flat_map(names).collect()
+    let mentioned = |(_, argument): &(&str, Argument<'_>)| match argument {
+        Argument::One(arg) => names(*arg),
+        Argument::List(list) => list.iter().copied().flat_map(names).collect(),
+        Argument::Names(renamed) => renamed.iter().flat_map(|(_, to)| placeholders(to)).collect(),
+    };
+    arguments.flat_map(mentioned).collect()
 }
 
 fn weight_names(weights: &Entries<'_, WeightDecl<'_>>) -> Vec<String> {
-    let all = weights.iter().flat_map(|(_, w)| {
-        w.shape.iter().copied().chain([w.when, w.same_as, w.stack].into_iter().flatten())
+    let all = weights.iter().flat_map(|(name, w)| {
+        let given =
+            w.shape.iter().copied().chain([w.when, w.same_as, w.stack].into_iter().flatten());
+        given.flat_map(names).chain(placeholders(name))
     });
-    all.flat_map(names).collect()
+    all.collect()
 }

@@ -558,8 +558,7 @@ impl Parts<'_> {
         let Family { names: always, also_named: also, transposed, .. } = self.family;
         let names = Names { always, also, transposed };
         let mut builder = Builder::new(name, scope, self.blocks, names, layer);
-        builder.check_placeholders(part.prefix)?;
-        let mut frame = builder.frame(part.prefix, carried);
+        let mut frame = builder.frame(part.prefix, carried)?;
         builder.declare_weights(&mut frame, &part.weights)?;
         builder.body(&mut frame, &part.body)?;
         let mut results = Vec::new();

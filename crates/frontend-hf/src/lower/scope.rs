@@ -183,12 +183,14 @@ impl<'a> Scope<'a> {
         Ok(())
     }
 
-    fn param(&self, name: &str) -> Option<&Value> {
+    /// The value of a parameter.
+    pub(super) fn param(&self, name: &str) -> Option<&Value> {
         let own = self.params.iter().rev().find(|p| p.name == name).map(|p| &p.value);
         own.or_else(|| self.outer?.param(name))
     }
 
-    fn names(&self) -> Vec<&str> {
+    /// The names of all parameters.
+    pub(super) fn names(&self) -> Vec<&str> {
         let outer = self.outer.map(Scope::names).unwrap_or_default();
         self.params.iter().map(|p| p.name).chain(outer).collect()
     }

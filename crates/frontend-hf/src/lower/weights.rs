@@ -4,10 +4,11 @@
 use std::cell::Cell;
 
 use infernum_ir::expr::Value;
-use infernum_ir::{Attr, Dim, Op, Param, TensorType, Type, ValueId, WeightRef};
+use infernum_ir::{Attr, Dim, Op, Param, TensorType, Type, ValueId, WeightRef, nearest};
 
 use super::StoredAs;
 use super::body::{Builder, Frame, MAX_NAME};
+use super::scope::{Scope, brief};
 use crate::model::matches;
 use crate::spec::{Argument, Entries, SpecCall, WeightDecl};
 
@@ -85,17 +86,15 @@ pub(super) struct Rename<'a> {
     /// What the block calls it, or what begins with it and a dot.
     pub(super) from: &'a str,
     /// What the checkpoint calls it.
-    pub(super) to: &'a str,
+    pub(super) to: String,
     pub(super) used: Cell<bool>,
 }
 
 impl<'a> Builder<'a> {
-    /// Refuses a placeholder in the name of a tensor that nothing fills in; `text` is a piece of a source.
-    pub(super) fn check_placeholders(&self, text: &str) -> Result<()> {
-        match unknown_placeholder(text, self.layer.is_some()) {
-            Some((place, message)) => Err(self.cx.at(place, message)),
-            None => Ok(()),
-        }
+    /// A name of tensors with the parameters in it filled in; `text` is a piece of a source.
+    pub(super) fn filled(&self, scope: &Scope<'_>, text: &str) -> Result<String> {
+        fill(scope, text, self.layer.is_some())
+            .map_err(|(place, message)| self.cx.at(place, message))
     }
 
     /// Evaluates the declarations of a body's weights.
@@ -123,15 +122,11 @@ impl<'a> Builder<'a> {
             None => Value::Null,
             Some(arg) => scope.eval(arg)?,
         };
-        self.check_placeholders(name)?;
+        let own = self.filled(scope, name)?;
         let full = match (tied, decl.same_as) {
-            (Value::Str(other), Some(arg)) => {
-                if let Some((_, message)) = unknown_placeholder(&other, self.layer.is_some()) {
-                    return Err(self.cx.at_arg(arg, name, message));
-                }
-                other
-            }
-            (Value::Null, _) | (_, None) => self.renamed(format!("{}{name}", frame.weight_prefix)),
+            (Value::Str(other), Some(arg)) => fill(scope, &other, self.layer.is_some())
+                .map_err(|(_, message)| self.cx.at_arg(arg, name, message))?,
+            (Value::Null, _) | (_, None) => self.renamed(format!("{}{own}", frame.weight_prefix)),
             (v, Some(arg)) => {
                 return Err(scope.unexpected(name, arg, "a tensor's name or null", &v));
             }
@@ -263,7 +258,12 @@ impl<'a> Builder<'a> {
     }
 
     /// Takes the `rename` of a block's call.
-    pub(super) fn push_renames(&mut self, inner: &Frame<'a>, call: &'a SpecCall<'a>) -> Result<()> {
+    pub(super) fn push_renames(
+        &mut self,
+        frame: &Frame<'a>,
+        inner: &Frame<'a>,
+        call: &'a SpecCall<'a>,
+    ) -> Result<()> {
         let names = match call.arg("rename") {
             None => return Ok(()),
             Some((_, Argument::Names(names))) => names,
@@ -276,8 +276,8 @@ impl<'a> Builder<'a> {
             if from.is_empty() || to.is_empty() {
                 return Err(self.cx.at(from, "expected two names, found an empty one"));
             }
-            self.check_placeholders(to)?;
-            self.cx.spend(from, 64 + inner.weight_prefix.len())?;
+            let to = self.filled(&frame.scope, to)?;
+            self.cx.spend(from, 64 + inner.weight_prefix.len() + to.len())?;
             let (base, used) = (inner.weight_prefix.clone(), Cell::new(false));
             self.renames.push(Rename { base, from, to, used });
         }
@@ -301,36 +301,57 @@ impl<'a> Builder<'a> {
 const LAYER: &str = "{layer}";
 const EXPERT: &str = "{expert}";
 
-/// The first placeholder in the name of a tensor that stands for nothing, and what is wrong with it.
-fn unknown_placeholder(text: &str, in_layer: bool) -> Option<(&str, String)> {
-    let mut rest = text;
+/// `text`, the name of a tensor or a part of one, with the numbers of parameters that stand in braces; else the place
+/// where it says what it should not, and what is wrong. `{layer}` and `{expert}` stay: they are filled in for each layer that
+/// runs the graph and for each tensor of a stack.
+fn fill<'t>(
+    scope: &Scope<'_>,
+    text: &'t str,
+    in_layer: bool,
+) -> std::result::Result<String, (&'t str, String)> {
+    let (mut filled, mut rest) = (String::new(), text);
     while let Some(at) = rest.find(['{', '}']) {
-        let from = &rest[at..];
-        let end = from.find('}').filter(|end| *end > 0);
-        let Some(end) = end else {
-            return Some((
-                &from[..1],
-                "expected `{layer}` or `{expert}`, found one brace".to_owned(),
-            ));
+        let (before, from) = rest.split_at(at);
+        filled.push_str(before);
+        let Some(end) = from.find('}').filter(|end| *end > 0) else {
+            let message =
+                "expected `{layer}`, `{expert}` or a parameter in braces, found one brace";
+            return Err((&from[..1], message.to_owned()));
         };
         let (placeholder, after) = from.split_at(end + 1);
         match placeholder {
-            EXPERT => {}
-            LAYER if in_layer => {}
+            EXPERT => filled.push_str(EXPERT),
+            LAYER if in_layer => filled.push_str(LAYER),
             LAYER => {
                 let message =
                     "`{layer}` is the layer's number, and there is none in `embed` and `head`";
-                return Some((placeholder, message.to_owned()));
+                return Err((placeholder, message.to_owned()));
             }
             other => {
-                let message = format!(
-                    "unknown placeholder `{other}`: expected `{LAYER}`, the layer's number, or `{EXPERT}`, a \
-                     tensor's number in a `stack`"
-                );
-                return Some((placeholder, message));
+                let number = number(scope, &other[1..end]);
+                filled += &number.map_err(|message| (placeholder, message))?;
             }
         }
         rest = after;
     }
-    None
+    Ok(filled + rest)
+}
+
+/// The number that a parameter stands for in the name of a tensor.
+fn number(scope: &Scope<'_>, name: &str) -> std::result::Result<String, String> {
+    match scope.param(name) {
+        Some(Value::Num(n)) if *n >= 0.0 && n.fract() == 0.0 && *n <= 9_007_199_254_740_992.0 => {
+            Ok((*n as u64).to_string())
+        }
+        Some(found) => Err(format!(
+            "a parameter in the name of a tensor is a number: expected `{name}` to be a whole number of at least 0, \
+             found {}",
+            brief(found)
+        )),
+        None => Err(format!(
+            "unknown placeholder `{{{name}}}`: expected `{LAYER}`, the layer's number, `{EXPERT}`, a tensor's number in \
+             a `stack`, or a parameter{}",
+            nearest(name, scope.names().into_iter())
+        )),
+    }
 }

@@ -115,7 +115,7 @@ pub const SPEC: [Structure; 6] = [
             (
                 "prefix",
                 false,
-                "put before the names of its weights; `{layer}` is the layer's number",
+                "put before the names of its weights; `{layer}` is the layer's number, other names in braces those of parameters",
             ),
             ("weights", false, "checkpoint tensors that its body names itself"),
             ("body", true, "calls, from the names that the part before gives"),

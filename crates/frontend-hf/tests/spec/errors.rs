@@ -123,6 +123,9 @@ fn mistakes_in_names() {
         ("a name that no text can hold", "\"z\": linear", "\"z z\": linear"),
         ("placeholder", "prefix: \"model.layers.{layer}.\"", "prefix: \"model.layers.{n}.\""),
         ("placeholder in a weight", "\"norm.weight\": (", "\"norm.{i}.weight\": ("),
+        ("parameter in a name that is no number", "at: \"mixer.\"", "at: \"{layer_types}.\""),
+        ("parameter in a name that is no whole number", "at: \"mixer.\"", "at: \"{eps}.\""),
+        ("placeholder near a parameter", "at: \"mixer.\"", "at: \"{num_layer}.\""),
         ("placeholder in a call", "at: \"mixer.\"", "at: \"mixer.{layer.\""),
         (
             "layer where there is none",

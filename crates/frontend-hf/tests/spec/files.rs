@@ -176,6 +176,37 @@ fn tensors_are_renamed_where_a_block_is_used() {
     }
 }
 
+/// Parameters in names of tensors: layers may use weights that stand under another's number, and a number of their own within.
+#[test]
+fn tensors_are_named_by_parameters() {
+    let family = FAMILY.replace(
+        "blocks: { \"attention\": File(\"blocks/mixer.ron\") }",
+        "params: { \"turns\": 2 },
+        layer_params: { \"owner\": \"layer - layer % turns\", \"use\": \"layer\" },
+        layers: (count: \"layer_count\", kinds: { \"decoder\": (
+            prefix: \"model.\",
+            weights: { \"own.{use}.weight\": (shape: [\"hidden\", \"hidden\"]) },
+            body: {
+                \"shared\": decoder_layer(at: \"layers.{owner}.\", x: \"x\", rename: { \"mlp\": \"ffn{turns}.{layer}\" }),
+                \"x\": linear(x: \"shared\", w: \"own.{use}.weight\"),
+            },
+            gives: [\"x\"],
+        ) })",
+    );
+    let source = infernum_frontend_hf::spec::Source::new("mine.ron", &family);
+    let config = CONFIG.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4");
+    let module =
+        lowered(&source, &Library::default(), &config, 64).unwrap_or_else(|e| panic!("{e}")).module;
+    let text = check(&module);
+    for name in ["layers.0.self_attn.q_proj", "layers.2.self_attn.q_proj", "own.0", "own.3"] {
+        assert!(text.contains(&format!("\"model.{name}.weight\"")), "{name}: {text}");
+    }
+    assert!(text.contains("\"model.layers.2.ffn2.{layer}.gate_proj.weight\""), "{text}");
+    assert!(!text.contains("layers.1.") && !text.contains("layers.3."), "{text}");
+    // A graph for each value, and one for the ends.
+    assert_eq!(module.graphs.len(), 6);
+}
+
 /// The lists of families in the README and in `docs/models.md` are those of the files. `INFERNUM_UPDATE=1` writes them.
 #[test]
 fn documents_list_the_families() {

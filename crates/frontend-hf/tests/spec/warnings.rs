@@ -130,6 +130,22 @@ fn what_is_read_elsewhere_is_no_mistake() {
     assert_eq!(warnings(&anew, DType::Bf16), [""; 0]);
 }
 
+/// What stands in the name of a tensor is read.
+#[test]
+fn a_parameter_in_a_name_is_no_mistake() {
+    let named = [
+        ("prefix: \"model.layers.{layer}.\"", "prefix: \"model.layers.{layer}.{part}.\""),
+        ("at: \"mixer.\"", "at: \"mixer.{part}.\""),
+        ("at: \"mixer.\"", "rename: { \"proj\": \"proj.{part}\" }"),
+        ("\"proj.weight\": (", "\"proj.weight\": (same_as: \"'proj.{part}'\", "),
+    ];
+    for (from, to) in named {
+        let spec = changed(from, to);
+        let spec = spec.replacen("\"eps\":", "\"part\": \"num_hidden_layers\", \"eps\":", 1);
+        assert_eq!(warnings(&spec, DType::Bf16), [""; 0], "{to}");
+    }
+}
+
 /// `"x": "x ?? 1"` takes the family's value, and a call that says what it means is not asked again.
 #[test]
 fn what_is_said_is_no_mistake() {

@@ -203,7 +203,11 @@ fn call(func: Func, values: &[&Value], args: &[Expr]) -> Result<Value, ExprError
             let place = items.iter().rposition(|item| item == *x);
             Ok(place.map_or(Value::Null, |i| Value::Num(i as f64)))
         }
-        (Func::First | Func::Last, [v, ..]) => Err(expected("a list", v, &args[0])),
+        (Func::Places, [Value::List(items), x]) => {
+            let places = items.iter().enumerate().filter(|(_, item)| item == x);
+            Ok(Value::List(places.map(|(i, _)| Value::Num(i as f64)).collect()))
+        }
+        (Func::First | Func::Last | Func::Places, [v, ..]) => Err(expected("a list", v, &args[0])),
         (Func::Contains, [Value::Str(_), v]) => Err(expected("text", v, &args[1])),
         (Func::Len | Func::Contains, [v, ..]) => Err(expected("a list or text", v, &args[0])),
         (_, values) => {

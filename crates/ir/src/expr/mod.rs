@@ -212,11 +212,13 @@ pub enum Func {
     First,
     /// `last(list, x)`: where the last item that is `x` stands, from 0; null if there is none.
     Last,
+    /// `places(list, x)`: where the items that are `x` stand, in order.
+    Places,
 }
 
 impl Func {
     /// Name and number of arguments of every function.
-    pub const TABLE: [(&'static str, Func, usize); 17] = [
+    pub const TABLE: [(&'static str, Func, usize); 18] = [
         ("exp", Func::Exp, 1),
         ("log", Func::Log, 1),
         ("sqrt", Func::Sqrt, 1),
@@ -234,6 +236,7 @@ impl Func {
         ("contains", Func::Contains, 2),
         ("first", Func::First, 2),
         ("last", Func::Last, 2),
+        ("places", Func::Places, 2),
     ];
 
     fn name(self) -> &'static str {
@@ -256,7 +259,8 @@ impl Func {
             Func::Round => a.round_ties_even(),
             Func::Min => a.min(b),
             Func::Max => a.max(b),
-            Func::Len | Func::Contains | Func::First | Func::Last => f64::NAN, // not numeric: refused when compiled
+            // Not numeric: refused when compiled.
+            Func::Len | Func::Contains | Func::First | Func::Last | Func::Places => f64::NAN,
         }
     }
 }

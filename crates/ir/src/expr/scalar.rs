@@ -125,7 +125,7 @@ fn emit(e: &Expr, args: &[&str], code: &mut Vec<Instr>) -> Result<(), ExprError>
             emit(b, args, code)?;
             code.push(Instr::Select);
         }
-        Expr::Call(Func::Len | Func::Contains | Func::First | Func::Last, _) => {
+        Expr::Call(Func::Len | Func::Contains | Func::First | Func::Last | Func::Places, _) => {
             return Err(refuse(e, "does not yield a number at run time"));
         }
         Expr::Call(f, list) if list.len() != arity(*f) => {

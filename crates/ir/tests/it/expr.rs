@@ -181,6 +181,8 @@ fn precedence_and_values() {
         ("types[0] == 'full'", "true"),
         ("len(types) + len('ab')", "4"),
         ("contains(types, 'full') && !contains('sliding', 'full')", "true"),
+        ("places(types, 'sliding')[0]", "1"),
+        ("len(places(types, 'full')) + len(places(types, 'other'))", "1"),
         ("'it\\'s \\\\'", "'it\\'s \\\\'"),
         ("max(2, min(3, 4)) + abs(-1) + floor(1.5) + ceil(1.5)", "7"),
         ("1e-6 + .5", "0.500001"),
@@ -224,6 +226,7 @@ fn mistakes_say_what_was_expected() {
         ("hidden[0]", "expected a list from `hidden`, found a number"),
         ("hidden.x", "expected a map from `hidden`, found a number"),
         ("contains('ab', 1)", "expected text from `1`, found a number"),
+        ("places(hidden, 1)", "expected a list from `hidden`, found a number"),
     ] {
         let message = eval(text).expect_err(text);
         assert!(message.contains(part), "{text}: {message}");

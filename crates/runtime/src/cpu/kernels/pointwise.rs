@@ -329,9 +329,13 @@ fn unary(f: Func, x: &mut [f32]) {
         Func::Ceil => each(x, f32::ceil),
         Func::Round => each(x, f32::round_ties_even),
         // Binary, or refused when the expression was compiled.
-        Func::Min | Func::Max | Func::Len | Func::Contains | Func::First | Func::Last => {
-            x.fill(f32::NAN);
-        }
+        Func::Min
+        | Func::Max
+        | Func::Len
+        | Func::Contains
+        | Func::First
+        | Func::Last
+        | Func::Places => x.fill(f32::NAN),
     }
 }
 
