@@ -116,6 +116,7 @@ impl OpSet {
                 f32: a.f32.max(b.f32),
                 // Results between its parts are not rounded, so one rounding is left.
                 ulps16: a.ulps16.max(b.ulps16),
+                code: a.code.max(b.code),
             }),
             memory: Memory::Computed,
             fused: Some(def.fused),

@@ -302,15 +302,18 @@ pub struct Tolerance {
     pub f32: f64,
     /// In units of the result's rounding step, with 16-bit results.
     pub ulps16: f64,
+    /// What a value may differ by where operands are not the same bits, of an op that rounds to few: the next code in place
+    /// of the nearest. 0 of others.
+    pub code: f64,
 }
 
 impl Tolerance {
     /// Moves or selects values; computes nothing.
-    pub const EXACT: Tolerance = Tolerance { f32: 0.0, ulps16: 0.0 };
+    pub const EXACT: Tolerance = Tolerance { f32: 0.0, ulps16: 0.0, code: 0.0 };
     /// A few operations an element.
-    pub const POINTWISE: Tolerance = Tolerance { f32: 1e-6, ulps16: 1.0 };
+    pub const POINTWISE: Tolerance = Tolerance { f32: 1e-6, ulps16: 1.0, code: 0.0 };
     /// A sum over many elements.
-    pub const REDUCTION: Tolerance = Tolerance { f32: 1e-5, ulps16: 2.0 };
+    pub const REDUCTION: Tolerance = Tolerance { f32: 1e-5, ulps16: 2.0, code: 0.0 };
 }
 
 /// A call being typed: operand types and attributes.

@@ -64,7 +64,7 @@ pub(super) static OP: OpDef = OpDef {
     reads: Reads::All,
     cuda: Some("pick"),
     // Of log-probabilities; whatever the type of the logits, these are f32.
-    tolerance: Tolerance { f32: 1e-6, ulps16: 256e-6 },
+    tolerance: Tolerance { f32: 1e-6, ulps16: 256e-6, code: 0.0 },
     memory: super::Memory::Rowwise,
     fused: None,
 };

@@ -27,7 +27,8 @@ pub(super) static OP: OpDef = OpDef {
     work: |call, results, dims| streaming(call, results, dims, 4),
     reads: Reads::All,
     cuda: Some("quantise_rows"),
-    tolerance: Tolerance::EXACT,
+    // Two neighbours of three bits of mantissa are at most an eighth apart.
+    tolerance: Tolerance { code: 0.125, ..Tolerance::EXACT },
     // Of a weight it would be one that is stored so.
     memory: super::Memory::Decoded,
     fused: None,

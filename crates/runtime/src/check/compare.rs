@@ -30,11 +30,13 @@ const DEVIATIONS: f64 = 8.0;
 
 /// The error that a tolerance allows.
 pub fn allowed(tolerance: Tolerance, dtype: DType) -> f64 {
-    match dtype {
+    let rounded = match dtype {
         DType::Bf16 => tolerance.ulps16 / 256.0,
         DType::F16 => tolerance.ulps16 / 2048.0,
         _ => tolerance.f32,
-    }
+    };
+    // Where nothing before is rounded, codes are the same.
+    if rounded > 0.0 { rounded.max(tolerance.code) } else { 0.0 }
 }
 
 /// How far results are from what they should be; the worst of all that were added.
