@@ -383,10 +383,18 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 for (int r = 0; r < 2; r++) {
                     typename V::Scale row;
                     const u32 own = from + r * P::BYTES + P::AT0 + lane / 4 * 64 + lane % 4 * 4;
+                    // Rows that share banks begin with another sixteenth each, and put them in order afterwards.
+                    const int turn = lane / 8;
 #pragma unroll
-                    for (int k = 0; k < 4; k++)
+                    for (int half = 0; half < 2; half++) {
+                        u32 v[4], w[4];
 #pragma unroll
-                        for (int i = 0; i < 2; i++) words[k][i * 2 + r] = load4_shared(own + k / 2 * 512 + k % 2 * 32 + i * 16);
+                        for (int i = 0; i < 4; i++) v[i] = load4_shared(own + half * 512 + (i + turn) % 4 * 16);
+#pragma unroll
+                        for (int i = 0; i < 4; i++) w[i] = turn % 2 ? v[(i + 3) % 4] : v[i];
+#pragma unroll
+                        for (int i = 0; i < 4; i++) words[half * 2 + i / 2][i % 2 * 2 + r] = turn / 2 ? w[(i + 2) % 4] : w[i];
+                    }
                     row.load(from + r * P::BYTES, lane / 4);
                     scale[r] = row.template get<0>();
                 }
