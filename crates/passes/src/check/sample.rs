@@ -246,6 +246,10 @@ fn trial_encoding() -> Option<Encoding> {
 fn type_of(ty: &VarType, dtype: DType, sizes: &Sizes) -> Option<Type> {
     let shape = small_dims(ty, sizes)?;
     let dtype = ty.dtype.unwrap_or(dtype);
+    if ty.slot {
+        let shape = shape.iter().map(|d| d.as_const()).collect::<Option<Vec<u64>>>()?;
+        return Some(StateType::slot(dtype, &shape).into());
+    }
     if ty.state {
         let [heads, dim] = shape[..] else { return None };
         return Some(StateType::paged(dtype, heads.as_const()?, dim.as_const()?).into());

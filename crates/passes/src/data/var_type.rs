@@ -22,7 +22,8 @@ use super::notation::{at, expression};
 ///               in the packed form, which kernels read
 /// const packed [N, K]  one in its packed form
 ///               (activations `[T, K]` may be of 8 bits, as products take them: see `quantise_rows`)
-/// state [G, D]  a version of a KV-cache plane
+/// state [G, D]  a version of a KV-cache plane of rows
+/// slot [H, K, V]  one of a plane that has a state of a fixed size for each sequence
 /// [N]?          an operand that may be left out
 /// shape [T, N]  not a value: what an attribute that is a shape may be
 /// ```
@@ -39,8 +40,10 @@ pub struct VarType {
     pub dims: Vec<DimPattern>,
     /// Whether it must be constant.
     pub constant: bool,
-    /// Whether it is a KV-cache state.
+    /// Whether it is a KV-cache state: of rows, unless it is a `slot`.
     pub state: bool,
+    /// Whether it is a state of a fixed size for each sequence.
+    pub slot: bool,
     /// Whether it may be left out.
     pub optional: bool,
     /// For indices, what they are below.
@@ -73,7 +76,7 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
         at(
             source,
             slice,
-            "expected a type such as `[T, K]`, `const [N, K]`, `const encoded [N, K]`, `state [G, D]`, `i32 [T]`, `[N]?` or \
+            "expected a type such as `[T, K]`, `const [N, K]`, `const encoded [N, K]`, `state [G, D]`, `slot [H, K]`, `i32 [T]`, `[N]?` or \
              `u32 [m] < n`",
         )
     };
@@ -102,6 +105,7 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
         dims,
         constant: false,
         state: false,
+        slot: false,
         optional,
         below,
     };
@@ -112,6 +116,7 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
             ("encoded", _) => ty.encoded = true,
             ("packed", _) => (ty.encoded, ty.packed) = (true, true),
             ("state", _) => ty.state = true,
+            ("slot", _) => (ty.state, ty.slot) = (true, true),
             ("shape", _) => shape = true,
             (_, Ok(dtype)) => ty.dtype = Some(dtype),
             _ => return Err(expected(word)),
@@ -232,7 +237,7 @@ impl VarType {
         let dtype = |d: DType| self.dtype.is_none_or(|want| want == d);
         match ty {
             Type::State(s) => {
-                self.state && !s.is_slot() && dtype(s.dtype) && self.fits_shape(&s.dims(), sizes)
+                self.state && self.slot == s.is_slot() && dtype(s.dtype) && self.fits_shape(&s.dims(), sizes)
             }
             Type::Tensor(t) => {
                 !self.state
@@ -262,7 +267,8 @@ impl fmt::Display for VarType {
             (self.constant, "const "),
             (self.packed, "packed "),
             (self.encoded && !self.packed, "encoded "),
-            (self.state, "state "),
+            (self.state && !self.slot, "state "),
+            (self.slot, "slot "),
         ];
         words.iter().filter(|(is, _)| *is).try_for_each(|(_, word)| f.write_str(word))?;
         self.dtype.map_or(Ok(()), |d| write!(f, "{d} "))?;
