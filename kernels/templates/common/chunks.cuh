@@ -1,5 +1,11 @@
 // What kernels share that compute a recurrence in chunks of tokens, by products on tensor cores (sm_80 and later). Sums are in f32; what is not in 16
 // bits already comes to tensor cores as two of them, its value rounded and what is left of it, so that 16 bits of a mantissa count.
+// 2 to the x.
+__device__ __forceinline__ float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 // Two floats as two pairs.
 __device__ __forceinline__ void split(float a, float b, u32& high_part, u32& low_part) {
     high_part = pack_pair(a, b);
@@ -34,12 +40,34 @@ __device__ __forceinline__ void multiply(float (&c)[4], float (&d)[4], const Lef
     mma(c, x.low_part, y[0], y[1]);
     mma(d, x.low_part, y[2], y[3]);
 }
-// The same of one that is in two parts. The product of what is left of both counts for nothing.
-__device__ __forceinline__ void multiply(float (&c)[4], float (&d)[4], const Left& x, const u32 (&y)[4], const u32 (&y_low)[4]) {
-    multiply(c, d, x, y);
-    mma(c, x.high_part, y_low[0], y_low[1]);
-    mma(d, x.high_part, y_low[2], y_low[3]);
+// Two such products of one left operand: no sum waits for the one before it.
+__device__ __forceinline__ void multiply(float (&c)[4], float (&d)[4], float (&e)[4], float (&f)[4], const Left& x, const u32 (&y)[4], const u32 (&z)[4]) {
+    mma(c, x.high_part, y[0], y[1]);
+    mma(d, x.high_part, y[2], y[3]);
+    mma(e, x.high_part, z[0], z[1]);
+    mma(f, x.high_part, z[2], z[3]);
+    mma(c, x.low_part, y[0], y[1]);
+    mma(d, x.low_part, y[2], y[3]);
+    mma(e, x.low_part, z[0], z[1]);
+    mma(f, x.low_part, z[2], z[3]);
 }
+// Products whose right operand is in two parts, too. Those with a low part are added up apart, for the same reason; that of both low parts counts for
+// nothing.
+struct Sums {
+    float of_low[2][4] = {}, by_low[2][4] = {};
+    __device__ __forceinline__ void add(float (&c)[4], float (&d)[4], const Left& x, const u32 (&y)[4], const u32 (&y_low)[4]) {
+        mma(c, x.high_part, y[0], y[1]);
+        mma(d, x.high_part, y[2], y[3]);
+        mma(of_low[0], x.low_part, y[0], y[1]);
+        mma(of_low[1], x.low_part, y[2], y[3]);
+        mma(by_low[0], x.high_part, y_low[0], y_low[1]);
+        mma(by_low[1], x.high_part, y_low[2], y_low[3]);
+    }
+    __device__ __forceinline__ void close(float (&c)[4], float (&d)[4]) const {
+#pragma unroll
+        for (int e = 0; e < 4; e++) c[e] += of_low[0][e] + by_low[0][e], d[e] += of_low[1][e] + by_low[1][e];
+    }
+};
 // Where a lane's row of four 8x8 matrices is in a row-major array of `width` columns: by `rows_first`, of 16 rows by 16 columns the second matrix is
 // below the first, else beside it.
 template <bool ROWS_FIRST> __device__ __forceinline__ u32 matrix_at(u32 base, int width, int row, int column) {

@@ -204,7 +204,12 @@ impl Parts {
                 Ok(self.step(StepInput::OutputRows, dtype, b))
             }
             (first, true) if first == t && dtype == DType::U32 => self.chosen(name, rest, below),
-            (first, false) if first == t && constants(rest) => self.tokens(name, dtype, shape),
+            (first, false) if first == t && constants(rest) => {
+                let x = self.tokens(name, dtype, shape)?;
+                // A square is not negative.
+                let square = ty.not_negative.then(|| self.one("mul", &[Some(x); 2], vec![]));
+                square.unwrap_or(Ok(x))
+            }
             (first, false) if first == b && constants(rest) => {
                 let all = self.tokens(name, dtype, &[&[t], rest].concat())?;
                 let rows = self.step(StepInput::OutputRows, DType::U32, b);

@@ -115,7 +115,11 @@ impl Trial {
             let magnitude = common.unwrap_or_else(|| rng.pick(&MAGNITUDES));
             let below = var.below.as_ref().and_then(|d| d.eval(&self.sizes));
             let below = below.map_or(20, |d| d.eval(&self.step.dims()) as usize);
-            Some(tensor(ty, magnitude, below, &self.step, rng))
+            let mut values = tensor(ty, magnitude, below, &self.step, rng);
+            if var.not_negative {
+                values.data.iter_mut().for_each(|x| *x = x.abs());
+            }
+            Some(values)
         };
         rule.values.iter().zip(&self.types).map(operand).collect()
     }

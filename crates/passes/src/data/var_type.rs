@@ -18,6 +18,7 @@ use super::notation::{at, expression};
 /// const [N, K]  a weight, or computed from weights alone
 /// i32 [T]       of this element type; without one, of any
 /// u32 [m] < n   indices into an axis of that size
+/// [T, H] >= 0   what trials and checks of kernels have no negative values for, as it never has; nothing is known of it otherwise
 /// const encoded [N, K]  a weight stored in an encoding, as it is stored or in its packed form; a `const [N, K]` may be
 ///               in the packed form, which kernels read
 /// const packed [N, K]  one in its packed form
@@ -48,6 +49,8 @@ pub struct VarType {
     pub optional: bool,
     /// For indices, what they are below.
     pub below: Option<DimPattern>,
+    /// Whether it is tried on values that are not negative.
+    pub not_negative: bool,
 }
 
 /// One dimension of a [`VarType`].
@@ -90,13 +93,12 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
         let message = format!("`..` stands first, not in place {}", i + 2);
         return Err(at(source, text, message));
     }
-    let (optional, below) = match tail.trim() {
-        "" => (false, None),
-        "?" => (true, None),
-        tail => match tail.strip_prefix('<') {
-            Some(size) => (false, Some(dim(source, size.trim())?)),
-            None => return Err(expected(tail)),
-        },
+    let tail = tail.trim();
+    let not_negative = tail.strip_prefix(">=").is_some_and(|least| least.trim() == "0");
+    let below = match tail.strip_prefix('<') {
+        Some(size) => Some(dim(source, size.trim())?),
+        None if not_negative || matches!(tail, "" | "?") => None,
+        None => return Err(expected(tail)),
     };
     let mut ty = VarType {
         dtype: None,
@@ -106,8 +108,9 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
         constant: false,
         state: false,
         slot: false,
-        optional,
+        optional: tail == "?",
         below,
+        not_negative,
     };
     let mut shape = false;
     for word in head.split_whitespace() {
@@ -274,6 +277,7 @@ impl fmt::Display for VarType {
         self.dtype.map_or(Ok(()), |d| write!(f, "{d} "))?;
         let dims: Vec<String> = self.dims.iter().map(ToString::to_string).collect();
         write!(f, "[{}]{}", dims.join(", "), if self.optional { "?" } else { "" })?;
-        self.below.as_ref().map_or(Ok(()), |below| write!(f, " < {below}"))
+        self.below.as_ref().map_or(Ok(()), |below| write!(f, " < {below}"))?;
+        f.write_str(if self.not_negative { " >= 0" } else { "" })
     }
 }
