@@ -1,9 +1,7 @@
 //! What templates see of a launch that runs a recurrence, as `scan`.
 
 use infernum_ir::recurrence::{Loop, Program, Stride, Term};
-use infernum_ir::{
-    Attr, DType, Instance, NodeKind, OpCall, OpSet, Recurrence, TensorType, Type,
-};
+use infernum_ir::{Attr, DType, Instance, NodeKind, OpCall, OpSet, Recurrence, TensorType, Type};
 use minijinja::context;
 use minijinja::value::Value as Jinja;
 

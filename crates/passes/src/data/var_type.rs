@@ -240,7 +240,10 @@ impl VarType {
         let dtype = |d: DType| self.dtype.is_none_or(|want| want == d);
         match ty {
             Type::State(s) => {
-                self.state && self.slot == s.is_slot() && dtype(s.dtype) && self.fits_shape(&s.dims(), sizes)
+                self.state
+                    && self.slot == s.is_slot()
+                    && dtype(s.dtype)
+                    && self.fits_shape(&s.dims(), sizes)
             }
             Type::Tensor(t) => {
                 !self.state

@@ -328,7 +328,11 @@ impl Clause<'_> {
                 (_, AttrSource::Given(want), Data::Attr(found)) => {
                     (want == found).then_some(())?;
                 }
-                (AttrPattern::Recurrence(slots), AttrSource::Recurrence(want), Data::Attr(found)) => {
+                (
+                    AttrPattern::Recurrence(slots),
+                    AttrSource::Recurrence(want),
+                    Data::Attr(found),
+                ) => {
                     let numbers = parts(want, found)?;
                     for (name, slot) in slots {
                         let (_, n) = numbers.iter().find(|(known, _)| known == name)?;
