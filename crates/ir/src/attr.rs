@@ -57,6 +57,10 @@ pub enum Default {
     Enum(&'static str),
 }
 
+/// What a name that stands for a number in a recurrence is, which is no op's attribute.
+pub static NUMBER: AttrDef =
+    AttrDef { name: "number", kind: AttrKind::Float, default: Default::Required, doc: "" };
+
 /// Declares one attribute of an op.
 #[derive(Clone, Copy, Debug)]
 pub struct AttrDef {

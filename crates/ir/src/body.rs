@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use crate::attr::{Attr, AttrKind};
 use crate::expr::{Expr, Value};
 use crate::names::nearest;
-use crate::{DType, Dim, Op, Sym, Type};
+use crate::{DType, Dim, Op, Recurrence, Sym, Type};
 
 /// One call of a body.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +37,8 @@ pub enum AttrSource {
     Dims(Vec<Expr>),
     /// A scalar expression in which all names but these are substituted.
     Scalar(Expr, Vec<String>),
+    /// A recurrence in which names of no value are substituted.
+    Recurrence(Recurrence),
 }
 
 /// Builds nodes.
@@ -224,6 +226,10 @@ pub fn attr<E: Emit>(
                 if free.iter().any(|f| f == n) { None } else { lookup(n, emit, env) }
             };
             Ok(Attr::Expr(e.fold(&lookup).map_err(|e| e.to_string())?))
+        }
+        AttrSource::Recurrence(body) => {
+            let folded = body.fold(&|n| lookup(n, emit, env)).map_err(|e| e.to_string())?;
+            Ok(Attr::Recurrence(folded))
         }
     }
 }

@@ -24,7 +24,7 @@ mod types;
 mod verify;
 mod windows;
 
-pub use attr::{Attr, AttrDef, AttrKind, Default as AttrDefault};
+pub use attr::{Attr, AttrDef, AttrKind, Default as AttrDefault, NUMBER};
 pub use diag::{SourceError, SourceWarning};
 pub use dim::{Dim, Dims, Sym};
 pub use dtype::DType;

@@ -1,7 +1,7 @@
 //! What templates see of a launch that runs a recurrence, as `scan`.
 
 use infernum_ir::recurrence::{Loop, Program, Stride, Term};
-use infernum_ir::{Attr, DType, Recurrence, TensorType};
+use infernum_ir::{Attr, DType, Instance, NodeKind, OpCall, OpSet, Recurrence, TensorType, Type};
 use minijinja::context;
 use minijinja::value::Value as Jinja;
 
@@ -28,7 +28,7 @@ impl Walk<'_> {
 
 /// A launch's recurrence.
 pub(super) struct Scan<'a> {
-    body: &'a Recurrence,
+    body: Recurrence,
     program: Program,
     state: DType,
     /// The names of its operands that are inputs.
@@ -38,19 +38,39 @@ pub(super) struct Scan<'a> {
 impl<'a> Scan<'a> {
     /// That of a launch, if it has one.
     pub(super) fn of(launch: &'a Launch) -> Option<Scan<'a>> {
-        let body = launch.attrs.iter().find_map(|(_, attr)| match attr {
-            Attr::Recurrence(body) => Some(body),
+        let body = recurrence(launch.attrs.iter().map(|(_, attr)| attr))?;
+        let given = launch.named_values().take(launch.operands.len());
+        Scan::new(body, given.filter_map(|(name, v)| Some((name, &v?.ty))).collect())
+    }
+
+    /// That of a launch of a fused op whose body is a recurrence, in the names of the op's operands.
+    pub(super) fn within(launch: &'a Launch, ops: &OpSet) -> Option<Scan<'a>> {
+        let op = ops.find(&launch.op).ok().filter(|op| op.fused.is_some())?;
+        let types: Vec<Option<&Type>> =
+            launch.operands.iter().map(|v| v.as_ref().map(|v| &v.ty)).collect();
+        let attrs: Vec<Attr> = launch.attrs.iter().map(|(_, attr)| attr.clone()).collect();
+        let instance = Instance::new(&OpCall { op, operands: &types, attrs: &attrs }).ok()?;
+        let calls = instance.graph.nodes().filter_map(|(index, node)| match &node.kind {
+            NodeKind::Op { attrs, .. } => Some((index, attrs)),
             _ => None,
-        })?;
-        let mut given = launch.named_values().take(launch.operands.len());
-        let state = given.next()?.1?.ty.state().ok()?;
-        let inputs: Vec<_> = given.filter_map(|(name, v)| Some((name, v?))).collect();
+        });
+        let [(index, attrs)] = calls.collect::<Vec<_>>()[..] else { return None };
+        let given = instance.graph.operands(index).into_iter().flatten().map(|v| {
+            let i = instance.params.iter().position(|p| *p == Some(v))?;
+            Some((launch.names[i].as_str(), types[i]?))
+        });
+        Scan::new(recurrence(attrs.iter())?, given.collect::<Option<_>>()?)
+    }
+
+    /// Of operands, the first of which is the state.
+    fn new(body: &Recurrence, operands: Vec<(&'a str, &Type)>) -> Option<Scan<'a>> {
+        let [(_, state), inputs @ ..] = &operands[..] else { return None };
+        let state = state.state().ok()?;
         let types: Vec<&TensorType> =
-            inputs.iter().map(|(_, v)| v.ty.tensor().ok()).collect::<Option<_>>()?;
-        let program = body.program(&state.shape, &types).ok()?;
+            inputs.iter().map(|(_, ty)| ty.tensor().ok()).collect::<Option<_>>()?;
         Some(Scan {
-            body,
-            program,
+            program: body.program(&state.shape, &types).ok()?,
+            body: body.clone(),
             state: state.dtype,
             operands: inputs.iter().map(|(name, _)| *name).collect(),
         })
@@ -245,6 +265,11 @@ impl<'a> Scan<'a> {
             },
         }
     }
+}
+
+/// The attribute that is a recurrence.
+fn recurrence<'a>(mut attrs: impl Iterator<Item = &'a Attr>) -> Option<&'a Recurrence> {
+    attrs.find_map(|attr| if let Attr::Recurrence(body) = attr { Some(body) } else { None })
 }
 
 /// The greatest common divisor; that of 0 and a number is the number.

@@ -68,7 +68,7 @@ pub(super) fn render(
     for (name, value) in &launch.attrs {
         scope.insert(name.clone(), attr(launch, ops, name, value));
     }
-    if let Some(scan) = Scan::of(launch) {
+    if let Some(scan) = Scan::of(launch).or_else(|| Scan::within(launch, ops)) {
         let columns = site.variant.params.get("columns").map_or(1, |n| *n as usize);
         scope.insert("scan".to_owned(), scan.described(columns));
     }

@@ -23,6 +23,7 @@
 //! of each other, which is what kernels share among threads.
 
 mod parse;
+mod pattern;
 mod program;
 
 use std::fmt;

@@ -165,6 +165,13 @@ impl Parts {
             return Err(format!("`{name}` has no dimensions"));
         };
         let is_index = matches!(dtype, DType::I32 | DType::U32);
+        if ty.slot {
+            let shape = shape.iter().map(|d| d.as_const()).collect::<Option<Vec<u64>>>();
+            let shape = shape.ok_or("no state of a fixed size")?;
+            let at = format!("s{}", self.graph.len());
+            let ty = StateType::slot(dtype, &shape);
+            return Ok(self.graph.param(at, Param::State(name.to_owned()), ty));
+        }
         if ty.state {
             let [heads, dim] = [first.as_const(), rest.first().and_then(|d| d.as_const())];
             let (Some(heads), Some(dim)) = (heads, dim) else { return Err("no plane".to_owned()) };
@@ -197,7 +204,12 @@ impl Parts {
                 Ok(self.step(StepInput::OutputRows, dtype, b))
             }
             (first, true) if first == t && dtype == DType::U32 => self.chosen(name, rest, below),
-            (first, false) if first == t && constants(rest) => self.tokens(name, dtype, shape),
+            (first, false) if first == t && constants(rest) => {
+                let x = self.tokens(name, dtype, shape)?;
+                // A square is not negative.
+                let square = ty.not_negative.then(|| self.one("mul", &[Some(x); 2], vec![]));
+                square.unwrap_or(Ok(x))
+            }
             (first, false) if first == b && constants(rest) => {
                 let all = self.tokens(name, dtype, &[&[t], rest].concat())?;
                 let rows = self.step(StepInput::OutputRows, DType::U32, b);
@@ -277,7 +289,8 @@ impl Parts {
         Ok(self.graph.call(names, op, &[Some(scores), None], attrs, None::<Loc>)?[1])
     }
 
-    /// Makes the call and yields its results: of planes that it wrote, what their sequences find there.
+    /// Makes the call and yields its results: of planes of rows that it wrote, what their sequences find there.
+    /// What states of a fixed size are shows in what the next step yields.
     /// With `keep` the operands outlive the call, so that no result may take their place.
     fn finish(
         mut self,
@@ -292,7 +305,9 @@ impl Parts {
         let is_state = |graph: &Graph, v: &ValueId| matches!(graph.ty(*v), Type::State(_));
         let (states, mut returned): (Vec<_>, Vec<_>) =
             results.iter().copied().partition(|v| is_state(&self.graph, v));
-        for state in &states {
+        let rows = |v: &&ValueId| self.graph.ty(**v).state().is_ok_and(|s| !s.is_slot());
+        let rows: Vec<ValueId> = states.iter().filter(rows).copied().collect();
+        for state in &rows {
             returned.push(self.one("kv_read", &[Some(*state)], vec![])?);
         }
         if keep {

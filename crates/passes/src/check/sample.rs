@@ -115,7 +115,11 @@ impl Trial {
             let magnitude = common.unwrap_or_else(|| rng.pick(&MAGNITUDES));
             let below = var.below.as_ref().and_then(|d| d.eval(&self.sizes));
             let below = below.map_or(20, |d| d.eval(&self.step.dims()) as usize);
-            Some(tensor(ty, magnitude, below, &self.step, rng))
+            let mut values = tensor(ty, magnitude, below, &self.step, rng);
+            if var.not_negative {
+                values.data.iter_mut().for_each(|x| *x = x.abs());
+            }
+            Some(values)
         };
         rule.values.iter().zip(&self.types).map(operand).collect()
     }
@@ -246,6 +250,10 @@ fn trial_encoding() -> Option<Encoding> {
 fn type_of(ty: &VarType, dtype: DType, sizes: &Sizes) -> Option<Type> {
     let shape = small_dims(ty, sizes)?;
     let dtype = ty.dtype.unwrap_or(dtype);
+    if ty.slot {
+        let shape = shape.iter().map(|d| d.as_const()).collect::<Option<Vec<u64>>>()?;
+        return Some(StateType::slot(dtype, &shape).into());
+    }
     if ty.state {
         let [heads, dim] = shape[..] else { return None };
         return Some(StateType::paged(dtype, heads.as_const()?, dim.as_const()?).into());

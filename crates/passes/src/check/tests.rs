@@ -34,13 +34,14 @@ fn the_shipped_rules_hold() {
 #[test]
 fn each_shipped_rule_fires_on_its_left_side_a_hundred_times() {
     let kernels = shipped();
-    // Some rules are for one token, some for tens.
+    // Some rules are for one token, some for tens, some for prompts.
     let steps = |min, max| Bucket { min, max, decode: true };
+    let prompts = Bucket { decode: false, ..steps(17, 64) };
     for rule in &kernels.rules {
         // Kernels that round to fewer bits are the CPU's.
         let target = if rule.numerics == Numerics::Lossy { "cpu" } else { "sm_90a" };
         let costs = CostTable::named(target, None).unwrap_or_else(|e| panic!("{e}"));
-        let options = [steps(1, 1), steps(17, 64)].map(|bucket| {
+        let options = [steps(1, 1), steps(17, 64), prompts].map(|bucket| {
             let rules = Some(vec![rule.name.clone()]);
             let numerics = Numerics::Lossy;
             FuseOptions { rules, numerics, ..FuseOptions::new(target, costs.clone(), bucket) }

@@ -205,7 +205,7 @@ pub const COSTS: [Structure; 2] = [
             (
                 "when",
                 false,
-                "conditions on calls that there is a kernel for, over operands, attributes and `tokens`",
+                "conditions on calls that there is a kernel for, over operands, attributes, `tokens` and `decode`",
             ),
         ],
     },

@@ -3,7 +3,7 @@
 use infernum_frontend_hf::spec::{Arg, Argument, Entries, Source, SpecCall};
 use infernum_ir::body::{AttrSource, Stmt};
 use infernum_ir::expr::{Expr, Value};
-use infernum_ir::{Attr, AttrKind, DType, OpSet, SourceError, Sym, nearest};
+use infernum_ir::{Attr, AttrKind, DType, NUMBER, OpSet, Recurrence, SourceError, Sym, nearest};
 
 /// An error at `slice`, a piece of the source's text.
 pub(super) fn at(source: &Source, slice: &str, message: impl Into<String>) -> SourceError {
@@ -160,10 +160,14 @@ fn attr(
                 AttrSource::Given(text.parse().map_or(Attr::None, Attr::DType))
             }
             AttrKind::Recurrence if text.contains("->") => {
-                let parsed = text.parse().map(Attr::Recurrence);
-                AttrSource::Given(parsed.map_err(|e: infernum_ir::expr::ExprError| {
-                    source.at_offset(text, e.at, e.message)
-                })?)
+                let parsed = text.parse::<Recurrence>();
+                let parsed = parsed.map_err(|e| source.at_offset(text, e.at, e.message))?;
+                let given = parsed.free().is_empty();
+                if given {
+                    AttrSource::Given(Attr::Recurrence(parsed))
+                } else {
+                    AttrSource::Recurrence(parsed)
+                }
             }
             AttrKind::Expr => match expression(source, text)? {
                 // A bare name passes an expression on.
@@ -219,6 +223,9 @@ pub(super) fn free_names(body: &[Stmt]) -> (Vec<String>, Vec<String>) {
                 AttrSource::Value(e) => mention(e, &[]),
                 AttrSource::Dims(dims) => dims.iter().for_each(|e| mention(e, &[])),
                 AttrSource::Scalar(e, free) => mention(e, free),
+                AttrSource::Recurrence(body) => {
+                    body.free().into_iter().for_each(|n| mention(&Expr::Var(n.to_owned()), &[]));
+                }
             }
         }
         if let Some(e) = &stmt.when {
@@ -230,15 +237,17 @@ pub(super) fn free_names(body: &[Stmt]) -> (Vec<String>, Vec<String>) {
     (values, attrs)
 }
 
-/// For each attribute name, the kind and optionality of the op attribute that it is passed to.
+/// For each attribute name, the kind and optionality of the op attribute that it is passed to; of one that stands in a
+/// recurrence, those of a number.
 pub(super) fn attr_uses(
     body: &[Stmt],
 ) -> impl Iterator<Item = (&str, &'static infernum_ir::AttrDef)> {
     body.iter().flat_map(|stmt| {
         let defs: &'static [infernum_ir::AttrDef] = stmt.op.attrs;
-        defs.iter().zip(&stmt.attrs).filter_map(|(def, source)| match source {
-            AttrSource::Value(Expr::Var(name)) => Some((name.as_str(), def)),
-            _ => None,
+        defs.iter().zip(&stmt.attrs).flat_map(|(def, source)| match source {
+            AttrSource::Value(Expr::Var(name)) => vec![(name.as_str(), def)],
+            AttrSource::Recurrence(body) => body.free().into_iter().map(|n| (n, &NUMBER)).collect(),
+            _ => Vec::new(),
         })
     })
 }

@@ -18,11 +18,13 @@ use super::notation::{at, expression};
 /// const [N, K]  a weight, or computed from weights alone
 /// i32 [T]       of this element type; without one, of any
 /// u32 [m] < n   indices into an axis of that size
+/// [T, H] >= 0   what trials and checks of kernels have no negative values for, as it never has; nothing is known of it otherwise
 /// const encoded [N, K]  a weight stored in an encoding, as it is stored or in its packed form; a `const [N, K]` may be
 ///               in the packed form, which kernels read
 /// const packed [N, K]  one in its packed form
 ///               (activations `[T, K]` may be of 8 bits, as products take them: see `quantise_rows`)
-/// state [G, D]  a version of a KV-cache plane
+/// state [G, D]  a version of a KV-cache plane of rows
+/// slot [H, K, V]  one of a plane that has a state of a fixed size for each sequence
 /// [N]?          an operand that may be left out
 /// shape [T, N]  not a value: what an attribute that is a shape may be
 /// ```
@@ -39,12 +41,16 @@ pub struct VarType {
     pub dims: Vec<DimPattern>,
     /// Whether it must be constant.
     pub constant: bool,
-    /// Whether it is a KV-cache state.
+    /// Whether it is a KV-cache state: of rows, unless it is a `slot`.
     pub state: bool,
+    /// Whether it is a state of a fixed size for each sequence.
+    pub slot: bool,
     /// Whether it may be left out.
     pub optional: bool,
     /// For indices, what they are below.
     pub below: Option<DimPattern>,
+    /// Whether it is tried on values that are not negative.
+    pub not_negative: bool,
 }
 
 /// One dimension of a [`VarType`].
@@ -73,7 +79,7 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
         at(
             source,
             slice,
-            "expected a type such as `[T, K]`, `const [N, K]`, `const encoded [N, K]`, `state [G, D]`, `i32 [T]`, `[N]?` or \
+            "expected a type such as `[T, K]`, `const [N, K]`, `const encoded [N, K]`, `state [G, D]`, `slot [H, K]`, `i32 [T]`, `[N]?` or \
              `u32 [m] < n`",
         )
     };
@@ -87,13 +93,12 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
         let message = format!("`..` stands first, not in place {}", i + 2);
         return Err(at(source, text, message));
     }
-    let (optional, below) = match tail.trim() {
-        "" => (false, None),
-        "?" => (true, None),
-        tail => match tail.strip_prefix('<') {
-            Some(size) => (false, Some(dim(source, size.trim())?)),
-            None => return Err(expected(tail)),
-        },
+    let tail = tail.trim();
+    let not_negative = tail.strip_prefix(">=").is_some_and(|least| least.trim() == "0");
+    let below = match tail.strip_prefix('<') {
+        Some(size) => Some(dim(source, size.trim())?),
+        None if not_negative || matches!(tail, "" | "?") => None,
+        None => return Err(expected(tail)),
     };
     let mut ty = VarType {
         dtype: None,
@@ -102,8 +107,10 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
         dims,
         constant: false,
         state: false,
-        optional,
+        slot: false,
+        optional: tail == "?",
         below,
+        not_negative,
     };
     let mut shape = false;
     for word in head.split_whitespace() {
@@ -112,6 +119,7 @@ pub(super) fn parse(source: &Source, text: &str) -> Result<(VarType, bool), Sour
             ("encoded", _) => ty.encoded = true,
             ("packed", _) => (ty.encoded, ty.packed) = (true, true),
             ("state", _) => ty.state = true,
+            ("slot", _) => (ty.state, ty.slot) = (true, true),
             ("shape", _) => shape = true,
             (_, Ok(dtype)) => ty.dtype = Some(dtype),
             _ => return Err(expected(word)),
@@ -232,7 +240,10 @@ impl VarType {
         let dtype = |d: DType| self.dtype.is_none_or(|want| want == d);
         match ty {
             Type::State(s) => {
-                self.state && !s.is_slot() && dtype(s.dtype) && self.fits_shape(&s.dims(), sizes)
+                self.state
+                    && self.slot == s.is_slot()
+                    && dtype(s.dtype)
+                    && self.fits_shape(&s.dims(), sizes)
             }
             Type::Tensor(t) => {
                 !self.state
@@ -262,12 +273,14 @@ impl fmt::Display for VarType {
             (self.constant, "const "),
             (self.packed, "packed "),
             (self.encoded && !self.packed, "encoded "),
-            (self.state, "state "),
+            (self.state && !self.slot, "state "),
+            (self.slot, "slot "),
         ];
         words.iter().filter(|(is, _)| *is).try_for_each(|(_, word)| f.write_str(word))?;
         self.dtype.map_or(Ok(()), |d| write!(f, "{d} "))?;
         let dims: Vec<String> = self.dims.iter().map(ToString::to_string).collect();
         write!(f, "[{}]{}", dims.join(", "), if self.optional { "?" } else { "" })?;
-        self.below.as_ref().map_or(Ok(()), |below| write!(f, " < {below}"))
+        self.below.as_ref().map_or(Ok(()), |below| write!(f, " < {below}"))?;
+        f.write_str(if self.not_negative { " >= 0" } else { "" })
     }
 }

@@ -78,7 +78,7 @@ pub struct OpCost {
     pub launch_us: Option<f64>,
     /// Factor on the time that bytes and operations take.
     pub factor: Factor,
-    /// The calls that the target has the op's kernel for: conditions over its operands, attributes and `tokens`.
+    /// The calls that the target has the op's kernel for: conditions over its operands, attributes, `tokens` and `decode`.
     pub when: Vec<Condition>,
 }
 
@@ -220,8 +220,10 @@ impl fmt::Display for Refusal<'_> {
 
 /// What a condition's names mean.
 fn lookup(call: &OpCall<'_>, bucket: Bucket, name: &str) -> Option<Value> {
-    if name == "tokens" {
-        return Some(bucket.tokens());
+    match name {
+        "tokens" => return Some(bucket.tokens()),
+        "decode" => return Some(Value::Bool(bucket.decode)),
+        _ => {}
     }
     if let Some(i) = call.op.operands.iter().position(|o| o.name == name) {
         return Some(call.operands.get(i)?.map_or(Value::Null, type_value));

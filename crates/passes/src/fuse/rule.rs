@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use egg::Id;
 use infernum_ir::body::{self, AttrSource, Env, Stmt, attr_value, type_value};
 use infernum_ir::expr::{BinaryOp, Expr, Value};
-use infernum_ir::{Op, Pointwise};
+use infernum_ir::{Attr, Op, Pointwise, Recurrence};
 
 use super::language::{Data, EGraph, Head, Node};
 use crate::data::Rule;
@@ -26,7 +26,7 @@ struct Clause<'a> {
     from: Option<(usize, usize)>,
     results: Vec<usize>,
     operands: Vec<Operand>,
-    attrs: Vec<Option<usize>>,
+    attrs: Vec<AttrPattern>,
     /// Whether its two operands may change places.
     commutes: bool,
 }
@@ -37,8 +37,27 @@ enum Operand {
     Bound(usize, bool),
 }
 
-/// A match: a class for each name of the pattern.
-pub(super) type Bindings = Vec<Option<Id>>;
+/// What an attribute must be.
+enum AttrPattern {
+    /// What a name's slot has.
+    Bound(usize),
+    /// A recurrence, with the slots of the names that stand for its numbers.
+    Recurrence(Vec<(String, usize)>),
+    /// As it is written, or computed.
+    Written,
+}
+
+/// What a name of a pattern stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Bound {
+    /// A class: a value, an attribute of its own, or an operand that is left out.
+    Class(Id),
+    /// A part of an attribute.
+    Part(Attr),
+}
+
+/// A match: what each name of the pattern stands for.
+pub(super) type Bindings = Vec<Option<Bound>>;
 
 /// How far a pattern matched at one anchor, and what stood in the way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,8 +114,11 @@ impl<'a> Pattern<'a> {
         });
         let operands = operands.collect();
         let attrs = stmt.attrs.iter().map(|source| match source {
-            AttrSource::Value(Expr::Var(name)) => Some(self.bind(name)),
-            _ => None,
+            AttrSource::Value(Expr::Var(name)) => AttrPattern::Bound(self.bind(name)),
+            AttrSource::Recurrence(body) => AttrPattern::Recurrence(
+                body.free().into_iter().map(|name| (name.to_owned(), self.bind(name))).collect(),
+            ),
+            _ => AttrPattern::Written,
         });
         let attrs = attrs.collect();
         // Where no other statement tells the operands apart, both orders are one match.
@@ -193,9 +215,8 @@ impl<'a> Pattern<'a> {
             found.push(bound);
             return;
         };
-        let Some((result, Some(class))) = clause.from.map(|(i, slot)| (i, bound[slot])) else {
-            return;
-        };
+        let Some((result, slot)) = clause.from else { return };
+        let Some(Bound::Class(class)) = bound[slot] else { return };
         if clause.results.len() == 1 {
             return self.clause(graph, k, class, &bound, found, stuck);
         }
@@ -210,8 +231,15 @@ impl<'a> Pattern<'a> {
     /// The names of a match, as bodies know them.
     pub(super) fn env(&self, graph: &EGraph, bound: &Bindings) -> Env<Id> {
         let mut env = Env::default();
-        for (name, id) in self.names.iter().zip(bound) {
-            let Some(id) = id else { continue };
+        for (name, bound) in self.names.iter().zip(bound) {
+            let id = match bound {
+                None => continue,
+                Some(Bound::Class(id)) => id,
+                Some(Bound::Part(attr)) => {
+                    env.attrs.insert((*name).to_owned(), attr.clone());
+                    continue;
+                }
+            };
             match graph.data(*id) {
                 Data::Attr(attr) => {
                     env.attrs.insert((*name).to_owned(), attr.clone());
@@ -231,7 +259,8 @@ impl<'a> Pattern<'a> {
     pub(super) fn attributes_agree(&self, graph: &EGraph, env: &Env<Id>) -> bool {
         self.clauses.iter().all(|clause| {
             let computed = |i: &usize| {
-                clause.attrs[*i].is_none() && !matches!(clause.stmt.attrs[*i], AttrSource::Given(_))
+                matches!(clause.attrs[*i], AttrPattern::Written)
+                    && !matches!(clause.stmt.attrs[*i], AttrSource::Given(_))
             };
             (0..clause.attrs.len()).filter(computed).all(|i| {
                 let kind = clause.stmt.op.attrs[i].kind;
@@ -270,15 +299,13 @@ impl Clause<'_> {
         bound: &mut Bindings,
     ) -> Option<()> {
         let (_, operands, attrs) = node.call()?;
-        let mut bind = |slot: usize, id: Id| {
-            let id = graph.find(id);
-            (*bound[slot].get_or_insert(id) == id).then_some(())
-        };
+        let mut bind = |slot: usize, to: Bound| bind(graph, bound, slot, to);
+        let class_of = |id: Id| Bound::Class(graph.find(id));
         if let [slot] = self.results[..] {
-            bind(slot, class)?;
+            bind(slot, class_of(class))?;
         } else {
             for (i, slot) in self.results.iter().enumerate() {
-                bind(*slot, graph.projection(class, i)?)?;
+                bind(*slot, class_of(graph.projection(class, i)?))?;
             }
         }
         for (i, operand) in self.operands.iter().enumerate() {
@@ -288,15 +315,29 @@ impl Clause<'_> {
                 Operand::Absent => absent.then_some(())?,
                 Operand::Bound(slot, optional) => {
                     (!absent || *optional).then_some(())?;
-                    bind(*slot, id)?;
+                    bind(*slot, class_of(id))?;
                 }
             }
         }
-        for ((source, slot), &id) in self.stmt.attrs.iter().zip(&self.attrs).zip(attrs) {
-            match (slot, source, graph.data(id)) {
-                (Some(slot), _, _) => bind(*slot, id)?,
-                (None, AttrSource::Given(want), Data::Attr(found)) => {
+        for ((source, pattern), &id) in self.stmt.attrs.iter().zip(&self.attrs).zip(attrs) {
+            match (pattern, source, graph.data(id)) {
+                (AttrPattern::Bound(slot), _, _) => bind(*slot, class_of(id))?,
+                (_, AttrSource::Given(Attr::Recurrence(want)), Data::Attr(found)) => {
+                    parts(want, found)?;
+                }
+                (_, AttrSource::Given(want), Data::Attr(found)) => {
                     (want == found).then_some(())?;
+                }
+                (
+                    AttrPattern::Recurrence(slots),
+                    AttrSource::Recurrence(want),
+                    Data::Attr(found),
+                ) => {
+                    let numbers = parts(want, found)?;
+                    for (name, slot) in slots {
+                        let (_, n) = numbers.iter().find(|(known, _)| known == name)?;
+                        bind(*slot, Bound::Part(Attr::Float(*n)))?;
+                    }
                 }
                 // An expression needs every name bound: `holds` looks at it.
                 _ => {}
@@ -304,6 +345,24 @@ impl Clause<'_> {
         }
         Some(())
     }
+}
+
+/// What names of a recurrence stand for in an attribute that is one.
+fn parts(want: &Recurrence, found: &Attr) -> Option<Vec<(String, f64)>> {
+    let Attr::Recurrence(found) = found else { return None };
+    want.matches(found)
+}
+
+/// Has a name stand for something; `None` where it stands for something else.
+fn bind(graph: &EGraph, bound: &mut Bindings, slot: usize, to: Bound) -> Option<()> {
+    let known = &*bound[slot].get_or_insert_with(|| to.clone());
+    let same = match (known, &to) {
+        (Bound::Class(id), Bound::Part(part)) | (Bound::Part(part), Bound::Class(id)) => {
+            matches!(graph.data(*id), Data::Attr(attr) if attr == part)
+        }
+        (a, b) => a == b,
+    };
+    same.then_some(())
 }
 
 /// What conditions see besides a rule's own names.
