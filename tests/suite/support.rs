@@ -147,6 +147,7 @@ impl Fixture {
             costs: (&target, &costs),
             rules: None,
             adapters: None,
+            kv_dtype: infernum_passes::KvDtype::Auto,
             explain: false,
             limits,
             templates: &templates,

@@ -30,6 +30,8 @@ struct Called {
     calls: usize,
     /// As its template says.
     sizes: CheckSizes,
+    /// Whether rows of the cache are codes.
+    codes: bool,
 }
 
 /// Everything that is tried, of ops whose names contain `only`.
@@ -205,16 +207,19 @@ fn written(ops: &OpSet, library: &Library) -> Vec<Setup> {
         let calls: Vec<_> = cases().filter(|c| c.op() == op.name).collect();
         let index = calls.iter().position(|c| std::ptr::eq(*c, case)).unwrap_or(0);
         let sizes = template.check_sizes;
-        let called = Called { op, case, index, calls: calls.len(), sizes };
-        called.small(&mut all);
-        called.large(&mut all);
+        for codes in [false, true].into_iter().filter(|codes| !codes || case.takes_rows()) {
+            let called = Called { op, case, index, calls: calls.len(), sizes, codes };
+            called.small(&mut all);
+            called.large(&mut all);
+        }
     }
     all
 }
 
 impl Called {
     fn setup(&self, sizes: Sizes, dtype: DType, batch: &'static Batch) -> Setup {
-        let call = Tried::Written(self.case, sizes);
+        let tried = if self.codes { Tried::Cached } else { Tried::Written };
+        let call = tried(self.case, sizes);
         Setup { op: self.op, call, dtype, batch, variants: &[] }
     }
 
