@@ -122,7 +122,10 @@ impl StateType {
         let encoding = self.encoding.as_ref()?;
         let fits = encoding == quantised_heads() && !self.is_slot() && self.dtype.is_float();
         (!fits).then(|| {
-            format!("expected rows of floats, stored as they are or as `{}`", quantised_heads().name())
+            format!(
+                "expected rows of floats, stored as they are or as `{}`",
+                quantised_heads().name()
+            )
         })
     }
 

@@ -61,7 +61,8 @@ pub fn store_rows(module: &Module, dtype: KvDtype) -> Result<Module, String> {
 fn encode(graph: &mut Graph) -> Result<usize, String> {
     let mut planes = 0;
     for node in 0..graph.len() {
-        let reads = matches!(&graph.node(node).kind, NodeKind::Op { op, .. } if op.name == "kv_read");
+        let reads =
+            matches!(&graph.node(node).kind, NodeKind::Op { op, .. } if op.name == "kv_read");
         if reads && let Some(taken) = stranger(graph, node) {
             let value = graph.value_name(ValueId { node, result: 0 });
             return Err(format!(

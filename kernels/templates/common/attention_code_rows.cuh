@@ -1,6 +1,6 @@
 // Tiles of COLS rows of the cache whose rows are codes, for tensor cores that take 16-bit floats from shared memory: a thread has eight
 // columns of a row in registers from when they are asked for until their tile is free, and makes values of them then, which are those that `kv_read`
-// yields. Needs COLS, THREADS and SPREAD, where chunk c of row r is in a tile of so many columns.
+// yields. Needs COLS, THREADS and place_of, which says where chunk c of row r is in a tile.
 template <int DIM> struct CodedRows {
     static constexpr int CHUNKS = DIM / 8, EACH = (COLS * CHUNKS + THREADS - 1) / THREADS;
     uint2 codes[EACH];
@@ -31,7 +31,7 @@ template <int DIM> struct CodedRows {
                 w[2 * half] = pack_pair(low<bf16>(even) * scale[j], low<bf16>(odd) * scale[j]);
                 w[2 * half + 1] = pack_pair(high<bf16>(even) * scale[j], high<bf16>(odd) * scale[j]);
             }
-            asm volatile("st.shared.v4.u32 [%0], { %1, %2, %3, %4};" ::"r"(to + SPREAD<DIM>(r, c)), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+            asm volatile("st.shared.v4.u32 [%0], { %1, %2, %3, %4};" ::"r"(to + place_of<DIM>(r, c)), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
         }
     }
 };

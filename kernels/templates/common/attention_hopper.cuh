@@ -14,7 +14,7 @@ template <int N> __device__ __forceinline__ u32 swizzled(int r, int c) {
     return c / 8 * (N * 128) + r * 128 + (c % 8 ^ r % 8) * 16;
 }
 {% if k_state.quantised %}
-template <int DIM> __device__ __forceinline__ u32 SPREAD(int r, int c) { return swizzled<COLS>(r, c); }
+template <int DIM> __device__ __forceinline__ u32 place_of(int r, int c) { return swizzled<COLS>(r, c); }
 {% include "common/attention_code_rows.cuh" %}
 {% else %}
 // COLS rows of a plane, of which those from `first` on and before `left` are there; `block` is, in lane i, the cache row at which the

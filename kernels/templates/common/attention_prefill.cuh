@@ -9,7 +9,7 @@ static_assert(PAGE % 16 == 0 && COLS % 16 == 0 && D % 16 == 0 && DV % 16 == 0 &&
 {% include "common/attention_tiles.cuh" %}
 
 {% if k_state.quantised %}
-template <int DIM> __device__ __forceinline__ u32 SPREAD(int r, int c) { return (r * (DIM + 8) + c * 8) * 2; }
+template <int DIM> __device__ __forceinline__ u32 place_of(int r, int c) { return (r * (DIM + 8) + c * 8) * 2; }
 {% include "common/attention_code_rows.cuh" %}
 {% else %}
 // COLS rows of the context, of which those from `first` on and before `left` are there; zeros elsewhere. `block` is, in lane i, the cache

@@ -29,7 +29,8 @@ pub fn quantised_rows() -> &'static Encoding {
             // Of sixteen columns: two of the upper eight and of the lower one in turn.
             lets: vec![(
                 "at".to_owned(),
-                "floor(k / 16) * 16 + floor(k % 8 / 2) * 4 + k % 2 * 2 + 1 - floor(k % 16 / 8)".to_owned(),
+                "floor(k / 16) * 16 + floor(k % 8 / 2) * 4 + k % 2 * 2 + 1 - floor(k % 16 / 8)"
+                    .to_owned(),
             )],
             group: Group { n: Some(1), k: Some(GROUP as u64) },
             code: Code { kind: CodeKind::E4m3, bits: 8, value: "codes[n][at]".to_owned() },
@@ -164,8 +165,9 @@ mod tests {
     #[test]
     fn what_is_stored_is_what_was_rounded() {
         let (rows, columns) = (3, 2 * GROUP);
-        let values: Vec<f32> =
-            (0..rows * columns).map(|i| ((i * 37 % 101) as f32 - 50.0) * (1 + i / GROUP) as f32).collect();
+        let values: Vec<f32> = (0..rows * columns)
+            .map(|i| ((i * 37 % 101) as f32 - 50.0) * (1 + i / GROUP) as f32)
+            .collect();
         let bytes = quantise_rows(&values, columns).expect("a matrix");
         let (rows, columns) = (rows as u64, columns as u64);
         let decoder = quantised_rows().decoder_of(rows, columns, &bytes).expect("all is there");

@@ -25,7 +25,10 @@ pub(super) static OP: OpDef = OpDef {
     pointwise: Pointwise::No,
     work: |call, _, dims| {
         let written = call.state(0).map_or(0, StateType::bytes).saturating_mul(dims.t);
-        Work { bytes: call.tensor(1).map_or(0, |t| t.bytes(dims)).saturating_add(written), flops: 0 }
+        Work {
+            bytes: call.tensor(1).map_or(0, |t| t.bytes(dims)).saturating_add(written),
+            flops: 0,
+        }
     },
     reads: Reads::All,
     cuda: Some("kv_write"),

@@ -304,9 +304,7 @@ impl Tried {
         match self {
             Tried::Written(case, sizes) => case.module(*sizes, dtype, ops),
             Tried::Coded(case, sizes, encoding) => case.coded(*sizes, dtype, encoding, ops),
-            Tried::Quantised(case, sizes, encoding) => {
-                case.quantised(*sizes, dtype, encoding, ops)
-            }
+            Tried::Quantised(case, sizes, encoding) => case.quantised(*sizes, dtype, encoding, ops),
             Tried::Cached(case, sizes) => case.cached(*sizes, dtype, ops),
             Tried::Made(call) => Ok(call.module.clone()),
         }
@@ -334,7 +332,9 @@ impl fmt::Display for Tried {
                 let attributes = case.attributes();
                 write!(f, "{attributes} {sizes}, codes of {encoding} and of activations")
             }
-            Tried::Cached(case, sizes) => write!(f, "{} {sizes}, a cache of codes", case.attributes()),
+            Tried::Cached(case, sizes) => {
+                write!(f, "{} {sizes}, a cache of codes", case.attributes())
+            }
             Tried::Made(call) => f.write_str(&call.shown),
         }
     }

@@ -30,7 +30,9 @@ pub fn check(kernels: &Kernels, seed: u64, only: &str) -> Vec<KernelVerdict> {
             for sizes in HEADS.map(Sizes::heads) {
                 let tried = [Tried::Written(case, sizes), Tried::Cached(case, sizes)];
                 let tried = &tried[..if case.takes_rows() { 2 } else { 1 }];
-                for (dtype, tried) in FLOATS.into_iter().flat_map(|d| tried.iter().map(move |t| (d, t))) {
+                for (dtype, tried) in
+                    FLOATS.into_iter().flat_map(|d| tried.iter().map(move |t| (d, t)))
+                {
                     verdicts.push(verdict(op, &kernels.ops, Ok(tried.clone()), dtype, seed));
                 }
             }

@@ -19,8 +19,14 @@ const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 const ROWS: [usize; 3] = [1024, 4096, 9216];
 
 /// Heads as models have them: `[H, G, D, E]`.
-const ATTENTION: [[usize; 4]; 5] =
-    [[8, 2, 64, 64], [16, 1, 128, 128], [6, 2, 80, 48], [4, 2, 256, 256], [20, 2, 128, 64]];
+const ATTENTION: [[usize; 4]; 6] = [
+    [8, 2, 64, 64],
+    [8, 2, 128, 128],
+    [16, 1, 128, 128],
+    [6, 2, 80, 48],
+    [4, 2, 256, 256],
+    [20, 2, 128, 64],
+];
 
 /// A call, and where it stands among those of its op.
 struct Called {

@@ -78,7 +78,8 @@ mod tests {
             row.read(&stored, head, &mut found);
             let most = values.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
             // The largest is exact, but for the scale's rounding; others are within half a step of four bits.
-            let near = |(x, y): (&f32, &f32)| (x - y).abs() <= x.abs() / 16.0 + most / 448.0 / 512.0;
+            let near =
+                |(x, y): (&f32, &f32)| (x - y).abs() <= x.abs() / 16.0 + most / 448.0 / 512.0;
             assert!(values.iter().zip(&found).all(near), "{values:?} {found:?}");
         }
     }
