@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::encoding::quantised_rows::{GROUP, quantised_heads, quantised_rows};
+use crate::encoding::quantised_rows::{GROUP, bytes_of_head, quantised_heads, quantised_rows};
 use crate::{DType, Dim, Dims, Encoding, Sym};
 
 /// The type of one value.
@@ -112,7 +112,7 @@ impl StateType {
     pub fn bytes(&self) -> u64 {
         let bytes = match &self.encoding {
             None => self.dtype.bytes(self.elements()),
-            Some(encoding) => encoding.bytes(&self.shape),
+            Some(_) => self.heads().checked_mul(bytes_of_head(self.dim())),
         };
         bytes.unwrap_or(u64::MAX)
     }

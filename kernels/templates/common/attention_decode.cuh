@@ -67,7 +67,7 @@ struct State {
                 grows |= s[0][n][j] > m[n][j % 2];
             }
         if (__any_sync(0xffffffffu, grows)) rescale(s[0]);
-        u32 p[NT][2];
+        Probabilities p;
 #pragma unroll
         for (int n = 0; n < NT; n++) {
 #pragma unroll
@@ -76,8 +76,7 @@ struct State {
                 l[n][j % 2] += s[0][n][j];
                 s[0][n][j] *= scales.value(j / 2);
             }
-            p[n][0] = transpose8x8(pack_probabilities(s[0][n][0], s[0][n][1]));
-            p[n][1] = transpose8x8(pack_probabilities(s[0][n][2], s[0][n][3]));
+            p.set(n, s[0][n]);
         }
         add_values(acc, stage, p, lane);
     }

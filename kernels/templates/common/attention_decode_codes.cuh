@@ -89,7 +89,21 @@ __device__ __forceinline__ void add_scores(float (&s)[2][NT][4], u32 stage, cons
         }
     }
 }
-__device__ __forceinline__ u32 pack_probabilities(float lo, float hi) { return pack2<bf16>(lo, hi); }
+// Probabilities, of which rows are the 16 side of the next product: in one bf16 beside queries of that type, in two, of which the second is
+// what the first leaves, beside those that have more bits.
+constexpr int PARTS = {{ 1 if q.type == "bf16" else 2 }};
+struct Probabilities {
+    u32 p[PARTS][NT][2];
+    __device__ __forceinline__ void set(int n, const float (&s)[4]) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const u32 first = pack2<bf16>(s[half * 2], s[half * 2 + 1]);
+            p[0][n][half] = transpose8x8(first);
+            if constexpr (PARTS == 2)
+                p[PARTS - 1][n][half] = transpose8x8(pack2<bf16>(s[half * 2] - low<bf16>(first), s[half * 2 + 1] - high<bf16>(first)));
+        }
+    }
+};
 __device__ __forceinline__ void value_product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
                  "{ %0, %1, %2, %3}, { %4, %5, %6, %7}, { %8, %9}, { %0, %1, %2, %3};"
@@ -97,7 +111,7 @@ __device__ __forceinline__ void value_product(float (&c)[4], const u32 (&a)[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 // acc += V' p. Transposed, a matrix of pairs of codes gives a lane two neighbouring columns of two neighbouring rows.
-__device__ __forceinline__ void add_values(float (&acc)[DV / 16][NT][4], u32 stage, const u32 (&p)[NT][2], int lane) {
+__device__ __forceinline__ void add_values(float (&acc)[DV / 16][NT][4], u32 stage, const Probabilities& p, int lane) {
     const u32 v = stage + K_TILE + (lane % 16) * V_ROW + lane / 16 * 16;
 #pragma unroll
     for (int i = 0; i < DV / 32; i++) {
@@ -108,7 +122,9 @@ __device__ __forceinline__ void add_values(float (&acc)[DV / 16][NT][4], u32 sta
             const u32 upper = codes[half * 2], lower = codes[half * 2 + 1];
             const u32 a[4] = {as_bf16<false>(upper), as_bf16<true>(upper), as_bf16<false>(lower), as_bf16<true>(lower)};
 #pragma unroll
-            for (int n = 0; n < NT; n++) value_product(acc[i * 2 + half][n], a, p[n][0], p[n][1]);
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) value_product(acc[i * 2 + half][n], a, p.p[part][n][0], p.p[part][n][1]);
         }
     }
 }

@@ -59,16 +59,23 @@ __device__ __forceinline__ void add_scores(float (&s)[2][NT][4], u32 stage, cons
         for (int n = 0; n < NT; n++) mma(s[i % 2][n], a, query[n][i][0], query[n][i][1]);
     }
 }
-__device__ __forceinline__ u32 pack_probabilities(float lo, float hi) { return pack_pair(lo, hi); }
+// Probabilities, of which rows are the 16 side of the next product.
+struct Probabilities {
+    u32 p[NT][2];
+    __device__ __forceinline__ void set(int n, const float (&s)[4]) {
+        p[n][0] = transpose8x8(pack_pair(s[0], s[1]));
+        p[n][1] = transpose8x8(pack_pair(s[2], s[3]));
+    }
+};
 // acc += V' p.
-__device__ __forceinline__ void add_values(float (&acc)[DV / 16][NT][4], u32 stage, const u32 (&p)[NT][2], int lane) {
+__device__ __forceinline__ void add_values(float (&acc)[DV / 16][NT][4], u32 stage, const Probabilities& p, int lane) {
     const u32 v = stage + (K_TILE + (lane % 8 + lane / 16 * 8) * V_ROW + lane / 8 % 2 * 8) * 2;
 #pragma unroll
     for (int d = 0; d < DV / 16; d++) {
         u32 a[4];
         load_matrices_transposed(a, v + d * 32);
 #pragma unroll
-        for (int n = 0; n < NT; n++) mma(acc[d][n], a, p[n][0], p[n][1]);
+        for (int n = 0; n < NT; n++) mma(acc[d][n], a, p.p[n][0], p.p[n][1]);
     }
 }
 // The column of 16 that a lane's sums 0 and 1 are of, and the one that 2 and 3 are of.

@@ -129,20 +129,28 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
         start_scores(s, my_q, ks + (turn ^ 1) * K_BYTES);
         start_values(acc, p, vs + turn * V_BYTES);
 {% if k_state.quantised %}
+        // Codes of values wait in registers for the scores, those of keys for the softmax.
         fetch_v(block_v, base);
-        if (base + COLS < end) fetch_k(block_k, base + COLS);
 {% else %}
         copy_v(turn ^ 1, block_v, base);
         if (base + COLS < end) copy_k(turn, block_k, base + COLS);
         copies_commit();
 {% endif %}
+{% if k_state.quantised %}
+        wgmma_wait<1>();
+        landed(s);
+        values.put(vs + (turn ^ 1) * V_BYTES);
+        if (base + COLS < end) fetch_k(block_k, base + COLS);
+        block_v = block_k;
+        block_k = block_of(base + 2 * COLS);
+{% else %}
         block_v = block_k;
         block_k = block_of(base + 2 * COLS);
         wgmma_wait<1>();
         landed(s);
+{% endif %}
         softmax_step(s, m, l, shrink, position, edge(base), base, lane);
 {% if k_state.quantised %}
-        values.put(vs + (turn ^ 1) * V_BYTES);
         if (base + COLS < end) keys.put(ks + turn * K_BYTES);
 {% endif %}
         wgmma_wait<0>();

@@ -47,14 +47,8 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
 {% if k_state.quantised %}
     CodedRows<D> keys;
     CodedRows<DV> values;
-    const auto fetch = [&](int block, int base) {
-        keys.fetch(k_state, kv, block, seen - base, end - base);
-        values.fetch(v_state, kv, block, seen - base, end - base);
-    };
-    const auto put = [&](u32 to) {
-        keys.put(to);
-        values.put(to + K_SIZE * 2);
-    };
+    const auto fetch_k = [&](int block, int base) { keys.fetch(k_state, kv, block, seen - base, end - base); };
+    const auto fetch_v = [&](int block, int base) { values.fetch(v_state, kv, block, seen - base, end - base); };
 {% else %}
     const auto copy = [&](u32 to, int block, int base) {
         copy_rows<D>(to, k_state, kv, block, seen - base, end - base);
@@ -69,8 +63,10 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
     }
 {% if k_state.quantised %}
     copies_commit();
-    fetch(block_of(begin), begin);
-    put(buffers);
+    fetch_k(block_of(begin), begin);
+    keys.put(buffers);
+    fetch_v(block_of(begin), begin);
+    values.put(buffers + K_SIZE * 2);
 {% else %}
     copy(buffers, block_of(begin), begin);
 {% endif %}
@@ -95,14 +91,17 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
         const u32 buffer = buffers + turn * BUFFER * 2;
         copies_wait<0>();
         __syncthreads();                                          // landed; and the other buffer is free
-        if (base + COLS < end) {
 {% if k_state.quantised %}
-            fetch(block, base + COLS);
+        // Codes of keys wait in registers while scores are computed, those of values while these are.
+        const bool more = base + COLS < end;
+        const u32 next = buffers + (turn ^ 1) * BUFFER * 2;
+        if (more) fetch_k(block, base + COLS);
 {% else %}
+        if (base + COLS < end) {
             copy(buffers + (turn ^ 1) * BUFFER * 2, block, base + COLS);
-{% endif %}
             block = block_of(base + 2 * COLS);
         }
+{% endif %}
         float s[RT][COLS / 8][4] = {};
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
@@ -120,6 +119,9 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
                 }
             }
         }
+{% if k_state.quantised %}
+        if (more) keys.put(next);
+{% endif %}
         // Only tiles on the diagonal, at the window's edge and at the end have rows to hide.
         const bool edge = base + COLS - 1 > tile.position || (WINDOW && base <= end - 1 - WINDOW);
         u32 p[RT][COLS / 16][4];
@@ -130,6 +132,12 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
             rescale(acc[t], shrink);
             to_operand<COLS / 8>(p[t], s[t]);
         }
+{% if k_state.quantised %}
+        if (more) {
+            fetch_v(block, base + COLS);
+            block = block_of(base + 2 * COLS);
+        }
+{% endif %}
 #pragma unroll
         for (int n = 0; n < COLS / 16; n++)
 #pragma unroll
@@ -143,7 +151,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
                 }
             }
 {% if k_state.quantised %}
-        if (base + COLS < end) put(buffers + (turn ^ 1) * BUFFER * 2);
+        if (more) values.put(next + K_SIZE * 2);
 {% endif %}
     }
     // Through the warp's own rows of shared memory, so that 16 bytes are stored at a time.

@@ -6,11 +6,12 @@
 template <int HEADS, int DIM> struct CodedPlane {
     static constexpr int CODES = PAGE * HEADS * DIM;                   // bytes of a block's codes
     static constexpr int BLOCK = CODES + PAGE * HEADS * 4;
+    static __device__ __forceinline__ i64 block(i64 row) { return (i64)((u64)row / PAGE) * BLOCK; }
     static __device__ __forceinline__ i64 codes(i64 row, int head) {
-        return row / PAGE * BLOCK + (head * PAGE + row % PAGE) * DIM;
+        return block(row) + (head * PAGE + (u32)row % PAGE) * DIM;
     }
     static __device__ __forceinline__ i64 scale(i64 row, int head) {
-        return row / PAGE * BLOCK + CODES + (head * PAGE + row % PAGE) * 4;
+        return block(row) + CODES + (head * PAGE + (u32)row % PAGE) * 4;
     }
 };
 

@@ -41,9 +41,9 @@ pub fn quantised_rows() -> &'static Encoding {
     &ROWS
 }
 
-/// How heads `[N, K]` of the KV cache are stored, each with a scale of its own: all codes, and then all scales. On a CPU
-/// they are those of a row; on a GPU those of a block of rows, head after head, so that what a kernel reads of a head is
-/// one piece of memory.
+/// How heads `[N, K]` of the KV cache are stored, each with a scale of its own: all codes, and then all scales. On a GPU
+/// they are those of a block of rows, head after head, so that what a kernel reads of a head is one piece of memory; on a
+/// CPU those of a row, whose scales begin where its codes end.
 pub fn quantised_heads() -> &'static Encoding {
     static HEADS: LazyLock<Encoding> = LazyLock::new(|| {
         made(EncodingDef {
@@ -125,7 +125,12 @@ pub fn quantise_rows(values: &[f32], columns: usize) -> Result<Vec<u8>, String> 
     Ok(bytes)
 }
 
-/// Heads of `dim` values, as they are stored in the cache.
+/// Bytes of a head of `dim` values in the cache, its scale included.
+pub fn bytes_of_head(dim: u64) -> u64 {
+    dim.saturating_add(size_of::<f32>() as u64)
+}
+
+/// Heads of `dim` values as a CPU's cache has them: codes, and right behind them scales.
 pub fn quantise_heads(values: &[f32], dim: usize) -> Vec<u8> {
     let heads: Vec<(Vec<u8>, f32)> = values.chunks(dim.max(1)).map(quantise_group).collect();
     let scales = heads.iter().flat_map(|(_, scale)| scale.to_le_bytes());
@@ -186,16 +191,20 @@ mod tests {
 
     #[test]
     fn heads_are_stored_with_a_scale_each() {
-        let values: Vec<f32> = (0..3 * 5).map(|i| (i as f32 - 7.0) * 0.37).collect();
-        let bytes = quantise_heads(&values, 5);
-        assert_eq!(Some(bytes.len() as u64), quantised_heads().bytes(&[3, 5]));
-        let decoder = quantised_heads().decoder_of(3, 5, &bytes).expect("all is there");
-        for (n, head) in values.chunks(5).enumerate() {
-            let mut found = [0.0; 5];
+        let (heads, dim) = (4, 16);
+        let values: Vec<f32> = (0..heads * dim).map(|i| (i as f32 - 7.0) * 0.37).collect();
+        let bytes = quantise_heads(&values, dim);
+        assert_eq!(bytes.len() as u64, heads as u64 * bytes_of_head(dim as u64));
+        // Nothing lies between codes and scales of so many heads where they are aligned.
+        let decoder = quantised_heads().decoder_of(heads as u64, dim as u64, &bytes);
+        let decoder = decoder.expect("all is there");
+        for (n, head) in values.chunks(dim).enumerate() {
+            let mut found = vec![0.0; dim];
             decoder.row(n as u64, 0, &mut found);
             let (codes, scale) = quantise_group(head);
-            assert_eq!(found.to_vec(), codes.iter().map(|c| value(*c, scale)).collect::<Vec<_>>());
+            assert_eq!(found, codes.iter().map(|c| value(*c, scale)).collect::<Vec<_>>());
         }
+        assert_eq!(quantise_heads(&values[..15], 5).len(), 3 * 9);
     }
 
     #[test]
