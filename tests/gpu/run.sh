@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs the GPU tests of the folder that it lies in (tests/gpu/pack.sh) and writes what was found to
 # $OUT (the working folder when unset): summary.json, check.json, and each part's output in logs.tgz.
-# run.sh [PART..] runs some of: kernels parity graphs vectors batch engine sampling reproducible fused_numbers sanitizer, and
+# run.sh [PART..] runs some of: kernels parity graphs vectors kv_dtype batch engine sampling reproducible fused_numbers sanitizer, and
 # fast, which is slow and is left out without arguments.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -9,7 +9,7 @@ OUT=${OUT:-$PWD}
 logs=$(mktemp -d)
 export INFERNUM_FIXTURES=$here/tests/fixtures INFERNUM_TEST_DEVICE=cuda INSTA_UPDATE=no
 export PATH=$PATH:/usr/local/cuda/bin
-parts=${*:-kernels parity graphs vectors batch engine sampling reproducible fused_numbers sanitizer}
+parts=${*:-kernels parity graphs vectors kv_dtype batch engine sampling reproducible fused_numbers sanitizer}
 results=()
 
 # NAME COMMAND..: its output goes to a log; its last lines, time and verdict are shown.
@@ -41,6 +41,7 @@ for wanted in $parts; do
     parity) part parity "$here/suite" parity --test-threads 8 ;;
     graphs) INFERNUM_TEST_GRAPHS=1 part graphs "$here/suite" parity --test-threads 8 ;;
     vectors) part vectors "$here/suite" vectors:: --test-threads 8 ;;
+    kv_dtype) part kv_dtype "$here/suite" kv_dtype:: --nocapture --test-threads 4 ;;
     batch) part batch "$here/suite" batch --nocapture --test-threads 4 ;;
     # Decode steps as recordings, as they are served.
     engine | sampling) INFERNUM_TEST_GRAPHS=1 part "$wanted" "$here/suite" "$wanted::" --test-threads 4 ;;
@@ -58,7 +59,7 @@ for wanted in $parts; do
             sanitize $tool qwen3/gqa3_tied
         done
         ;;
-    *) echo "run.sh: expected one of kernels parity graphs vectors batch engine sampling reproducible fused_numbers sanitizer fast, found $wanted" && exit 2 ;;
+    *) echo "run.sh: expected one of kernels parity graphs vectors kv_dtype batch engine sampling reproducible fused_numbers sanitizer fast, found $wanted" && exit 2 ;;
     esac
 done
 (

@@ -61,6 +61,7 @@ impl Adapted {
             kernels: &kernels,
             costs: (&target, &costs),
             rules: None,
+            kv_dtype: infernum_passes::KvDtype::Auto,
             adapters,
             explain: false,
             limits,

@@ -161,6 +161,7 @@ fn open(folder: &Folder) -> Fixture {
         logits: Vec::new(),
         logits_bf16: Vec::new(),
         max_length: 64,
+        kv_dtype: infernum_passes::KvDtype::Auto,
     }
 }
 

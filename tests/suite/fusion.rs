@@ -6,14 +6,14 @@ use std::path::Path;
 use infernum_codegen::Limits;
 use infernum_codegen::compile::{Compiled, Options, compile};
 use infernum_codegen::cuda::{Device, Library, TunedVariants, attach};
-use infernum_codegen::{Recipe, Run};
+use infernum_codegen::{CacheLayout, Recipe, Run};
 use infernum_frontend_hf::{Config, LowerOptions, Model, spec};
 use infernum_ir::interp::{Interpreter, Rounding, States, StepShape, Tensor};
 use infernum_ir::{DType, Module, NodeKind, Sym, Type, WeightRef, text};
 use infernum_passes::check::check_rule;
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{Bucket, CostTable, FuseOptions, fuse};
-use infernum_passes::{Adapters, Pipeline};
+use infernum_passes::{Adapters, KvDtype, Pipeline};
 
 use crate::ir_fixtures::{self, LAYERS};
 use crate::support::{Fixture, names, nmse, root};
@@ -57,6 +57,7 @@ fn compiled_for(
         kernels: &kernels,
         costs: (target, &costs),
         rules: None,
+        kv_dtype: KvDtype::Auto,
         adapters,
         explain,
         limits: Limits { chunk: 64, sequences: 1, max_length: fixture.max_length },
@@ -85,7 +86,7 @@ const STEPPING_STONES: [(&str, &str, &[&str]); 7] = [
 const PICKED: f64 = 1e-14;
 
 /// The logits that a module's reference semantics give, exactly.
-fn interpreted(fixture: &Fixture, module: &Module) -> Vec<f64> {
+pub(crate) fn interpreted(fixture: &Fixture, module: &Module) -> Vec<f64> {
     let checkpoint = fixture.model.checkpoint.as_ref().expect("a fixture has weights");
     let weights = |weight: &WeightRef, layer: Option<u32>, ty: &Type| -> Result<Tensor, String> {
         let mut data = Vec::new();
@@ -152,6 +153,11 @@ fn layers_fuse_to_few_launches() {
 
 /// A shape that ships, compiled for an H100 as it is served.
 fn shape(name: &str) -> Compiled {
+    shape_with(name, KvDtype::Auto)
+}
+
+/// The same, with a cache of this type.
+fn shape_with(name: &str, kv_dtype: KvDtype) -> Compiled {
     let path = root().join(format!("../../bench/shapes/{name}.json"));
     let text = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let config = Config::parse("config.json", &text).expect("a valid config");
@@ -165,6 +171,7 @@ fn shape(name: &str) -> Compiled {
         kernels: &Kernels::load(None, &[]).expect("the built-in fused ops and rules"),
         costs: ("sm_90a", &costs),
         rules: None,
+        kv_dtype,
         adapters: None,
         explain: false,
         limits: Limits { chunk: 8192, sequences: 256, max_length: 8192 },
@@ -176,7 +183,10 @@ fn shape(name: &str) -> Compiled {
 
 /// The launches of a shape's first layer on an H100, for each kind of step.
 fn launches_at_every_size(name: &str) -> String {
-    let compiled = shape(name);
+    launches_of(&shape(name))
+}
+
+fn launches_of(compiled: &Compiled) -> String {
     let layer = |b: &infernum_codegen::compile::CompiledBucket| {
         let layer = b.report.graphs.iter().find(|g| g.graph == "decoder").expect("a layer");
         let ops: Vec<&str> = layer.calls.iter().map(|c| c.op.as_str()).collect();
@@ -188,6 +198,23 @@ fn launches_at_every_size(name: &str) -> String {
 #[test]
 fn launches_of_a_layer_at_every_size() {
     insta::assert_snapshot!(launches_at_every_size("llama-3.1-8b"));
+}
+
+/// A cache of codes is a launch more at most, where the packed projection of a few tokens would have written it, and takes little
+/// more than half of the memory.
+#[test]
+fn a_cache_of_codes_costs_a_launch_at_most() {
+    let compiled = [KvDtype::Auto, KvDtype::Fp8].map(|dtype| shape_with("llama-3.1-8b", dtype));
+    insta::assert_snapshot!(launches_of(&compiled[1]));
+    let launches = |c: &Compiled, i: usize| {
+        c.buckets[i].report.graphs.iter().find(|g| g.graph == "decoder").map(|g| g.launches.1)
+    };
+    for bucket in 0..compiled[0].buckets.len() {
+        let [plain, codes] = [0, 1].map(|i| launches(&compiled[i], bucket).expect("a layer"));
+        assert!(codes <= plain + 1, "{:?}: {plain}, {codes}", compiled[0].buckets[bucket].bucket);
+    }
+    let bytes = compiled.map(|c| CacheLayout::of(&c.plan, 16).row_bytes());
+    assert_eq!(bytes, [32 * 2 * 8 * 128 * 2, 32 * 2 * 8 * (128 + 4)]);
 }
 
 /// Latent attention is five launches, whatever the step: none makes keys or values of the context.

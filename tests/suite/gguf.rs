@@ -92,6 +92,7 @@ fn blocks_give_the_logits_of_their_values(kernels: &Kernels, layers: &[Encoding]
         logits: Vec::new(),
         logits_bf16: Vec::new(),
         max_length: 64,
+        kv_dtype: infernum_passes::KvDtype::Auto,
     };
     let [blocks, values] = [written.gguf(), written.safetensors()].map(|path| fixture(&path));
     for pipeline in ["none", "default"] {

@@ -37,6 +37,7 @@ fn planned(fixture: &Fixture, target: &str, kernels: &Kernels) -> Plan {
         costs: (target, &costs),
         rules: None,
         adapters: None,
+        kv_dtype: infernum_passes::KvDtype::Auto,
         explain: false,
         limits: fixture.limits(),
         templates: &infernum_codegen::cuda::Library::default(),

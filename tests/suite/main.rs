@@ -10,6 +10,7 @@ mod gguf;
 mod grammars;
 mod ir_files;
 mod ir_fixtures;
+mod kv_dtype;
 mod layouts;
 mod memory;
 mod mutations;

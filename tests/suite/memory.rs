@@ -27,6 +27,7 @@ fn size(config: &str, max_length: u64) -> CacheSize {
         costs: ("cpu", &costs),
         rules: None,
         adapters: None,
+        kv_dtype: infernum_passes::KvDtype::Auto,
         explain: false,
         limits: Limits { chunk: 128, sequences: 1, max_length },
         templates: &templates,

@@ -75,6 +75,7 @@ fn problems() -> BTreeMap<String, (ExtractionProblem, Extracted)> {
             costs: (target, &costs),
             rules: None,
             adapters: None,
+            kv_dtype: infernum_passes::KvDtype::Auto,
             explain: false,
             limits: Limits { chunk: 512, sequences: 1, max_length: 8192 },
             templates: &infernum_codegen::cuda::Library::default(),

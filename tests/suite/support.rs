@@ -9,8 +9,8 @@ use infernum_codegen::{Limits, Plan, TargetKind};
 use infernum_frontend_hf::spec::{Library, parse_family};
 use infernum_frontend_hf::{LowerOptions, Model, ModelFiles};
 use infernum_ir::{DType, Module, Sym};
-use infernum_passes::Pipeline;
 use infernum_passes::data::{Kernels, Numerics};
+use infernum_passes::{KvDtype, Pipeline};
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions};
 use infernum_runtime::{
@@ -28,6 +28,8 @@ pub(crate) struct Fixture {
     /// The same from transformers' own bf16 run.
     pub(crate) logits_bf16: Vec<f64>,
     pub(crate) max_length: u64,
+    /// What rows of the cache are stored in.
+    pub(crate) kv_dtype: KvDtype,
 }
 
 /// Folder of the fixtures: `INFERNUM_FIXTURES`, for a suite that runs elsewhere than it was built.
@@ -83,7 +85,13 @@ impl Fixture {
             logits: numbers(&tensor("logits_f64")),
             logits_bf16: numbers(&tensor("logits_bf16")),
             max_length: meta["max_length"].as_u64().expect("max_length"),
+            kv_dtype: KvDtype::Auto,
         }
+    }
+
+    /// The same model, whose rows of the cache are codes.
+    pub(crate) fn with_codes(name: &str) -> Fixture {
+        Fixture { kv_dtype: KvDtype::Fp8, ..Fixture::open(name) }
     }
 
     pub(crate) fn options(&self, dtype: DType) -> LowerOptions {
@@ -147,6 +155,7 @@ impl Fixture {
             costs: (&target, &costs),
             rules: None,
             adapters: None,
+            kv_dtype: self.kv_dtype,
             explain: false,
             limits,
             templates: &templates,

@@ -4,7 +4,7 @@ use infernum_frontend_hf::{LowerOptions, Model, ModelError};
 use infernum_ir::{Dims, Module, SourceWarning, Sym, Type, VerifyError, takes_whole, verify};
 use infernum_passes::data::Kernels;
 use infernum_passes::fuse::{self, CostTable, FuseOptions, Report};
-use infernum_passes::{Adapters, Context, Pipeline};
+use infernum_passes::{Adapters, Context, KvDtype, Pipeline};
 
 use crate::check::MAX_ROWS;
 use crate::cuda::{Choices, CudaError, Device, Library, TunedVariants, attach, meant_for};
@@ -28,6 +28,8 @@ pub struct Options<'a> {
     pub explain: bool,
     /// What adapters it is to have room for.
     pub adapters: Option<&'a Adapters>,
+    /// What rows of its KV cache are stored in.
+    pub kv_dtype: KvDtype,
     /// The largest step.
     pub limits: Limits,
     /// The templates of kernels.
@@ -167,6 +169,7 @@ static SHARED: &[Stage] = &[
     Stage { name: "lower", run: lower },
     Stage { name: "verify", run: |s| check(&s.module, "lower") },
     Stage { name: "adapters", run: adapters },
+    Stage { name: "kv_dtype", run: kv_dtype },
     Stage { name: "pick", run: pick },
 ];
 
@@ -282,6 +285,13 @@ fn adapters(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let adapted = infernum_passes::adapters(&s.module, wanted);
     s.module = adapted.map_err(|message| CompileError::Pass { pass: "adapters", message })?;
     check(&s.module, "adapters")
+}
+
+/// Rows of the cache are stored in the type that is wanted.
+fn kv_dtype(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
+    let stored = infernum_passes::store_rows(&s.module, s.options.kv_dtype);
+    s.module = stored.map_err(|message| CompileError::Pass { pass: "kv_dtype", message })?;
+    check(&s.module, "kv_dtype")
 }
 
 /// A GPU picks the tokens of its sequences itself; a CPU's logits are at hand for the host.

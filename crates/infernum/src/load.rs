@@ -102,6 +102,7 @@ impl<'a> Loader<'a> {
             costs: (&target, &costs),
             rules: None,
             adapters: adapters.as_ref(),
+            kv_dtype: self.compile.kv_dtype,
             explain: false,
             limits: self.limits(capacity),
             templates: &templates,

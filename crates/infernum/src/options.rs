@@ -18,7 +18,7 @@ use infernum_ir::DType;
 use infernum_passes::check::Cache;
 use infernum_passes::data::{DataError, Kernels};
 use infernum_passes::fuse::{CostTable, Measurements};
-use infernum_passes::{Adapters, Pipeline};
+use infernum_passes::{Adapters, KvDtype, Pipeline};
 
 use crate::error::Error;
 use crate::progress::Progress;
@@ -106,6 +106,10 @@ pub struct CompileOptions {
     /// Element type of activations and KV cache; the checkpoint's own when left out.
     #[cfg_attr(feature = "cli", arg(long, value_parser = activation_dtype))]
     pub dtype: Option<DType>,
+    /// What rows of the KV cache are stored in: activations' elements (auto), or 8-bit floats with a scale for each row and head (fp8),
+    /// of which about twice as many fit.
+    #[cfg_attr(feature = "cli", arg(long, value_name = "auto|fp8", default_value_t = KvDtype::Auto))]
+    pub kv_dtype: KvDtype,
     /// Longest sequence in tokens; what the model allows, up to 4096, when left out.
     #[cfg_attr(feature = "cli", arg(long, value_name = "TOKENS"))]
     pub max_length: Option<u64>,
@@ -171,6 +175,7 @@ impl Default for CompileOptions {
             costs: None,
             cache: CacheOptions::default(),
             dtype: None,
+            kv_dtype: KvDtype::Auto,
             lora: LoraOptions::default(),
             max_length: None,
         }

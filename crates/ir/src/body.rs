@@ -159,7 +159,7 @@ pub fn attr_value(attr: &Attr) -> Option<Value> {
 pub fn type_value(ty: &Type) -> Value {
     let (dtype, shape, constant, encoding) = match ty {
         Type::Tensor(t) => (t.dtype, t.shape.clone(), t.constant, t.encoding.as_ref()),
-        Type::State(s) => (s.dtype, s.dims(), false, None),
+        Type::State(s) => (s.dtype, s.dims(), false, s.encoding.as_ref()),
     };
     let codes = encoding.map_or(Value::Null, |e| Value::Str(e.def().code.kind.name().to_owned()));
     let activations = encoding.is_some_and(|e| e.activations().is_some());

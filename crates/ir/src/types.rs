@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::encoding::quantised_rows::{GROUP, quantised_rows};
+use crate::encoding::quantised_rows::{GROUP, bytes_of_head, quantised_heads, quantised_rows};
 use crate::{DType, Dim, Dims, Encoding, Sym};
 
 /// The type of one value.
@@ -41,10 +41,14 @@ pub struct StateType {
     /// How long rows are kept.
     #[serde(default)]
     pub kind: StateKind,
-    /// Element type of the cache.
+    /// Element type of what is written and read and, unless it is encoded, of the cache.
     pub dtype: DType,
     /// Of a row: `[heads, dim]`. Of a slot: any, outermost dimension first.
     pub shape: Vec<u64>,
+    /// How rows are stored, unless as their elements: as
+    /// [`quantised_heads`](crate::encoding::quantised_rows::quantised_heads).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoding: Option<Encoding>,
 }
 
 /// What a plane keeps, and how long.
@@ -76,12 +80,12 @@ impl StateKind {
 impl StateType {
     /// Rows that are kept as long as their sequence.
     pub fn paged(dtype: DType, heads: u64, dim: u64) -> StateType {
-        StateType { kind: StateKind::Paged, dtype, shape: vec![heads, dim] }
+        StateType { kind: StateKind::Paged, dtype, shape: vec![heads, dim], encoding: None }
     }
 
     /// One state of a sequence.
     pub fn slot(dtype: DType, shape: &[u64]) -> StateType {
-        StateType { kind: StateKind::Slot, dtype, shape: shape.to_vec() }
+        StateType { kind: StateKind::Slot, dtype, shape: shape.to_vec(), encoding: None }
     }
 
     /// Whether it is one state of a sequence, and has no rows.
@@ -106,7 +110,23 @@ impl StateType {
 
     /// Bytes of a row or of a slot, saturating.
     pub fn bytes(&self) -> u64 {
-        self.dtype.bytes(self.elements()).unwrap_or(u64::MAX)
+        let bytes = match &self.encoding {
+            None => self.dtype.bytes(self.elements()),
+            Some(_) => self.heads().checked_mul(bytes_of_head(self.dim())),
+        };
+        bytes.unwrap_or(u64::MAX)
+    }
+
+    /// Why nothing can be stored so, if it is encoded and nothing can.
+    pub fn encoding_fault(&self) -> Option<String> {
+        let encoding = self.encoding.as_ref()?;
+        let fits = encoding == quantised_heads() && !self.is_slot() && self.dtype.is_float();
+        (!fits).then(|| {
+            format!(
+                "expected rows of floats, stored as they are or as `{}`",
+                quantised_heads().name()
+            )
+        })
     }
 
     /// The dimensions of a row or of a slot.
@@ -266,6 +286,9 @@ impl fmt::Display for StateType {
             StateKind::Ring(window) => write!(f, "ring({window}) ")?,
             StateKind::Slot => f.write_str("slot ")?,
         }
+        if let Some(encoding) = &self.encoding {
+            write!(f, "{encoding} ")?;
+        }
         write!(f, "{}{}", self.dtype, Shape(&self.dims()))
     }
 }
@@ -282,6 +305,24 @@ impl fmt::Display for Type {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn planes_of_codes_have_a_scale_for_each_head() {
+        let plane = StateType {
+            encoding: Some(quantised_heads().clone()),
+            kind: StateKind::Ring(64),
+            ..StateType::paged(DType::Bf16, 8, 128)
+        };
+        assert_eq!(plane.to_string(), "state ring(64) quantised_heads bf16[8, 128]");
+        assert_eq!(plane.bytes(), 8 * (128 + 4));
+        assert_eq!(plane.encoding_fault(), None);
+        let wrong = [
+            StateType { kind: StateKind::Slot, ..plane.clone() },
+            StateType { dtype: DType::I32, ..plane.clone() },
+            StateType { encoding: Some(quantised_rows().clone()), ..plane },
+        ];
+        assert!(wrong.iter().all(|ty| ty.encoding_fault().is_some()));
+    }
 
     #[test]
     fn quantised_rows_have_codes_and_scales() {

@@ -148,8 +148,12 @@ fn check_types(graph: &Graph, report: Report<'_>) {
         for ty in node.types.iter().filter(|ty| is_empty(ty)) {
             report(Some(i), format!("expected dimensions of at least 1, found {ty}"));
         }
-        for ty in node.types.iter().filter_map(|ty| ty.tensor().ok()) {
-            if let Some(fault) = ty.encoding_fault() {
+        for ty in &node.types {
+            let fault = match ty {
+                Type::Tensor(tensor) => tensor.encoding_fault(),
+                Type::State(state) => state.encoding_fault(),
+            };
+            if let Some(fault) = fault {
                 report(Some(i), format!("{fault}; found {ty}"));
             }
         }

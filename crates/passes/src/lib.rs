@@ -10,6 +10,7 @@ mod canonicalise;
 pub mod check;
 pub mod data;
 pub mod fuse;
+mod kv_dtype;
 mod names;
 mod pack;
 mod pick;
@@ -21,6 +22,7 @@ use infernum_ir::Module;
 
 pub use adapters::{Adapters, adaptable, adapters, bank_a, bank_b, is_target};
 pub use bucket::Bucket;
+pub use kv_dtype::{KvDtype, store_rows};
 pub use pick::{greedy_steps, pick};
 pub use pipeline::{Pipeline, PipelineError};
 

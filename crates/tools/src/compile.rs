@@ -103,6 +103,7 @@ pub fn run(args: &Args) -> Outcome {
         costs: (&target, &costs),
         rules: None,
         adapters: adapters.as_ref(),
+        kv_dtype: args.model.kv_dtype,
         explain: args.explain || args.html.is_some(),
         limits: Limits { chunk: args.chunk, sequences: args.sequences, max_length },
         templates: &templates,

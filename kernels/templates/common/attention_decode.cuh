@@ -17,33 +17,19 @@ constexpr int LEAST_PIECE = 1024 / TILE;           // tiles; an item of fewer is
 constexpr int SPLIT = WARPS / HEADS, HEAD_GROUPS = HKV / HEADS, QHEADS = HEADS * GROUP;
 constexpr float MERGE = 0.0f;
 constexpr int NT = (GROUP + 7) / 8;                // tiles of 8 query heads
-constexpr int K_ROW = D + 8, V_ROW = DV + 8;       // padded: the 8 rows of a matrix load differ in banks
-constexpr int K_TILE = TILE * K_ROW, STAGE = K_TILE + TILE * V_ROW;
 constexpr int OUT_ROW = DV + 4;
 constexpr int PART = QHEADS * (DV + 2);            // floats of a piece in scratch: (m, l), then sums
 constexpr int MAX_SEQUENCES = 1024;
 static_assert(PAGE % TILE == 0 && WARPS % HEADS == 0 && HKV % HEADS == 0, "");
-static_assert(D % 16 == 0 && DV % 16 == 0, "");
 
 __shared__ float2 warp_ml[WARPS][NT * 8];
 
 {% include "common/attention_pieces.cuh" %}
-// DIM elements of each of a tile's rows, from a plane to shared memory; zeros from `rows` on.
-template <int DIM> __device__ __forceinline__ void copy_tile(u32 to, const V* plane, int row, int rows, int head, int lane) {
-    constexpr int CHUNKS = DIM / 8;
-    const V* from = plane + ((i64)row * HKV + head) * DIM;
-#pragma unroll
-    for (int j = 0; j < (TILE * CHUNKS + 31) / 32; j++) {
-        const int i = lane + 32 * j, r = i / CHUNKS, c = i % CHUNKS;
-        if (TILE * CHUNKS % 32 == 0 || i < TILE * CHUNKS)
-            copy16_async(to + (r * (DIM + 8) + c * 8) * 2, from + (i64)r * HKV * DIM + c * 8, r < rows);
-    }
-}
-template <int DIM> __device__ __forceinline__ void prefetch_tile(const V* plane, int row, int rows, int head, int lane) {
-    constexpr int LINES = (DIM * 2 + 127) / 128;
-    for (int i = lane; i < TILE * LINES; i += 32)
-        if (i / LINES < rows) prefetch_l2(plane + ((i64)(row + i / LINES) * HKV + head) * DIM + i % LINES * 64);
-}
+{% if k_state.quantised %}
+{% include "common/attention_decode_codes.cuh" %}
+{% else %}
+{% include "common/attention_decode_rows.cuh" %}
+{% endif %}
 
 // A warp's softmax over the rows it has seen. Query heads are columns: lane 4r + i has heads 2i and
 // 2i + 1 of each tile of 8. Tensor cores see rows of K and columns of V as the 16 side, so that a
@@ -67,45 +53,32 @@ struct State {
     }
     // Rows [from, to) of the tile at `stage` are seen.
     __device__ __forceinline__ void add(u32 stage, const u32 (&query)[NT][D / 16][2], int from, int to, int lane) {
-        const u32 k = stage + ((lane % 16) * K_ROW + lane / 16 * 8) * 2;
-        const u32 v = stage + (K_TILE + (lane % 8 + lane / 16 * 8) * V_ROW + lane / 8 % 2 * 8) * 2;
-        float s[2][NT][4] = {};                     // two sums: half the chain of dependent products
-#pragma unroll
-        for (int i = 0; i < D / 16; i++) {
-            u32 a[4];
-            load_matrices(a, k + i * 32);
-#pragma unroll
-            for (int n = 0; n < NT; n++) mma(s[i % 2][n], a, query[n][i][0], query[n][i][1]);
-        }
+        float s[2][NT][4] = {};
+        add_scores(s, stage, query, lane);
+        const Scales scales(stage, from, to, lane);
         bool grows = false;
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const int row = lane / 4 + j / 2 * 8;
-                const float x = logit2(s[0][n][j] + s[1][n][j]);
+                const float x = logit2((s[0][n][j] + s[1][n][j]) * scales.key(j / 2));
                 s[0][n][j] = row >= from && row < to ? x : minus_infinity();
                 grows |= s[0][n][j] > m[n][j % 2];
             }
         if (__any_sync(0xffffffffu, grows)) rescale(s[0]);
-        u32 p[NT][2];
+        Probabilities p;
 #pragma unroll
         for (int n = 0; n < NT; n++) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 s[0][n][j] = ex2(s[0][n][j] - m[n][j % 2]);
                 l[n][j % 2] += s[0][n][j];
+                s[0][n][j] *= scales.value(j / 2);
             }
-            p[n][0] = transpose8x8(pack_pair(s[0][n][0], s[0][n][1]));
-            p[n][1] = transpose8x8(pack_pair(s[0][n][2], s[0][n][3]));
+            p.set(n, s[0][n]);
         }
-#pragma unroll
-        for (int d = 0; d < DV / 16; d++) {
-            u32 a[4];
-            load_matrices_transposed(a, v + d * 32);
-#pragma unroll
-            for (int n = 0; n < NT; n++) mma(acc[d][n], a, p[n][0], p[n][1]);
-        }
+        add_values(acc, stage, p, lane);
     }
     __device__ __forceinline__ void rescale(const float (&s)[NT][4]) {
 #pragma unroll
@@ -137,31 +110,18 @@ struct State {
                 if (lane < 4) warp_ml[warp][head] = make_float2(m[n][j], l[n][j]);
 #pragma unroll
                 for (int d = 0; d < DV / 16; d++) {
-                    out[head * OUT_ROW + d * 16 + lane / 4] = acc[d][n][j];
-                    out[head * OUT_ROW + d * 16 + lane / 4 + 8] = acc[d][n][j + 2];
+                    out[head * OUT_ROW + d * 16 + column_of(0, lane)] = acc[d][n][j];
+                    out[head * OUT_ROW + d * 16 + column_of(1, lane)] = acc[d][n][j + 2];
                 }
             }
     }
 };
 
-// Query heads of a KV head as the 8 side of the products; those beyond the group are zeros.
-__device__ __forceinline__ void load_query(u32 (&query)[NT][D / 16][2], const Q* q, int lane) {
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        const int head = n * 8 + lane / 4;
-#pragma unroll
-        for (int i = 0; i < D / 16; i++)
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                query[n][i][j] = head < GROUP ? *(const u32*)(q + head * D + i * 16 + j * 8 + lane % 4 * 2) : 0;
-    }
-}
-
 extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}({{ params }}) {
     extern __shared__ __align__(128) u8 shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slot = warp / HEADS, in_group = warp % HEADS;
-    float* const outs = (float*)(shared + WARPS * STAGES * STAGE * 2);
-    const u32 stages = shared_address(shared) + warp * STAGES * STAGE * 2;
+    float* const outs = (float*)(shared + WARPS * STAGES * STAGE);
+    const u32 stages = shared_address(shared) + warp * STAGES * STAGE;
     u32* const counters = (u32*)scratch;            // first, as launches with other grids share them
     float* const parts = (float*)(counters + MAX_SEQUENCES * HEAD_GROUPS);
 
@@ -188,8 +148,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}
         for (int i = 0; i < STAGES; i++)
             if (i < tiles) {
                 const int row = __shfl_sync(0xffffffffu, rows, i);
-                prefetch_tile<D>(k_state, row, context - context_row(i), head, lane);
-                prefetch_tile<DV>(v_state, row, context - context_row(i), head, lane);
+                prefetch(k_state, v_state, row, context - context_row(i), head, lane);
             }
         if (is_first) {
             pdl_wait();
@@ -204,20 +163,19 @@ extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}
                     later = where(i + 32 + lane);
                 }
                 const int row = __shfl_sync(0xffffffffu, rows, i % 32);
-                copy_tile<D>(to, k_state, row, context - context_row(i), head, lane);
-                copy_tile<DV>(to + K_TILE * 2, v_state, row, context - context_row(i), head, lane);
+                copy_stage(to, k_state, v_state, row, context - context_row(i), head, lane);
             }
             copies_commit();
         };
 #pragma unroll
-        for (int i = 0; i < STAGES; i++) copy(i, stages + i * STAGE * 2);
+        for (int i = 0; i < STAGES; i++) copy(i, stages + i * STAGE);
         u32 query[NT][D / 16][2];
         load_query(query, q + ((i64)t * H + head * GROUP) * D, lane);
         State state;
         state.clear();
         const int seen = first_seen(context - 1);
         for (int i = 0, stage = 0; i < tiles; i++, stage = stage + 1 == STAGES ? 0 : stage + 1) {
-            const u32 at = stages + stage * STAGE * 2;
+            const u32 at = stages + stage * STAGE;
             copies_wait<STAGES - 1>();
             __syncwarp();
             state.add(at, query, seen - context_row(i), context - context_row(i), lane);

@@ -13,6 +13,10 @@ static_assert(ROWS * OUT_ROW <= COLS * (D + DV) * 2, "results pass through the b
 template <int N> __device__ __forceinline__ u32 swizzled(int r, int c) {
     return c / 8 * (N * 128) + r * 128 + (c % 8 ^ r % 8) * 16;
 }
+{% if k_state.quantised %}
+template <int DIM> __device__ __forceinline__ u32 place_of(int r, int c) { return swizzled<COLS>(r, c); }
+{% include "common/attention_code_rows.cuh" %}
+{% else %}
 // COLS rows of a plane, of which those from `first` on and before `left` are there; `block` is, in lane i, the cache row at which the
 // i-th 16 of them begin.
 template <int DIM> __device__ __forceinline__ void copy_rows(u32 to, const V* plane, int kv, int block, int first, int left) {
@@ -25,6 +29,7 @@ template <int DIM> __device__ __forceinline__ void copy_rows(u32 to, const V* pl
             copy16_async(to + swizzled<COLS>(r, c), plane + ((i64)row * HKV + kv) * DIM + c * 8, (!WINDOW || r >= first) && r < left);
     }
 }
+{% endif %}
 // The warpgroup's scores against the tile at `k`.
 __device__ __forceinline__ void start_scores(float (&s)[COLS / 8][4], u32 q, u32 k) {
     const u64 qs = descriptor(q, 16, 1024), ks = descriptor(k, 16, 1024);
@@ -57,8 +62,15 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
         const int i = base + lane % (COLS / 16) * 16;
         return i < end ? (int)cache_row(step, tile.b, i) : 0;
     };
+{% if k_state.quantised %}
+    CodedRows<D> keys;
+    CodedRows<DV> values;
+    const auto fetch_k = [&](int block, int base) { keys.fetch(k_state, kv, block, seen - base, end - base); };
+    const auto fetch_v = [&](int block, int base) { values.fetch(v_state, kv, block, seen - base, end - base); };
+{% else %}
     const auto copy_k = [&](int turn, int block, int base) { copy_rows<D>(ks + turn * K_BYTES, k_state, kv, block, seen - base, end - base); };
     const auto copy_v = [&](int turn, int block, int base) { copy_rows<DV>(vs + turn * V_BYTES, v_state, kv, block, seen - base, end - base); };
+{% endif %}
 
 #pragma unroll 4
     for (int i = threadIdx.x; i < ROWS * (D / 8); i += THREADS) {
@@ -66,11 +78,24 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
         copy16_async(qs + r / 64 * (64 * D * 2) + swizzled<64>(r % 64, c), q + query_row(r < rows ? r : 0) * D + c * 8, r < rows);
     }
     int block_v = block_of(begin), block_k = block_of(begin + COLS);
+{% if k_state.quantised %}
+    copies_commit();
+    fetch_k(block_v, begin);
+    keys.put(ks);
+    fetch_v(block_v, begin);
+    values.put(vs);
+    if (begin + COLS < end) {
+        fetch_k(block_k, begin + COLS);
+        keys.put(ks + K_BYTES);
+    }
+    copies_wait<0>();
+{% else %}
     copy_k(0, block_v, begin);
     copies_commit();
     copy_v(0, block_v, begin);
     if (begin + COLS < end) copy_k(1, block_k, begin + COLS);
     copies_commit();
+{% endif %}
     block_v = block_k;
     block_k = block_of(begin + 2 * COLS);
 
@@ -103,14 +128,31 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
         wgmma_fence();
         start_scores(s, my_q, ks + (turn ^ 1) * K_BYTES);
         start_values(acc, p, vs + turn * V_BYTES);
+{% if k_state.quantised %}
+        // Codes of values wait in registers for the scores, those of keys for the softmax.
+        fetch_v(block_v, base);
+{% else %}
         copy_v(turn ^ 1, block_v, base);
         if (base + COLS < end) copy_k(turn, block_k, base + COLS);
         copies_commit();
+{% endif %}
+{% if k_state.quantised %}
+        wgmma_wait<1>();
+        landed(s);
+        values.put(vs + (turn ^ 1) * V_BYTES);
+        if (base + COLS < end) fetch_k(block_k, base + COLS);
+        block_v = block_k;
+        block_k = block_of(base + 2 * COLS);
+{% else %}
         block_v = block_k;
         block_k = block_of(base + 2 * COLS);
         wgmma_wait<1>();
         landed(s);
+{% endif %}
         softmax_step(s, m, l, shrink, position, edge(base), base, lane);
+{% if k_state.quantised %}
+        if (base + COLS < end) keys.put(ks + turn * K_BYTES);
+{% endif %}
         wgmma_wait<0>();
         landed(acc);
         rescale(acc, shrink);

@@ -16,10 +16,16 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
         const i64 row = seen ? cache_row(step, b, base + lane) : 0;
         float x = minus_infinity();
         if (seen) {
-            const {{ k_state.type }}* ks = k_state + (row * HKV + kv) * D;
             float dot = 0.0f;
+{% if k_state.quantised %}
+            const u8* ks = k_state + CodedPlane<HKV, D>::codes(row, kv);
+            for (int i = 0; i < D; i++) dot += to_f32(qs[i]) * value_of(ks[i], 1.0f);
+            x = dot * *(const float*)(k_state + CodedPlane<HKV, D>::scale(row, kv)) * SCALE;
+{% else %}
+            const {{ k_state.type }}* ks = k_state + (row * HKV + kv) * D;
             for (int i = 0; i < D; i++) dot += to_f32(qs[i]) * to_f32(ks[i]);
             x = dot * SCALE;
+{% endif %}
 {% if cap is not none %}
             x = {{ cap | f32 }} * tanhf(x / {{ cap | f32 }});
 {% endif %}
@@ -32,10 +38,18 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
         const int rows = min(32, position + 1 - base);
         for (int r = 0; r < rows; r++) {
             const float weight = __shfl_sync(0xffffffffu, p, r);
-            const V* vs = v_state + (__shfl_sync(0xffffffffu, row, r) * HKV + kv) * DV;
+            const i64 from = __shfl_sync(0xffffffffu, row, r);
+{% if v_state.quantised %}
+            const u8* vs = v_state + CodedPlane<HKV, DV>::codes(from, kv);
+            const float scale = *(const float*)(v_state + CodedPlane<HKV, DV>::scale(from, kv));
+            const auto value = [&](int i) { return value_of(vs[i], scale); };
+{% else %}
+            const V* vs = v_state + (from * HKV + kv) * DV;
+            const auto value = [&](int i) { return to_f32(vs[i]); };
+{% endif %}
 #pragma unroll
             for (int j = 0; j < PER_LANE; j++)
-                if (lane + 32 * j < DV) acc[j] += weight * to_f32(vs[lane + 32 * j]);
+                if (lane + 32 * j < DV) acc[j] += weight * value(lane + 32 * j);
         }
     }
 {% if sinks is not none %}

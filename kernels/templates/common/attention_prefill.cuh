@@ -8,6 +8,10 @@ static_assert(PAGE % 16 == 0 && COLS % 16 == 0 && D % 16 == 0 && DV % 16 == 0 &&
 
 {% include "common/attention_tiles.cuh" %}
 
+{% if k_state.quantised %}
+template <int DIM> __device__ __forceinline__ u32 place_of(int r, int c) { return (r * (DIM + 8) + c * 8) * 2; }
+{% include "common/attention_code_rows.cuh" %}
+{% else %}
 // COLS rows of the context, of which those from `first` on and before `left` are there; zeros elsewhere. `block` is, in lane i, the cache
 // row at which the i-th 16 of them begin.
 template <int DIM> __device__ __forceinline__ void copy_rows(u32 to, const V* plane, int kv, int block, int first, int left) {
@@ -20,6 +24,7 @@ template <int DIM> __device__ __forceinline__ void copy_rows(u32 to, const V* pl
             copy16_async(to + (r * (DIM + 8) + c * 8) * 2, plane + ((i64)row * HKV + kv) * DIM + c * 8, (!WINDOW || r >= first) && r < left);
     }
 }
+{% endif %}
 
 extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params }}) {
     extern __shared__ __align__(128) u8 shared[];
@@ -39,17 +44,32 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
         const int i = base + lane % (COLS / 16) * 16;
         return i < end ? (int)cache_row(step, tile.b, i) : 0;
     };
+{% if k_state.quantised %}
+    CodedRows<D> keys;
+    CodedRows<DV> values;
+    const auto fetch_k = [&](int block, int base) { keys.fetch(k_state, kv, block, seen - base, end - base); };
+    const auto fetch_v = [&](int block, int base) { values.fetch(v_state, kv, block, seen - base, end - base); };
+{% else %}
     const auto copy = [&](u32 to, int block, int base) {
         copy_rows<D>(to, k_state, kv, block, seen - base, end - base);
         copy_rows<DV>(to + K_SIZE * 2, v_state, kv, block, seen - base, end - base);
         copies_commit();
     };
+{% endif %}
 #pragma unroll 4
     for (int i = threadIdx.x; i < ROWS * (D / 8); i += THREADS) {
         const int r = i / (D / 8), c = i % (D / 8);
         copy16_async(qs + (r * Q_ROW + c * 8) * 2, q + query_row(r < rows ? r : 0) * D + c * 8, r < rows);
     }
+{% if k_state.quantised %}
+    copies_commit();
+    fetch_k(block_of(begin), begin);
+    keys.put(buffers);
+    fetch_v(block_of(begin), begin);
+    values.put(buffers + K_SIZE * 2);
+{% else %}
     copy(buffers, block_of(begin), begin);
+{% endif %}
     int block = block_of(begin + COLS);
 
     float acc[RT][DV / 8][4] = {}, m[RT][2], l[RT][2] = {};
@@ -71,10 +91,17 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
         const u32 buffer = buffers + turn * BUFFER * 2;
         copies_wait<0>();
         __syncthreads();                                          // landed; and the other buffer is free
+{% if k_state.quantised %}
+        // Codes of keys wait in registers while scores are computed, those of values while these are.
+        const bool more = base + COLS < end;
+        const u32 next = buffers + (turn ^ 1) * BUFFER * 2;
+        if (more) fetch_k(block, base + COLS);
+{% else %}
         if (base + COLS < end) {
             copy(buffers + (turn ^ 1) * BUFFER * 2, block, base + COLS);
             block = block_of(base + 2 * COLS);
         }
+{% endif %}
         float s[RT][COLS / 8][4] = {};
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
@@ -92,6 +119,9 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
                 }
             }
         }
+{% if k_state.quantised %}
+        if (more) keys.put(next);
+{% endif %}
         // Only tiles on the diagonal, at the window's edge and at the end have rows to hide.
         const bool edge = base + COLS - 1 > tile.position || (WINDOW && base <= end - 1 - WINDOW);
         u32 p[RT][COLS / 16][4];
@@ -102,6 +132,12 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
             rescale(acc[t], shrink);
             to_operand<COLS / 8>(p[t], s[t]);
         }
+{% if k_state.quantised %}
+        if (more) {
+            fetch_v(block, base + COLS);
+            block = block_of(base + 2 * COLS);
+        }
+{% endif %}
 #pragma unroll
         for (int n = 0; n < COLS / 16; n++)
 #pragma unroll
@@ -114,6 +150,9 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
                     mma(acc[t][d * 2 + 1], p[t][n], b[2], b[3]);
                 }
             }
+{% if k_state.quantised %}
+        if (more) values.put(next + K_SIZE * 2);
+{% endif %}
     }
     // Through the warp's own rows of shared memory, so that 16 bytes are stored at a time.
     __syncwarp();

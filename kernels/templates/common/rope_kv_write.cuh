@@ -38,9 +38,9 @@ template <int D, int R, bool NEOX, int N, int LANES, class T> struct Head {
         for (int d = LANES / 2; d > 0; d >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, d);
         return 1.0f / sqrtf(squares / D + eps);
     }
-    // The head normed and turned by R angles, whose `cos` and `sin` are given.
-    template <class W> __device__ __forceinline__ void write(T* y, const W* norm, float inverse, float offset,
-                                                             const float* cos, const float* sin) const {
+    // The head normed and turned by R angles, whose `cos` and `sin` are given; `put(p, values)` gets the values of pack p.
+    template <class W, class Put> __device__ __forceinline__ void turn(const W* norm, float inverse, float offset,
+                                                                       const float* cos, const float* sin, Put put) const {
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
             const int c = column(p);
@@ -68,21 +68,38 @@ template <int D, int R, bool NEOX, int N, int LANES, class T> struct Head {
                     const int turn = TURNS == N ? j : j / 2;
                     out[j] = a[j] * cs[turn] + (first ? -partner : partner) * sn[turn];
                 }
-                store(y + c, out);
+                put(p, out);
             } else {
-                store(y + c, a);
+                put(p, a);
             }
         }
     }
+    template <class W> __device__ __forceinline__ void write(T* y, const W* norm, float inverse, float offset,
+                                                             const float* cos, const float* sin) const {
+        turn(norm, inverse, offset, cos, sin, [&](int p, const float (&v)[N]) { store(y + column(p), v); });
+    }
+{% if k_cache.quantised %}
+    // As codes, of what is rounded to elements first: that is what is cached where nothing is fused.
+    template <int HEADS, class W> __device__ __forceinline__ void write_codes(u8* plane, i64 row, int head, const W* norm, float inverse,
+            float offset, const float* cos, const float* sin) const {
+        float all[PACKS][N] = {};
+        turn(norm, inverse, offset, cos, sin, [&](int p, const float (&v)[N]) {
+#pragma unroll
+            for (int j = 0; j < N; j++) all[p][j] = to_f32(from_f32<T>(v[j]));
+        });
+        store_codes<HEADS, D, N, LANES>(plane, row, head, all);
+    }
+{% endif %}
 };
 
 // A block of THREADS takes a token: H query heads (none: only the cache is written), G key heads of D
 // values, and VALUES values. Rows of q, k and v lie `*_stride` apart. `positions` is an input of the step.
-template <int THREADS, int H, int G, int D, int VALUES, int R, bool NEOX, class T, class F, class W>
+template <int THREADS, int H, int G, int D, int VALUES, int R, bool NEOX, class T, class C, class F, class W>
 __device__ __forceinline__ void rope_kv_write(const Step* step, const int* positions, const F* freqs, float scale,
         const T* q, i64 q_stride, const T* k, i64 k_stride, const T* v, i64 v_stride,
-        const W* q_norm, const W* k_norm, float eps, float offset, T* rotated, T* k_cache, T* v_cache) {
-    constexpr int N = wide<T>(D | (NEOX ? R : 2 * R)), NV = wide<T>(VALUES);
+        const W* q_norm, const W* k_norm, float eps, float offset, T* rotated, C* k_cache, C* v_cache) {
+    constexpr bool CODED = sizeof(C) == 1;
+    constexpr int N = wide<T>(D | (NEOX ? R : 2 * R)), NV = wide<T>(VALUES / (CODED ? G : 1));
     constexpr int LANES = D / N > 16 ? 32 : D / N > 8 ? 16 : D / N > 4 ? 8 : 4, GROUPS = THREADS / LANES;
     // Heads that a group reads before it writes any: their loads overlap.
     typedef Head<D, R, NEOX, N, LANES, T> Values;
@@ -109,12 +126,29 @@ __device__ __forceinline__ void rope_kv_write(const Step* step, const int* posit
                 const int u = u0 + r * GROUPS;
                 float inverse = 1.0f;
                 if constexpr (!is_no_norm<W>::value) inverse = heads[r].inverse_rms(eps);
+{% if k_cache.quantised %}
+                if (u < H) heads[r].write(rotated + ((i64)t * H + u) * D, q_norm, inverse, offset, cos, sin);
+                else if (u < H + G) heads[r].template write_codes<G>(k_cache, slot, u - H, k_norm, inverse, offset, cos, sin);
+            }
+        }
+        constexpr int DV = VALUES / G, PACKS = (DV / NV + LANES - 1) / LANES;
+        for (int head = group; head < G; head += GROUPS) {
+            float all[PACKS][NV] = {};
+#pragma unroll
+            for (int p = 0; p < PACKS; p++) {
+                const int c = (p * LANES + threadIdx.x % LANES) * NV;
+                if (c < DV) load(all[p], v + t * v_stride + head * DV + c);
+            }
+            store_codes<G, DV, NV, LANES>(v_cache, slot, head, all);
+        }
+{% else %}
                 T* y = u < H ? rotated + ((i64)t * H + u) * D : k_cache + (slot * G + u - H) * D;
                 if (u < H + G) heads[r].write(y, u < H ? q_norm : k_norm, inverse, offset, cos, sin);
             }
         }
         for (int c = threadIdx.x * NV; c < VALUES; c += THREADS * NV)
             *(Pack<T, NV>*)(v_cache + slot * VALUES + c) = *(const Pack<T, NV>*)(v + t * v_stride + c);
+{% endif %}
         __syncthreads();
     }
     pdl_wait();

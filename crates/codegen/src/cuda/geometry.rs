@@ -184,7 +184,8 @@ impl Scope<'_> {
         let text = |s: &str| Known::Str(s.to_owned());
         let entries = match ty {
             Type::State(s) => vec![
-                ("dtype", text(s.dtype.name())),
+                ("dtype", text(if s.encoding.is_some() { "quantised" } else { s.dtype.name() })),
+                ("quantised", Known::Bool(s.encoding.is_some())),
                 ("heads", Known::Num(s.heads() as f64)),
                 ("dim", Known::Num(s.dim() as f64)),
                 ("shape", Known::List(s.shape.iter().map(|n| Known::Num(*n as f64)).collect())),

@@ -5,7 +5,7 @@ use std::error::Error as _;
 
 use infernum_ir::expr::ScalarFn;
 use infernum_ir::{
-    Attr, DType, Dim, OpSet, SourceError, StateKind, Sym, TensorType, Type, nearest,
+    Attr, DType, Dim, OpSet, SourceError, StateKind, StateType, Sym, TensorType, Type, nearest,
 };
 use minijinja::value::{Rest, Value as Jinja};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, context};
@@ -160,7 +160,7 @@ fn parameters(site: &Site<'_>) -> String {
             Type::State(s) if s.is_slot() => {
                 format!("{}* {name}, u64 {name}_place", c_type(s.dtype))
             }
-            Type::State(s) => format!("{}* {name}", c_type(s.dtype)),
+            Type::State(s) => format!("{}* {name}", plane_type(s)),
             Type::Tensor(t) if i < operands => format!("const {}* {name}", stored_type(t)),
             Type::Tensor(t) => format!("{}* {name}", stored_type(t)),
         })
@@ -179,6 +179,11 @@ fn parameters(site: &Site<'_>) -> String {
 
 /// What is encoded is bytes.
 fn stored_type(ty: &TensorType) -> &'static str {
+    if ty.encoding.is_some() { "u8" } else { c_type(ty.dtype) }
+}
+
+/// As [`stored_type`], of a plane of the cache.
+fn plane_type(ty: &StateType) -> &'static str {
     if ty.encoding.is_some() { "u8" } else { c_type(ty.dtype) }
 }
 
@@ -223,8 +228,8 @@ fn described(name: &str, ty: &Type) -> Jinja {
                 StateKind::Paged | StateKind::Slot => None,
             };
             return context! {
-                name, type => c_type(s.dtype), dtype => s.dtype.name(), heads => s.heads(), dim => s.dim(),
-                shape => s.shape.clone(), window => ring,
+                name, type => plane_type(s), dtype => s.dtype.name(), heads => s.heads(), dim => s.dim(),
+                shape => s.shape.clone(), window => ring, quantised => s.encoding.is_some(),
             };
         }
     };

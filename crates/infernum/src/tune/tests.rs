@@ -25,6 +25,7 @@ fn compiled(limits: Limits, run: impl FnOnce(&Plan, &Kernels, &Library, &Device)
         costs: ("sm_90a", &costs),
         rules: None,
         adapters: None,
+        kv_dtype: infernum_passes::KvDtype::Auto,
         explain: false,
         limits,
         templates: &templates,

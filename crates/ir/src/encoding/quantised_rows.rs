@@ -4,6 +4,9 @@
 //! how they are stored. Codes lie in the order of a row of packed weights (see [`packing`](super::packing)), so that tensor cores
 //! multiply both as they are: 64 columns after 64, of which each pair of every eight has sixteen bytes, and in these words hold
 //! columns of two eights in turn. Scales lie by groups, so that those of neighbouring tokens are side by side.
+//!
+//! Rows of the KV cache are stored alike (`quantised_heads`): there the group is a head, and its scale follows from what is
+//! written, so that a row is rounded once and read as often as there are tokens to come.
 
 use std::sync::LazyLock;
 
@@ -18,41 +21,77 @@ const LARGEST: f32 = 448.0;
 /// How such rows are stored; its name in types is `quantised_rows`.
 pub fn quantised_rows() -> &'static Encoding {
     static ROWS: LazyLock<Encoding> = LazyLock::new(|| {
-        let text = str::to_owned;
-        let tensors = [
-            ("codes", "f8e4m3 [N, K]"),
+        made(EncodingDef {
+            name: "quantised_rows".to_owned(),
+            doc: "Activations of 8 bits.".to_owned(),
             // Rows of whole 16 bytes, which the copy engine asks for.
-            ("scales", "f32 [ceil(K / 128), ceil(N / 4) * 4]"),
-        ];
-        let def = EncodingDef {
-            name: text("quantised_rows"),
-            doc: text("Activations of 8 bits."),
-            stored: Stored::Tensors {
-                of: text("*"),
-                tensors: tensors.map(|(name, ty)| (text(name), text(ty))).to_vec(),
-                broadcast: Vec::new(),
-                unused: Vec::new(),
-            },
-            tables: Vec::new(),
-            constants: Vec::new(),
+            stored: codes_and_scales("f32 [ceil(K / 128), ceil(N / 4) * 4]"),
             // Of sixteen columns: one of the upper eight and of the lower one in turn.
             lets: vec![(
-                text("at"),
-                text("floor(k / 64) * 64 + floor(k % 8 / 2) * 16 + floor(k % 64 / 16) * 4 + k % 2 * 2 + 1 - floor(k % 16 / 8)"),
+                "at".to_owned(),
+                "floor(k / 64) * 64 + floor(k % 8 / 2) * 16 + floor(k % 64 / 16) * 4 + k % 2 * 2 + 1 - floor(k % 16 / 8)"
+                    .to_owned(),
             )],
             group: Group { n: Some(1), k: Some(GROUP as u64) },
-            code: Code { kind: CodeKind::E4m3, bits: 8, value: text("codes[n][at]") },
-            zero: None,
-            scale: text("scales[floor(k / 128)][n]"),
-            minimum: None,
-            when: None,
-            activations: None,
-            gguf: None,
-            packed: false,
-        };
-        Encoding::new(def).unwrap_or_else(|fault| unreachable!("it is the same each time: {fault}"))
+            code: Code { kind: CodeKind::E4m3, bits: 8, value: "codes[n][at]".to_owned() },
+            scale: "scales[floor(k / 128)][n]".to_owned(),
+            ..blank()
+        })
     });
     &ROWS
+}
+
+/// How heads `[N, K]` of the KV cache are stored, each with a scale of its own: all codes, and then all scales. On a GPU
+/// they are those of a block of rows, head after head, so that what a kernel reads of a head is one piece of memory; on a
+/// CPU those of a row, whose scales begin where its codes end.
+pub fn quantised_heads() -> &'static Encoding {
+    static HEADS: LazyLock<Encoding> = LazyLock::new(|| {
+        made(EncodingDef {
+            name: "quantised_heads".to_owned(),
+            doc: "Rows of the KV cache in 8 bits.".to_owned(),
+            stored: codes_and_scales("f32 [N]"),
+            group: Group { n: Some(1), k: None },
+            code: Code { kind: CodeKind::E4m3, bits: 8, value: "codes[n][k]".to_owned() },
+            scale: "scales[n]".to_owned(),
+            ..blank()
+        })
+    });
+    &HEADS
+}
+
+fn made(def: EncodingDef) -> Encoding {
+    Encoding::new(def).unwrap_or_else(|fault| unreachable!("it is the same each time: {fault}"))
+}
+
+fn codes_and_scales(scales: &str) -> Stored {
+    let tensors = [("codes", "f8e4m3 [N, K]"), ("scales", scales)];
+    Stored::Tensors {
+        of: "*".to_owned(),
+        tensors: tensors.map(|(name, ty)| (name.to_owned(), ty.to_owned())).to_vec(),
+        broadcast: Vec::new(),
+        unused: Vec::new(),
+    }
+}
+
+/// What the definitions here have in common.
+fn blank() -> EncodingDef {
+    EncodingDef {
+        name: String::new(),
+        doc: String::new(),
+        stored: codes_and_scales(""),
+        tables: Vec::new(),
+        constants: Vec::new(),
+        lets: Vec::new(),
+        group: Group { n: None, k: None },
+        code: Code { kind: CodeKind::E4m3, bits: 8, value: String::new() },
+        zero: None,
+        scale: String::new(),
+        minimum: None,
+        when: None,
+        activations: None,
+        gguf: None,
+        packed: false,
+    }
 }
 
 /// The codes of a group and their scale: the one with which the largest magnitude is the largest that a code has. In
@@ -84,6 +123,18 @@ pub fn quantise_rows(values: &[f32], columns: usize) -> Result<Vec<u8>, String> 
         bytes[to..to + 4].copy_from_slice(&scale.to_le_bytes());
     }
     Ok(bytes)
+}
+
+/// Bytes of a head of `dim` values in the cache, its scale included.
+pub fn bytes_of_head(dim: u64) -> u64 {
+    dim.saturating_add(size_of::<f32>() as u64)
+}
+
+/// Heads of `dim` values as a CPU's cache has them: codes, and right behind them scales.
+pub fn quantise_heads(values: &[f32], dim: usize) -> Vec<u8> {
+    let heads: Vec<(Vec<u8>, f32)> = values.chunks(dim.max(1)).map(quantise_group).collect();
+    let scales = heads.iter().flat_map(|(_, scale)| scale.to_le_bytes());
+    heads.iter().flat_map(|(codes, _)| codes.iter().copied()).chain(scales).collect()
 }
 
 /// The nearest `f8e4m3`, ties to even; beyond the largest that.
@@ -119,8 +170,9 @@ mod tests {
     #[test]
     fn what_is_stored_is_what_was_rounded() {
         let (rows, columns) = (3, 2 * GROUP);
-        let values: Vec<f32> =
-            (0..rows * columns).map(|i| ((i * 37 % 101) as f32 - 50.0) * (1 + i / GROUP) as f32).collect();
+        let values: Vec<f32> = (0..rows * columns)
+            .map(|i| ((i * 37 % 101) as f32 - 50.0) * (1 + i / GROUP) as f32)
+            .collect();
         let bytes = quantise_rows(&values, columns).expect("a matrix");
         let (rows, columns) = (rows as u64, columns as u64);
         let decoder = quantised_rows().decoder_of(rows, columns, &bytes).expect("all is there");
@@ -135,6 +187,24 @@ mod tests {
             let far = row.iter().zip(&found).find(|(x, y)| (*x - *y).abs() > x.abs() / 16.0 + 0.1);
             assert_eq!(far, None);
         }
+    }
+
+    #[test]
+    fn heads_are_stored_with_a_scale_each() {
+        let (heads, dim) = (4, 16);
+        let values: Vec<f32> = (0..heads * dim).map(|i| (i as f32 - 7.0) * 0.37).collect();
+        let bytes = quantise_heads(&values, dim);
+        assert_eq!(bytes.len() as u64, heads as u64 * bytes_of_head(dim as u64));
+        // Nothing lies between codes and scales of so many heads where they are aligned.
+        let decoder = quantised_heads().decoder_of(heads as u64, dim as u64, &bytes);
+        let decoder = decoder.expect("all is there");
+        for (n, head) in values.chunks(dim).enumerate() {
+            let mut found = vec![0.0; dim];
+            decoder.row(n as u64, 0, &mut found);
+            let (codes, scale) = quantise_group(head);
+            assert_eq!(found, codes.iter().map(|c| value(*c, scale)).collect::<Vec<_>>());
+        }
+        assert_eq!(quantise_heads(&values[..15], 5).len(), 3 * 9);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::common::streaming;
 use super::{Effect, Eval, OpDef, OperandDef, Pointwise, Reads, Tolerance};
 use crate::interp::Tensor;
-use crate::{Dim, Sym, TensorType};
+use crate::{Dim, StateType, Sym, TensorType};
 
 pub(super) static OP: OpDef = OpDef {
     name: "kv_read",
@@ -21,7 +21,8 @@ pub(super) static OP: OpDef = OpDef {
     pointwise: Pointwise::No,
     work: |call, results, dims| {
         let mut work = streaming(call, results, dims, 0);
-        work.bytes = work.bytes.saturating_mul(2);
+        let read = call.state(0).map_or(0, StateType::bytes).saturating_mul(dims.s);
+        work.bytes = work.bytes.saturating_add(read);
         work
     },
     reads: Reads::All,

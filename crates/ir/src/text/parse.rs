@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::escape::escape;
 use crate::attr::{Attr, AttrDef, AttrKind};
 use crate::diag::SourceError;
-use crate::encoding::quantised_rows::quantised_rows;
+use crate::encoding::quantised_rows::{quantised_heads, quantised_rows};
 use crate::graph::{
     CallSite, Graph, Loc, Module, Node, NodeKind, Param, StepInput, ValueId, WeightRef,
 };
@@ -517,11 +517,15 @@ impl<'a> Parser<'a> {
     fn ty(&mut self) -> Res<Type> {
         if self.eat_word("state") {
             let kind = self.state_kind()?;
+            self.space();
+            let heads = quantised_heads();
+            let encoding = self.eat_word(heads.name()).then(|| heads.clone());
+            self.space();
             let dtype = self.dtype()?;
             let shape: Option<Vec<u64>> = self.shape()?.into_iter().map(Dim::as_const).collect();
             return match shape {
                 Some(shape) if shape.len() == 2 || kind == StateKind::Slot => {
-                    Ok(StateType { kind, dtype, shape }.into())
+                    Ok(StateType { kind, dtype, shape, encoding }.into())
                 }
                 _ if kind == StateKind::Slot => self.fail("a slot's dimensions are numbers"),
                 _ => self.fail("a state's rows are [heads, dim]"),

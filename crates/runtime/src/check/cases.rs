@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
+use infernum_ir::encoding::quantised_rows::quantised_heads;
 use infernum_ir::{DType, Module, Op, OpSet, text, verify};
 use infernum_passes::check::{CallModule, calls};
 use infernum_passes::data::Kernels;
@@ -216,6 +217,22 @@ impl Case {
         Ok(module)
     }
 
+    /// Whether the call takes planes of the cache that have rows.
+    pub(super) fn takes_rows(&self) -> bool {
+        let planes = ["%k0", "%v0", "%k1", "%v1", "%r0", "%r1"];
+        names(self.0.lines().next().unwrap_or_default()).any(|name| planes.contains(&name))
+    }
+
+    /// As [`Case::module`], where rows of the cache are codes.
+    fn cached(&self, sizes: Sizes, dtype: DType, ops: &OpSet) -> Result<Module, String> {
+        let (mut text, heads) = (self.text(sizes, dtype), quantised_heads().name());
+        for kind in ["", "ring(2) "] {
+            let plain = format!("state {kind}{dtype}[");
+            text = text.replace(&plain, &format!("state {kind}{heads} {dtype}["));
+        }
+        text::parse_with(&text, "check", ops).map_err(|e| e.to_string())
+    }
+
     fn text(&self, sizes: Sizes, dtype: DType) -> String {
         let Case(call, results) = self;
         let writes = call.contains("%ks");
@@ -275,6 +292,8 @@ pub(super) enum Tried {
     Coded(&'static Case, Sizes, String),
     /// The same, with activations of 8 bits.
     Quantised(&'static Case, Sizes, String),
+    /// One whose rows of the cache are codes.
+    Cached(&'static Case, Sizes),
     /// One that was made as the op's file, or a rule that makes the op, says.
     Made(Arc<CallModule>),
 }
@@ -285,10 +304,19 @@ impl Tried {
         match self {
             Tried::Written(case, sizes) => case.module(*sizes, dtype, ops),
             Tried::Coded(case, sizes, encoding) => case.coded(*sizes, dtype, encoding, ops),
-            Tried::Quantised(case, sizes, encoding) => {
-                case.quantised(*sizes, dtype, encoding, ops)
-            }
+            Tried::Quantised(case, sizes, encoding) => case.quantised(*sizes, dtype, encoding, ops),
+            Tried::Cached(case, sizes) => case.cached(*sizes, dtype, ops),
             Tried::Made(call) => Ok(call.module.clone()),
+        }
+    }
+
+    /// The error that a call is allowed, given that of its op. What is written as codes may be the next one where what is rounded
+    /// was computed, and a step of `f8e4m3` is up to an eighth.
+    pub(super) fn allowed(&self, of_op: f64) -> f64 {
+        const CODES: f64 = 1.0 / 32.0;
+        match self {
+            Tried::Cached(case, _) if case.call().contains("%ks, %vs") => of_op.max(CODES),
+            _ => of_op,
         }
     }
 }
@@ -303,6 +331,9 @@ impl fmt::Display for Tried {
             Tried::Quantised(case, sizes, encoding) => {
                 let attributes = case.attributes();
                 write!(f, "{attributes} {sizes}, codes of {encoding} and of activations")
+            }
+            Tried::Cached(case, sizes) => {
+                write!(f, "{} {sizes}, a cache of codes", case.attributes())
             }
             Tried::Made(call) => f.write_str(&call.shown),
         }

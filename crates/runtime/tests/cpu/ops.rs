@@ -199,6 +199,13 @@ const CASES: &[(&str, &str)] = &[
   %r = adapt(%y, %x, %a, %b, %ids) {start: 3} : DT[T, 42]"#,
         "%r",
     ),
+    // Rows that are codes.
+    (
+        "%c0 = state c : state quantised_heads DT[3, 7]
+  %c1 = kv_write(%c0, %kt) : state quantised_heads DT[3, 7]
+  %r = kv_read(%c1) : DT[S, 3, 7]",
+        "%r, %c1",
+    ),
     ("%r = softmax(%x, _) : DT[T, 42]", "%r"),
     ("%r = mix(%sc, %ks) : DT[T, 6, 7]", "%r"),
     (

@@ -260,6 +260,7 @@ impl Ablation<'_> {
             costs: (&self.target, self.costs),
             rules: only,
             adapters: None,
+            kv_dtype: self.args.subject.kv_dtype,
             explain: false,
             limits: loader.limits(capacity),
             templates: &templates,

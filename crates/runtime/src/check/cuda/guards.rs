@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use infernum_codegen::cuda::abi::PAGE;
 use infernum_codegen::{Arg, Launch};
-use infernum_ir::{Dims, Type};
+use infernum_ir::{Dims, StateType, Type};
 
 use crate::cuda::{DeviceMemory, DeviceState, Frame, Watch};
 use crate::exec::elements;
@@ -107,16 +108,21 @@ impl Fence<'_> {
             return Err("writes to the step's inputs".to_owned());
         }
         for (index, (memory, old)) in self.0.states.iter().zip(&before.states).enumerate() {
-            let is_own = launch.results.iter().any(|r| match r.arg {
+            let own = launch.results.iter().find(|r| match r.arg {
                 Arg::State(slot) => frame.array(slot) == Some(index),
                 _ => false,
             });
-            let row = if is_own { frame.row_bytes(index) as usize } else { 0 };
+            let own = own.and_then(|r| r.ty.state().ok());
+            let row = frame.row_bytes(index) as i64;
             let new = self.read(memory)?;
             let changed = old.iter().zip(&new).enumerate().filter(|(_, (a, b))| a != b);
             for (at, _) in changed {
                 let at = at as i64 - MARGIN as i64;
-                let slot = if row > 0 { at.div_euclid(row as i64) } else { -1 };
+                let slot = match own {
+                    Some(ty) if ty.encoding.is_some() => row_of_codes(ty, at),
+                    Some(_) if row > 0 => at.div_euclid(row),
+                    _ => -1,
+                };
                 if !self.0.slots.iter().any(|s| *s as i64 == slot) {
                     let message =
                         format!("writes byte {at} of cache {index}, which is not its own");
@@ -134,6 +140,17 @@ impl Fence<'_> {
     fn read(&self, memory: &DeviceMemory) -> Result<Vec<u8>, String> {
         self.0.stream.read(memory).map_err(|e| e.to_string())
     }
+}
+
+/// The row that byte `at` of a plane of codes belongs to: blocks hold the codes of all rows, head after head, and then their scales
+/// (`common/coded_cache.cuh`).
+fn row_of_codes(ty: &StateType, at: i64) -> i64 {
+    let (heads, dim, page) = (ty.heads() as i64, ty.dim() as i64, PAGE as i64);
+    let (block, inside) =
+        (at.div_euclid(page * ty.bytes() as i64), at.rem_euclid(page * ty.bytes() as i64));
+    let codes = page * heads * dim;
+    let row = if inside < codes { inside / dim } else { (inside - codes) / 4 };
+    block * page + row % page
 }
 
 /// Fails where the arena has changed beside the results.
@@ -164,6 +181,17 @@ fn outside(before: &Before, after: &[u8]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_of_codes_and_scales_belong_to_rows() {
+        let (heads, dim) = (3, 8);
+        let encoding = Some(infernum_ir::encoding::quantised_rows::quantised_heads().clone());
+        let ty = StateType { encoding, ..StateType::paged(infernum_ir::DType::Bf16, heads, dim) };
+        let (page, block) = (PAGE as i64, PAGE as i64 * 3 * (8 + 4));
+        let at = |at| row_of_codes(&ty, at);
+        assert_eq!([0, 7, 8, 8 * page, block - 1].map(at), [0, 0, 1, 0, page - 1]);
+        assert_eq!([3 * 8 * page, 3 * 8 * page + 4, block, -1].map(at), [0, 1, page, -1]);
+    }
 
     #[test]
     fn a_change_beside_the_results_is_told_and_one_within_is_not() {

@@ -158,9 +158,15 @@ impl Setup {
     /// The error that the op's tolerance allows, or that of an op through which its results are seen.
     fn allowed(&self) -> f64 {
         let own = allowed(self.op.tolerance, self.dtype);
-        let (Tried::Written(case, _) | Tried::Coded(case, ..) | Tried::Quantised(case, ..)) =
-            &self.call else { return own };
-        case.after().map(|op| allowed(op.tolerance, self.dtype)).fold(own, f64::max)
+        let (Tried::Written(case, _)
+        | Tried::Cached(case, _)
+        | Tried::Coded(case, ..)
+        | Tried::Quantised(case, ..)) = &self.call
+        else {
+            return own;
+        };
+        let seen = case.after().map(|op| allowed(op.tolerance, self.dtype)).fold(own, f64::max);
+        self.call.allowed(seen)
     }
 
     /// The call and the steps, as messages name them.

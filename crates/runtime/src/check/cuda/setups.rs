@@ -19,8 +19,14 @@ const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 const ROWS: [usize; 3] = [1024, 4096, 9216];
 
 /// Heads as models have them: `[H, G, D, E]`.
-const ATTENTION: [[usize; 4]; 5] =
-    [[8, 2, 64, 64], [16, 1, 128, 128], [6, 2, 80, 48], [4, 2, 256, 256], [20, 2, 128, 64]];
+const ATTENTION: [[usize; 4]; 6] = [
+    [8, 2, 64, 64],
+    [8, 2, 128, 128],
+    [16, 1, 128, 128],
+    [6, 2, 80, 48],
+    [4, 2, 256, 256],
+    [20, 2, 128, 64],
+];
 
 /// A call, and where it stands among those of its op.
 struct Called {
@@ -30,6 +36,8 @@ struct Called {
     calls: usize,
     /// As its template says.
     sizes: CheckSizes,
+    /// Whether rows of the cache are codes.
+    codes: bool,
 }
 
 /// Everything that is tried, of ops whose names contain `only`.
@@ -209,16 +217,19 @@ fn written(ops: &OpSet, library: &Library) -> Vec<Setup> {
         let calls: Vec<_> = cases().filter(|c| c.op() == op.name).collect();
         let index = calls.iter().position(|c| std::ptr::eq(*c, case)).unwrap_or(0);
         let sizes = template.check_sizes;
-        let called = Called { op, case, index, calls: calls.len(), sizes };
-        called.small(&mut all);
-        called.large(&mut all);
+        for codes in [false, true].into_iter().filter(|codes| !codes || case.takes_rows()) {
+            let called = Called { op, case, index, calls: calls.len(), sizes, codes };
+            called.small(&mut all);
+            called.large(&mut all);
+        }
     }
     all
 }
 
 impl Called {
     fn setup(&self, sizes: Sizes, dtype: DType, batch: &'static Batch) -> Setup {
-        let call = Tried::Written(self.case, sizes);
+        let tried = if self.codes { Tried::Cached } else { Tried::Written };
+        let call = tried(self.case, sizes);
         Setup { op: self.op, call, dtype, batch, variants: &[] }
     }
 

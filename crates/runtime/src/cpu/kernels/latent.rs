@@ -26,6 +26,9 @@ const GROUP: usize = 8;
 /// `latent_attention(q_latent, q_rope, latents, keys)`.
 pub(super) fn latent_attention(site: &Site<'_>) -> Result<Option<Box<dyn Kernel>>, String> {
     let (latents, keys) = (site.state(2)?, site.state(3)?);
+    if latents.encoding.is_some() || keys.encoding.is_some() {
+        return Ok(None);
+    }
     let planes = (float(latents.dtype), latents.dtype == keys.dtype);
     let (Some(q), true, Some(out), (Some(kv), true)) =
         (site.activation(0), site.activation(0) == site.activation(1), site.result(0), planes)
@@ -65,6 +68,7 @@ impl Kernel for LatentAttention {
             kv_heads: 1,
             d,
             places: Some(step.rows()),
+            coded: None,
         };
         let inputs = Inputs {
             q: [args.view(0)?.bytes, args.view(1)?.bytes],

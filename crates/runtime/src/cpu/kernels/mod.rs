@@ -9,6 +9,7 @@ mod argmax;
 mod attention;
 mod causal_conv;
 mod chains;
+mod codes;
 mod dequantise;
 mod experts;
 mod head_linear;

@@ -4,6 +4,7 @@ use infernum_codegen::Arg;
 use infernum_ir::{StateKind, TensorType};
 
 use super::super::simd::{self, Codes, Isa};
+use super::codes::CodedRow;
 use super::linear::packed;
 use super::parallel;
 use super::{Args, Float, Ids, Kernel, Operand, Site, Source, act_mut, around, float};
@@ -222,39 +223,66 @@ fn gather<'a>(
 }
 
 pub(super) fn kv_write(site: &Site<'_>) -> Prepared {
-    Ok(element(site, 1).map(|_| Box::new(KvWrite) as Box<dyn Kernel>))
+    let row = CodedRow::of(site.state(0)?);
+    let dtype = site.activation(1);
+    if element(site, 1).is_none() || row.is_some() && dtype.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(Box::new(KvWrite { coded: row.zip(dtype) })))
 }
 
-struct KvWrite;
+struct KvWrite {
+    /// How rows are stored, and what they are made of, unless they are copied.
+    coded: Option<(CodedRow, Float)>,
+}
 
 impl Kernel for KvWrite {
     fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
         let x = args.view(1)?.bytes;
         let plane = args.plane(0)?;
         let n = plane.row_bytes;
-        for (x, slot) in x.chunks_exact(n.max(1)).zip(args.step.slots()) {
-            plane.bytes[slot * n..(slot + 1) * n].copy_from_slice(x);
+        let from = self.coded.map_or(n, |(row, dtype)| row.elements() * dtype.size());
+        for (x, slot) in x.chunks_exact(from.max(1)).zip(args.step.slots()) {
+            let to = &mut plane.bytes[slot * n..(slot + 1) * n];
+            match self.coded {
+                None => to.copy_from_slice(x),
+                Some((row, dtype)) => row.write(args.isa, dtype, x, to),
+            }
         }
         Ok(())
     }
 }
 
 pub(super) fn kv_read(site: &Site<'_>) -> Prepared {
-    Ok(Some(Box::new(KvRead { kind: site.state(0)?.kind })))
+    let state = site.state(0)?;
+    let coded = CodedRow::of(state);
+    let dtype = site.result(0);
+    if coded.is_some() && dtype.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(Box::new(KvRead { kind: state.kind, coded: coded.zip(dtype) })))
 }
 
 struct KvRead {
     kind: StateKind,
+    /// How rows are stored, and what they become, unless they are copied.
+    coded: Option<(CodedRow, Float)>,
 }
 
 impl Kernel for KvRead {
     fn run(&self, args: &mut Args<'_>) -> Result<(), String> {
         let out = args.take(0)?;
         let plane = args.plane(0)?;
-        let (bytes, n, rows) = (&*plane.bytes, plane.row_bytes, args.step.rows());
+        let (bytes, stored, rows) = (&*plane.bytes, plane.row_bytes, args.step.rows());
+        let n = self.coded.map_or(stored, |(row, dtype)| row.elements() * dtype.size());
+        let isa = args.isa;
         parallel::rows(out, n, n / 16, |i, out| {
             let row = rows[i] as usize;
-            out.copy_from_slice(&bytes[row * n..(row + 1) * n]);
+            let from = &bytes[row * stored..(row + 1) * stored];
+            match self.coded {
+                None => out.copy_from_slice(from),
+                Some((row, dtype)) => row.read_all(isa, from, dtype, out),
+            }
         });
         if self.kind == StateKind::Paged {
             return Ok(());

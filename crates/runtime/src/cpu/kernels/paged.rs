@@ -3,6 +3,7 @@
 
 use super::super::simd::{self, ActMut, Isa, Weights};
 use super::attention::with_sink;
+use super::codes::CodedRow;
 use super::{Args, Float, Kernel, Site, act, act_mut, float, math, parallel};
 use crate::cpu::state::StepState;
 
@@ -37,19 +38,24 @@ struct Attention {
     window: usize,
     /// [`MATRIX`], or none.
     matrix: usize,
+    /// How rows of keys and of values are stored, unless as elements.
+    coded: [Option<CodedRow>; 2],
 }
 
 /// `attention(q, k, v, sinks?)`.
 pub(super) fn attention(site: &Site<'_>) -> Prepared {
     let (Some(k), Some(v)) = (site.activation(1), site.activation(2)) else { return Ok(None) };
-    prepare(site, false, (k, v), site.dim(1, 1)?, site.dim(2, 0)?)
+    prepare(site, false, (k, v), site.dim(1, 1)?, site.dim(2, 0)?, [None; 2])
 }
 
 /// `paged_attention(q, k_state, v_state, sinks?)`.
 pub(super) fn paged_attention(site: &Site<'_>) -> Prepared {
     let (k, v) = (site.state(1)?, site.state(2)?);
-    let (Some(kd), Some(vd)) = (float(k.dtype), float(v.dtype)) else { return Ok(None) };
-    prepare(site, true, (kd, vd), k.heads() as usize, v.dim() as usize)
+    let coded = [k, v].map(CodedRow::of);
+    // What is made of codes is f32.
+    let dtype = |i: usize, dtype| if coded[i].is_some() { Some(Float::F32) } else { float(dtype) };
+    let (Some(kd), Some(vd)) = (dtype(0, k.dtype), dtype(1, v.dtype)) else { return Ok(None) };
+    prepare(site, true, (kd, vd), k.heads() as usize, v.dim() as usize, coded)
 }
 
 fn prepare(
@@ -58,6 +64,7 @@ fn prepare(
     (k, v): (Float, Float),
     kv_heads: usize,
     dv: usize,
+    coded: [Option<CodedRow>; 2],
 ) -> Prepared {
     let (heads, d) = (site.dim(0, 1)?, site.dim(0, 0)?);
     let (Some(q), Some(out), true) = (site.activation(0), site.result(0), site.channel(3)) else {
@@ -83,6 +90,7 @@ fn prepare(
         cap,
         window,
         matrix: if site.reproducible { usize::MAX } else { MATRIX },
+        coded,
     })))
 }
 
@@ -94,17 +102,22 @@ pub(super) struct Rows<'a> {
     pub(super) d: usize,
     /// Where each context row lies; `None` if they lie in order.
     pub(super) places: Option<&'a [u32]>,
+    /// How rows are stored, unless as elements of `dtype`, which they are made into.
+    pub(super) coded: Option<CodedRow>,
 }
 
-impl<'a> Rows<'a> {
+impl Rows<'_> {
     /// Calls `f(at, rows, memory)` for stretches of at most [`ROWS`] rows that lie one behind the
     /// other, `at` counted from the first of `range`; `memory` begins with the head of the first.
     pub(super) fn stretches(
         &self,
         range: std::ops::Range<usize>,
         head: usize,
-        mut f: impl FnMut(usize, usize, &'a [u8]),
+        mut f: impl FnMut(usize, usize, &[u8]),
     ) {
+        if let Some(coded) = self.coded {
+            return self.decoded(coded, range, head, f);
+        }
         let place = |i: usize| self.places.map_or(i, |p| p[i] as usize);
         let mut start = range.start;
         while start < range.end {
@@ -127,12 +140,34 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// As [`Rows::stretches`], of rows that are codes: values of a head are made [`ROWS`] at a time, one behind the other.
+    fn decoded(
+        &self,
+        coded: CodedRow,
+        range: std::ops::Range<usize>,
+        head: usize,
+        mut f: impl FnMut(usize, usize, &[u8]),
+    ) {
+        let place = |i: usize| self.places.map_or(i, |p| p[i] as usize);
+        parallel::scratch(1, ROWS * self.d, |values| {
+            for first in range.clone().step_by(ROWS) {
+                let rows = ROWS.min(range.end - first);
+                for (i, to) in values.chunks_exact_mut(self.d).take(rows).enumerate() {
+                    let at = place(first + i) * coded.bytes();
+                    coded.read(&self.bytes[at..at + coded.bytes()], head, to);
+                }
+                f(first - range.start, rows, bytemuck::cast_slice(&values[..rows * self.d]));
+            }
+        });
+    }
+
+    /// Elements from a row of a head to the next, as [`Rows::stretches`] has them.
     fn stride(&self) -> usize {
-        self.kv_heads * self.d
+        if self.coded.is_some() { self.d } else { self.kv_heads * self.d }
     }
 
     /// Calls `f(i, row)` for each row of a head.
-    fn each(&self, range: std::ops::Range<usize>, head: usize, mut f: impl FnMut(usize, &'a [u8])) {
+    fn each(&self, range: std::ops::Range<usize>, head: usize, mut f: impl FnMut(usize, &[u8])) {
         let (row, stride) = (self.d * self.dtype.size(), self.stride() * self.dtype.size());
         self.stretches(range, head, |at, rows, memory| {
             (0..rows).for_each(|i| f(at + i, &memory[i * stride..][..row]));
@@ -161,11 +196,18 @@ impl Kernel for Attention {
             [args.view(1)?.bytes, args.view(2)?.bytes]
         };
         let places = self.paged.then(|| step.rows());
-        let rows = |dtype, bytes, d| Rows { dtype, bytes, kv_heads: self.kv_heads, d, places };
+        let rows = |dtype, i: usize, d| Rows {
+            dtype,
+            bytes: memory[i],
+            kv_heads: self.kv_heads,
+            d,
+            places,
+            coded: self.coded[i],
+        };
         let inputs = Inputs {
             q: args.view(0)?.bytes,
-            k: rows(self.k, memory[0], self.d),
-            v: rows(self.v, memory[1], self.dv),
+            k: rows(self.k, 0, self.d),
+            v: rows(self.v, 1, self.dv),
             sinks: sinks.as_deref(),
             step,
             isa,

@@ -1,6 +1,7 @@
 //! All between the projections and attention: head-wise norms, rotary embedding, the cache's rows.
 
 use super::super::simd;
+use super::codes::CodedRow;
 use super::norm::rms;
 use super::rope::{Turn, table};
 use super::{Args, Float, Kernel, Plane, Site, act, act_mut, parallel};
@@ -24,6 +25,8 @@ struct RopeKv {
     kv_heads: usize,
     d: usize,
     dv: usize,
+    /// How rows of the two planes are stored, unless as elements.
+    coded: [Option<CodedRow>; 2],
 }
 
 /// `rope_kv_write(k, v, positions, freqs, k_cache, v_cache)`.
@@ -82,6 +85,7 @@ fn prepare(
         kv_heads,
         d,
         dv,
+        coded: [CodedRow::of(k_cache), CodedRow::of(v_cache)],
     })))
 }
 
@@ -131,12 +135,28 @@ impl Kernel for RopeKv {
         let (Plane { bytes: keys, .. }, Plane { bytes: values, .. }) = (keys, values);
         for (t, slot) in step.slots().enumerate() {
             let from = &k.0[part(k, t)..][..k_bytes];
-            let to = &mut keys[slot * k_bytes..][..k_bytes];
-            for (from, to) in from.chunks_exact(row).zip(to.chunks_exact_mut(row)) {
-                head(from, to, k_norm.as_deref(), t);
+            let turned = |to: &mut [u8]| {
+                for (from, to) in from.chunks_exact(row).zip(to.chunks_exact_mut(row)) {
+                    head(from, to, k_norm.as_deref(), t);
+                }
+            };
+            match self.coded[0] {
+                None => turned(&mut keys[slot * k_bytes..][..k_bytes]),
+                // Rounded to elements first, as what is written apart from its rotation is.
+                Some(coded) => parallel::scratch_bytes(k_bytes, |elements| {
+                    turned(elements);
+                    let to = &mut keys[slot * coded.bytes()..][..coded.bytes()];
+                    coded.write(isa, self.dtype, elements, to);
+                }),
             }
             let from = &v.0[part(v, t)..][..v_bytes];
-            values[slot * v_bytes..][..v_bytes].copy_from_slice(from);
+            match self.coded[1] {
+                None => values[slot * v_bytes..][..v_bytes].copy_from_slice(from),
+                Some(coded) => {
+                    let to = &mut values[slot * coded.bytes()..][..coded.bytes()];
+                    coded.write(isa, self.dtype, from, to);
+                }
+            }
         }
         Ok(())
     }
