@@ -72,7 +72,8 @@ impl Plan {
             let value = launch.named_values().nth(tile.value as usize).and_then(|(_, v)| v);
             let packed = |ty: &TensorType| {
                 let packing = ty.encoding.as_ref().and_then(|e| e.packing());
-                let bytes = packing.is_some_and(|p| p.columns == 128 && p.planes.iter().map(|p| p.bits).eq([8]));
+                let bytes = packing
+                    .is_some_and(|p| p.columns == 128 && p.planes.iter().map(|p| p.bits).eq([8]));
                 bytes && ty.rank() == 2 && tile.rows.is_multiple_of(8)
             };
             // The copy engine takes rows that begin at multiples of 16 bytes.

@@ -203,11 +203,14 @@ impl Scope<'_> {
                 let number = |n: Option<u64>| Known::Num(n.unwrap_or(0) as f64);
                 vec![
                     // Of what is encoded elements are of no type that kernels of others could read.
-                    ("dtype", text(match t.encoding {
-                        None => t.dtype.name(),
-                        Some(_) if quantised => "quantised",
-                        Some(_) => "encoded",
-                    })),
+                    (
+                        "dtype",
+                        text(match t.encoding {
+                            None => t.dtype.name(),
+                            Some(_) if quantised => "quantised",
+                            Some(_) => "encoded",
+                        }),
+                    ),
                     ("const", Known::Bool(t.constant)),
                     ("ragged", Known::Bool(t.is_ragged())),
                     ("rank", Known::Num(shape.len() as f64)),

@@ -116,7 +116,8 @@ pub fn quantise_rows(values: &[f32], columns: usize) -> Result<Vec<u8>, String> 
         let (codes, scale) = quantise_group(group);
         let at = i * GROUP;
         for (k, code) in codes.iter().enumerate() {
-            bytes[at + k / 64 * 64 + k % 8 / 2 * 16 + k % 64 / 16 * 4 + k % 2 * 2 + 1 - k % 16 / 8] = *code;
+            bytes[at + k / 64 * 64 + k % 8 / 2 * 16 + k % 64 / 16 * 4 + k % 2 * 2 + 1
+                - k % 16 / 8] = *code;
         }
         let (row, group) = (at / columns, at % columns / GROUP);
         let to = scales + (group * rows.next_multiple_of(4) + row) * 4;

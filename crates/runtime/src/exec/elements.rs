@@ -34,11 +34,7 @@ pub(crate) fn decode(dtype: DType, bytes: &[u8], out: &mut Vec<f64>) {
 }
 
 /// The values of an activation of these sizes, quantised or not.
-pub(crate) fn values(
-    ty: &TensorType,
-    sizes: &[usize],
-    bytes: &[u8],
-) -> Result<Vec<f64>, String> {
+pub(crate) fn values(ty: &TensorType, sizes: &[usize], bytes: &[u8]) -> Result<Vec<f64>, String> {
     let mut values = Vec::new();
     match (&ty.encoding, sizes) {
         (Some(encoding), &[rows, columns]) if rows > 0 => {
@@ -64,7 +60,8 @@ pub(crate) fn write(ty: &TensorType, values: &[f64], out: &mut [u8]) -> Result<(
     let values: Vec<f32> = values.iter().map(|v| *v as f32).collect();
     let stored = quantise_rows(&values, columns)?;
     let (expected, found) = (out.len(), stored.len());
-    let out = out.get_mut(..found).ok_or_else(|| format!("{found} bytes for {expected} of {ty}"))?;
+    let out =
+        out.get_mut(..found).ok_or_else(|| format!("{found} bytes for {expected} of {ty}"))?;
     out.copy_from_slice(&stored);
     Ok(())
 }
