@@ -141,8 +141,8 @@ fn each_rule_fires_where_it_should() {
         let kept = report.fired.iter().filter(|f| f.outcome == Outcome::Kept).count();
         assert!(kept > 0, "{}: {report}", rule.name);
         let error = nmse(&run(&after), &run(&before));
-        // Activations of 8 bits: half of a 127th of the largest of 32.
-        let bound = if rule.numerics == Numerics::Lossy { 1e-4 } else { 1e-20 };
+        // Activations of 8 bits: half of a 127th of the largest of 32, or as floats at most a sixteenth of each.
+        let bound = if rule.numerics == Numerics::Lossy { 1e-3 } else { 1e-20 };
         assert!(error <= bound, "{}: NMSE {error:.2e}", rule.name);
         snapshot(rule, "fires", &shown(&report, &after));
     }

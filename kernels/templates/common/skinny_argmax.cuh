@@ -39,7 +39,7 @@ struct Op : Neighbours {
         const u64 first = rank(2 * q, a), second = 2 * q + 1 < N ? rank(2 * q + 1, b) : 0;
         keep(t, first > second ? first : second);
     }
-{% if p.activations is defined or p.mma_rows is defined or p.outputs is defined %}
+{% if p.activations is defined or p.mma_rows is defined %}
     __device__ __forceinline__ void finish(int q, int t, float (&a)[8], const float (&)[8], const Early& = Early()) const {
         u64 best = 0;
 #pragma unroll

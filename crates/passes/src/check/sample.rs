@@ -219,15 +219,19 @@ pub(super) fn dims(ty: &VarType, sizes: &Sizes) -> Option<Vec<Dim>> {
     Some(dims)
 }
 
-/// An encoding that trials have, one that kernels can read codes of: what holds of its values holds of any.
-fn trial_encoding() -> Option<Encoding> {
+/// An encoding that trials have, one that kernels can read codes of: what holds of its values holds of any. It has
+/// whole numbers, or floats whose scheme rounds activations, too.
+fn trial_encoding(floats: bool) -> Option<Encoding> {
     let tensor = |name: &str, ty: &str| (name.to_owned(), ty.to_owned());
     Encoding::new(EncodingDef {
         name: "trial".to_owned(),
         doc: String::new(),
         stored: Stored::Tensors {
             of: "weight".to_owned(),
-            tensors: vec![tensor("codes", "i8 [N, K]"), tensor("scales", "f32 [N]")],
+            tensors: vec![
+                tensor("codes", if floats { "f8e4m3 [N, K]" } else { "i8 [N, K]" }),
+                tensor("scales", "f32 [N]"),
+            ],
             broadcast: Vec::new(),
             unused: Vec::new(),
         },
@@ -236,11 +240,15 @@ fn trial_encoding() -> Option<Encoding> {
         lets: Vec::new(),
         zero: None,
         group: Group { n: Some(1), k: None },
-        code: Code { kind: CodeKind::Signed, bits: 8, value: "codes[n][k]".to_owned() },
+        code: Code {
+            kind: if floats { CodeKind::E4m3 } else { CodeKind::Signed },
+            bits: 8,
+            value: "codes[n][k]".to_owned(),
+        },
         scale: "scales[n]".to_owned(),
         minimum: None,
         when: None,
-        activations: None,
+        activations: floats.then(|| "true".to_owned()),
         gguf: None,
         packed: false,
     })
@@ -260,7 +268,9 @@ fn type_of(ty: &VarType, dtype: DType, sizes: &Sizes) -> Option<Type> {
     }
     if ty.encoded {
         let shape = shape.iter().map(|d| d.as_const()).collect::<Option<Vec<u64>>>()?;
-        let stored = trial_encoding()?;
+        // Which, the sizes say: rows come in ones or in sixteens.
+        let rows = shape.iter().rev().nth(1).copied().unwrap_or(0);
+        let stored = trial_encoding(rows / 16 % 2 == 1)?;
         let encoding = if ty.packed { stored.packed().ok()? } else { stored };
         return Some(TensorType::encoded(encoding, &shape).into());
     }

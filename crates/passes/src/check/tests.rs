@@ -38,14 +38,25 @@ fn each_shipped_rule_fires_on_its_left_side_a_hundred_times() {
     let steps = |min, max| Bucket { min, max, decode: true };
     let prompts = Bucket { decode: false, ..steps(17, 64) };
     for rule in &kernels.rules {
-        // Kernels that round to fewer bits are the CPU's.
-        let target = if rule.numerics == Numerics::Lossy { "cpu" } else { "sm_90a" };
-        let costs = CostTable::named(target, None).unwrap_or_else(|e| panic!("{e}"));
-        let options = [steps(1, 1), steps(17, 64), prompts].map(|bucket| {
-            let rules = Some(vec![rule.name.clone()]);
-            let numerics = Numerics::Lossy;
-            FuseOptions { rules, numerics, ..FuseOptions::new(target, costs.clone(), bucket) }
-        });
+        // Kernels that round to fewer bits are the CPU's, or tensor cores'.
+        let targets: &[&str] = match rule.numerics {
+            Numerics::Lossy => &["cpu", "sm_90a"],
+            _ => &["sm_90a"],
+        };
+        let options: Vec<FuseOptions> = (targets.iter())
+            .flat_map(|target| {
+                let costs = CostTable::named(target, None).unwrap_or_else(|e| panic!("{e}"));
+                [steps(1, 1), steps(17, 64), prompts].map(|bucket| {
+                    let rules = Some(vec![rule.name.clone()]);
+                    let numerics = Numerics::Lossy;
+                    FuseOptions {
+                        rules,
+                        numerics,
+                        ..FuseOptions::new(target, costs.clone(), bucket)
+                    }
+                })
+            })
+            .collect();
         let mut rng = Rng::new(11);
         let mut fired = 0;
         for _ in 0..100 * ATTEMPTS {

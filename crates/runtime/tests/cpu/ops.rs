@@ -63,6 +63,12 @@ const CASES: &[(&str, &str)] = &[
         "%r, %s",
     ),
     ("%r = round_groups(%x) {group: 32} : f32[T, 42]", "%r"),
+    (
+        r#"%w128 = weight "w128" : const DT[31, 128]
+  %x128 = embedding(%ids, %w128) : DT[T, 128]
+  %r = quantise_rows(%x128) : quantised_rows DT[T, 128]"#,
+        "%x128, %r",
+    ),
     ("%r = concat(%x, %y) {axis: 1} : DT[T, 84]", "%r"),
     ("%r = concat(%q, %kt) {axis: 1} : DT[T, 9, 7]", "%r"),
     ("%r = concat(%sc, %sc) {axis: 0} : f32[12, T, S]", "%r"),

@@ -426,7 +426,9 @@ mod tests {
         });
         assert_eq!(
             failed,
-            ["add_rmsnorm", "layernorm", "rmsnorm", "rmsnorm_add"].map(str::to_owned).into()
+            ["add_rmsnorm", "layernorm", "quantise_rmsnorm", "rmsnorm", "rmsnorm_add"]
+                .map(str::to_owned)
+                .into()
         );
     }
 }

@@ -25,6 +25,7 @@ fn encodings() -> Vec<Encoding> {
         group: Group { n: Some(1), k: Some(16) },
         code: Code { kind: CodeKind::E4m3, bits: 8, value: "weight[n][k]".to_owned() },
         scale: "scales[n][k >> 4]".to_owned(),
+        activations: None,
         ..rows
     };
     let small = Encoding::new(small).expect("a definition");
