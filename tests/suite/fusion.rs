@@ -72,12 +72,11 @@ const FAMILIES: [&str; 4] = ["llama/gqa3", "mistral/window", "qwen2/windows", "q
 
 /// Fused ops that larger ones go on from wherever these stand, with a layer in which they do, and the
 /// larger ones.
-const STEPPING_STONES: [(&str, &str, &[&str]); 7] = [
+const STEPPING_STONES: [(&str, &str, &[&str]); 6] = [
     ("add_rmsnorm", "gemma2", &["rmsnorm_add", "norm_linear", "norm_linear_geglu"]),
     ("attention", "gemma2", &["paged_attention"]),
     ("geglu", "gemma2", &["pack-geglu"]),
     ("linear_geglu", "gemma2", &["norm_linear_geglu"]),
-    ("qk_rope_kv_write", "gemma2", &["pack-qkv"]),
     ("rope_kv_write", "gemma2", &["qk_rope_kv_write", "pack-qkv"]),
     ("swiglu", "moe_sigmoid", &["pack-swiglu"]),
 ];
@@ -354,9 +353,6 @@ fn a_greedy_head_yields_tokens() {
     }
 }
 
-/// Measured as slower than the parts, and priced so.
-const SLOWER: [&str; 1] = ["linear_qkv_rope_kv_write"];
-
 /// Every fused op that has a kernel somewhere is what some shipped family or layer comes to: a rule
 /// puts it there and its cost keeps it there.
 #[test]
@@ -372,9 +368,12 @@ fn every_fused_op_is_chosen_somewhere() {
         let module = ir_fixtures::fused(name, Bucket { min: max, max, decode: max == 1 }, &[]);
         chosen.extend(fused_ops(&module));
     }
-    for name in ["llama-3.1-8b", "deepseek-v2-lite"] {
+    for name in ["llama-3.1-8b", "deepseek-v2-lite", "qwen3.5-4b", "nemotron-3-nano-30b-a3b"] {
         chosen.extend(shape(name).buckets.iter().flat_map(|b| fused_ops(&b.module)));
     }
+    let rounded = Fixture::open("qwen3/fp8_dynamic");
+    let rounded = compiled_with(&rounded, "sm_90a", false, "cuda", None);
+    chosen.extend(rounded.buckets.iter().flat_map(|b| fused_ops(&b.module)));
     chosen.extend(fused_ops(&tens_of_tokens(PRE_NORM)));
     let room = Adapters { slots: 2, rank: 4, targets: None };
     let llama = Fixture::open("llama/gqa3");
@@ -382,7 +381,7 @@ fn every_fused_op_is_chosen_somewhere() {
     chosen.extend(adapted.buckets.iter().flat_map(|b| fused_ops(&b.module)));
     let kernels = Kernels::load(None, &[]).expect("the built-in fused ops and rules");
     let all = kernels.ops.fused().filter(|op| op.cuda.is_some()).map(|op| op.name);
-    let never: Vec<&str> = all.filter(|op| !chosen.contains(op) && !SLOWER.contains(op)).collect();
+    let never: Vec<&str> = all.filter(|op| !chosen.contains(op)).collect();
     assert_eq!(never, STEPPING_STONES.map(|(op, ..)| op), "of {chosen:?}");
     for (op, layer, larger) in STEPPING_STONES {
         let bucket = Bucket { min: 16, max: 16, decode: false };

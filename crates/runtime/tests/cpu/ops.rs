@@ -380,6 +380,7 @@ fn only_these_ops_fall_back() {
             "mask_chunks",
             "mask_topk",
             "pick",
+            "quantise_rows",
             "round_groups",
             "transpose"
         ]
