@@ -336,7 +336,7 @@ impl Model {
         lowered: &Lowered,
         encodings: &[Encoding],
     ) -> Result<(), ModelError> {
-        let unused = encodings.iter().flat_map(|e| e.unused());
+        let unused = encodings.iter().flat_map(Encoding::unused);
         let ignore: Vec<&String> =
             lowered.ignore.iter().chain(&self.ignore).chain(unused).collect();
         let mut problems = binding_problems(checkpoint, &lowered.module, &ignore);

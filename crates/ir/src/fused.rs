@@ -10,7 +10,8 @@ use crate::interp::Tensor;
 use crate::names::nearest;
 use crate::ops::common::bytes_of;
 use crate::ops::{
-    Effect, Eval, Memory, Op, OpCall, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work,
+    Effect, Eval, Memory, Op, OpCall, OpDef, OperandDef, Pointwise, Reads, StoredIn, Tolerance,
+    Work,
 };
 use crate::{DType, Dims, Encoding, OPS, TensorType, Type};
 
@@ -89,9 +90,7 @@ impl OpSet {
                 optional,
                 rows_of: None,
                 // The ops of the body say.
-                encoded: true,
-                packed: true,
-                quantised: true,
+                stored: StoredIn::Any,
             })
             .collect();
         let effects: Vec<Effect> = def.fused.body.iter().map(|s| s.op.effect).collect();

@@ -37,7 +37,7 @@ pub use graph::{
 pub use indices::{Indices, RowPick, row_picks, token_rows};
 pub use names::nearest;
 pub use ops::{
-    Effect, Eval, Memory, NO_TOKEN, OPS, Op, OpCall, OpDef, OperandDef, Pointwise, Reads,
+    Effect, Eval, Memory, NO_TOKEN, OPS, Op, OpCall, OpDef, OperandDef, Pointwise, Reads, StoredIn,
     Tolerance, Work, takes_whole,
 };
 pub use recurrence::Recurrence;

@@ -40,7 +40,8 @@ impl<'a> Scan<'a> {
     pub(super) fn of(launch: &'a Launch) -> Option<Scan<'a>> {
         let body = recurrence(launch.attrs.iter().map(|(_, attr)| attr))?;
         let given = launch.named_values().take(launch.operands.len());
-        Scan::new(body, given.filter_map(|(name, v)| Some((name, &v?.ty))).collect())
+        let given: Vec<_> = given.filter_map(|(name, v)| Some((name, &v?.ty))).collect();
+        Scan::new(body, &given)
     }
 
     /// That of a launch of a fused op whose body is a recurrence, in the names of the op's operands.
@@ -52,19 +53,19 @@ impl<'a> Scan<'a> {
         let instance = Instance::new(&OpCall { op, operands: &types, attrs: &attrs }).ok()?;
         let calls = instance.graph.nodes().filter_map(|(index, node)| match &node.kind {
             NodeKind::Op { attrs, .. } => Some((index, attrs)),
-            _ => None,
+            NodeKind::Param(_) => None,
         });
         let [(index, attrs)] = calls.collect::<Vec<_>>()[..] else { return None };
         let given = instance.graph.operands(index).into_iter().flatten().map(|v| {
             let i = instance.params.iter().position(|p| *p == Some(v))?;
             Some((launch.names[i].as_str(), types[i]?))
         });
-        Scan::new(recurrence(attrs.iter())?, given.collect::<Option<_>>()?)
+        Scan::new(recurrence(attrs.iter())?, &given.collect::<Option<Vec<_>>>()?)
     }
 
     /// Of operands, the first of which is the state.
-    fn new(body: &Recurrence, operands: Vec<(&'a str, &Type)>) -> Option<Scan<'a>> {
-        let [(_, state), inputs @ ..] = &operands[..] else { return None };
+    fn new(body: &Recurrence, operands: &[(&'a str, &Type)]) -> Option<Scan<'a>> {
+        let [(_, state), inputs @ ..] = operands else { return None };
         let state = state.state().ok()?;
         let types: Vec<&TensorType> =
             inputs.iter().map(|(_, ty)| ty.tensor().ok()).collect::<Option<_>>()?;

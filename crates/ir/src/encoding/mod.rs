@@ -169,25 +169,8 @@ impl Encoding {
         let when = def.when.as_ref().map(|text| texts.expr(FaultIn::When, text)).transpose()?;
         let of = FaultIn::Activations;
         let activations = def.activations.as_ref().map(|t| texts.expr(of, t)).transpose()?;
-        // Kernels scale sums of so many columns, of eight rows or once all columns are summed.
-        let fits = match (def.group.k, def.group.n) {
-            (None, _) => true,
-            (Some(k), n) => {
-                k.is_multiple_of(quantised_rows::GROUP as u64)
-                    && n.is_none_or(|n| n.is_multiple_of(packing::ROWS))
-            }
-        };
-        if activations.is_some() && !(def.code.kind == CodeKind::E4m3 && fits) {
-            let message = format!(
-                "activations are codes of kind e4m3 in groups of {} columns: expected weights that are, too, with a scale for a \
-                 row or for multiples of {} rows and {} columns; found {} in groups of {:?}",
-                quantised_rows::GROUP,
-                packing::ROWS,
-                quantised_rows::GROUP,
-                def.code.kind.name(),
-                def.group,
-            );
-            return Err(fault(of, message));
+        if activations.is_some() {
+            quantised_rows::are_multiplied_with(&def).map_err(|message| fault(of, message))?;
         }
         let is_packed = def.packed;
         let packed = if is_packed {
@@ -257,6 +240,7 @@ impl Encoding {
     }
 
     /// The same encoding of a checkpoint whose activations are left as they are.
+    #[must_use]
     pub fn of_weights_alone(&self) -> Encoding {
         let def = EncodingDef { activations: None, ..self.def().clone() };
         Encoding::new(def).unwrap_or_else(|_| self.clone())

@@ -10,13 +10,30 @@
 
 use std::sync::LazyLock;
 
-use super::{Code, CodeKind, Element, Encoding, EncodingDef, Group, Stored};
+use super::{Code, CodeKind, Element, Encoding, EncodingDef, Group, Stored, packing};
 
 /// Columns that share a scale.
 pub const GROUP: usize = 128;
 
 /// The largest magnitude of a code: that of `f8e4m3`.
 const LARGEST: f32 = 448.0;
+
+/// Why products of such rows with weights of an encoding have no kernels, if they have none: these scale sums of 128
+/// columns, of eight rows of a weight or once all columns are summed.
+pub(super) fn are_multiplied_with(def: &EncodingDef) -> Result<(), String> {
+    let fits = def.group.k.is_none_or(|k| {
+        k.is_multiple_of(GROUP as u64)
+            && def.group.n.is_none_or(|n| n.is_multiple_of(packing::ROWS))
+    });
+    if def.code.kind == CodeKind::E4m3 && fits {
+        return Ok(());
+    }
+    let (kind, group, rows) = (def.code.kind.name(), def.group, packing::ROWS);
+    Err(format!(
+        "activations are codes of kind e4m3 in groups of {GROUP} columns: expected weights that are, too, with a scale for a row \
+         or for multiples of {rows} rows and {GROUP} columns; found {kind} in groups of {group:?}"
+    ))
+}
 
 /// How such rows are stored; its name in types is `quantised_rows`.
 pub fn quantised_rows() -> &'static Encoding {

@@ -159,39 +159,43 @@ pub struct OperandDef {
     pub optional: bool,
     /// For integers that pick rows: the operand whose first axis they count.
     pub rows_of: Option<&'static str>,
-    /// Whether it may be stored in an encoding.
-    pub encoded: bool,
-    /// Whether it may be an encoded weight in its packed form.
-    pub packed: bool,
-    /// Whether it may be activations of 8 bits.
-    pub quantised: bool,
+    /// What it may be stored in, besides its elements.
+    pub stored: StoredIn,
+}
+
+/// What an operand may be stored in, besides its elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredIn {
+    /// Nothing else.
+    Elements,
+    /// An encoding, as it is stored or packed: a weight.
+    Encoding,
+    /// An encoding's packed form: a weight.
+    Packed,
+    /// 8 bits: activations, as `quantise_rows` makes them.
+    QuantisedRows,
+    /// Any of these.
+    Any,
 }
 
 impl OperandDef {
     const fn required(name: &'static str) -> OperandDef {
-        OperandDef {
-            name,
-            optional: false,
-            rows_of: None,
-            encoded: false,
-            packed: false,
-            quantised: false,
-        }
+        OperandDef { name, optional: false, rows_of: None, stored: StoredIn::Elements }
     }
 
     /// An operand that may be a weight stored in an encoding.
     const fn encoded(name: &'static str) -> OperandDef {
-        OperandDef { encoded: true, packed: true, ..OperandDef::required(name) }
+        OperandDef { stored: StoredIn::Encoding, ..OperandDef::required(name) }
     }
 
     /// An operand that may be an encoded weight in its packed form.
     const fn packed(name: &'static str) -> OperandDef {
-        OperandDef { packed: true, ..OperandDef::required(name) }
+        OperandDef { stored: StoredIn::Packed, ..OperandDef::required(name) }
     }
 
     /// An operand that may be activations of 8 bits: see `quantise_rows`.
     const fn quantised(name: &'static str) -> OperandDef {
-        OperandDef { quantised: true, ..OperandDef::required(name) }
+        OperandDef { stored: StoredIn::QuantisedRows, ..OperandDef::required(name) }
     }
 
     const fn optional(name: &'static str) -> OperandDef {
@@ -207,10 +211,13 @@ impl OperandDef {
 impl OperandDef {
     /// Whether it may be a weight, or activations, stored so.
     fn takes(&self, constant: bool, encoding: &Encoding) -> bool {
-        if !constant {
-            return self.quantised;
+        match self.stored {
+            StoredIn::Elements => false,
+            StoredIn::Encoding => constant,
+            StoredIn::Packed => constant && encoding.packing().is_some(),
+            StoredIn::QuantisedRows => !constant,
+            StoredIn::Any => true,
         }
-        self.encoded || self.packed && encoding.packing().is_some()
     }
 }
 

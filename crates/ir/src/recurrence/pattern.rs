@@ -51,13 +51,11 @@ struct Matching {
 impl Matching {
     /// Whether a value's name may stand for another's: each for one, and none for two.
     fn name(&mut self, want: &str, found: &str) -> bool {
-        match self.values.iter().find(|(a, b)| a == want || b == found) {
-            Some((a, b)) => a == want && b == found,
-            None => {
-                self.values.push((want.to_owned(), found.to_owned()));
-                true
-            }
+        if let Some((a, b)) = self.values.iter().find(|(a, b)| a == want || b == found) {
+            return a == want && b == found;
         }
+        self.values.push((want.to_owned(), found.to_owned()));
+        true
     }
 
     fn named(&mut self, want: &Named, found: &Named) -> bool {
@@ -65,13 +63,11 @@ impl Matching {
     }
 
     fn number(&mut self, name: &str, found: f64) -> bool {
-        match self.numbers.iter().find(|(n, _)| n == name) {
-            Some((_, known)) => *known == found,
-            None => {
-                self.numbers.push((name.to_owned(), found));
-                true
-            }
+        if let Some((_, known)) = self.numbers.iter().find(|(n, _)| n == name) {
+            return *known == found;
         }
+        self.numbers.push((name.to_owned(), found));
+        true
     }
 }
 

@@ -355,7 +355,10 @@ fn parts(want: &Recurrence, found: &Attr) -> Option<Vec<(String, f64)>> {
 
 /// Has a name stand for something; `None` where it stands for something else.
 fn bind(graph: &EGraph, bound: &mut Bindings, slot: usize, to: Bound) -> Option<()> {
-    let known = &*bound[slot].get_or_insert_with(|| to.clone());
+    let Some(known) = &bound[slot] else {
+        bound[slot] = Some(to);
+        return Some(());
+    };
     let same = match (known, &to) {
         (Bound::Class(id), Bound::Part(part)) | (Bound::Part(part), Bound::Class(id)) => {
             matches!(graph.data(*id), Data::Attr(attr) if attr == part)

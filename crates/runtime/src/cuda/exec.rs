@@ -591,7 +591,7 @@ impl Core {
             let shape = ty.sizes(dims);
             let data = elements::values(&ty, &shape, &bytes)
                 .map_err(|message| ExecError::Launch { launch: name.clone(), message })?;
-            all.push(Observed { name, shape, ty, data });
+            all.push(Observed { name, ty, shape, data });
         }
         Ok(all)
     }
