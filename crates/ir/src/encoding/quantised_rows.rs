@@ -1,7 +1,7 @@
 //! Activations of 8 bits, as products of 8-bit floats take them: in each row the groups of 128 columns share a scale.
 //!
 //! The op `quantise_rows` makes them and products read them, in the same step: no checkpoint has them, so no file says
-//! how they are stored. Codes lie in the order of a row of packed weights (see [`packing`](super::packing)), so that tensor cores
+//! how they are stored. Codes lie in the order of a row of packed weights (see [`packing`]), so that tensor cores
 //! multiply both as they are: 64 columns after 64, of which each pair of every eight has sixteen bytes, and in these words hold
 //! columns of two eights in turn. Scales lie by groups, so that those of neighbouring tokens are side by side.
 //!
