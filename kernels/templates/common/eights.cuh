@@ -1,4 +1,4 @@
-// The product of hundreds of tokens and more on Hopper where both sides are 8-bit floats, y[T, N] = x[T, K] · w[N, K]ᵀ: x of
+// The product of hundreds of tokens on Hopper where both sides are 8-bit floats, y[T, N] = x[T, K] · w[N, K]ᵀ: x of
 // `quantise_rows`, w packed codes.
 //
 // Two warpgroups share a tile of 128 tokens, the tensor core's M, and ROWS rows of w, its N; a warp more has the copy
