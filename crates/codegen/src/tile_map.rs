@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 
 /// How the copy engine (TMA, from sm_90 on) finds tiles of a matrix of 16-bit elements, or of codes of 8 bits: so many
 /// rows of 128 bytes, laid out in shared memory with the 16-byte chunks of a row
-/// exchanged by its number modulo 8, as tensor cores read them. Rows beyond the last are zero. Of packed codes of 8 bits a tile
-/// is 64 columns of so many rows, a multiple of 8, in rows of 64 bytes: rows 0 and 1 of each eight, then 2 and 3, and so on.
+/// exchanged by its number modulo 8, as tensor cores read them. Rows beyond the last are zero.
+///
+/// Of packed codes a tile is the units of so many rows, a multiple of 8, one after another as they are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TileMap {
     /// Index into [`crate::Launch::named_values`].
@@ -15,6 +16,9 @@ pub struct TileMap {
     /// Whether rows are dealt: of every [`TileMap::DEALT`], a tile's row `8 j + 2 q + c` (j and q below 4, c below 2) is the
     /// matrix' row `8 q + 2 j + c`. The four threads that have a row of a tensor core's product then have eight
     /// neighbours each, where they would have four pairs. The rows of both are multiples of [`TileMap::DEALT`].
+    ///
+    /// Of packed codes of 8 bits a tile is then 64 columns, whose bytes of two neighbouring rows make a line of 128 bytes: rows 0
+    /// and 1 of all eights, then rows 2 and 3 of all, and so on; chunks of lines are exchanged as those of rows.
     pub dealt: bool,
 }
 

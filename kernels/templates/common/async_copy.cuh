@@ -4,6 +4,11 @@ __device__ __forceinline__ void copy16_async(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
 #endif
 }
+__device__ __forceinline__ void copy4_async(u32 to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
+#endif
+}
 __device__ __forceinline__ void copy_commit() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;");

@@ -37,8 +37,13 @@ __device__ __forceinline__ void send(u32 to, u32 from, u32 bytes, u32 barrier, u
 // Of packed codes of 8 bits: 64 columns, half HALF of unit `unit` across, of the eights of rows from `eight` on, likewise to blocks
 // of the cluster.
 __device__ __forceinline__ void copy_coded_tile(u32 blocks, u32 to, const TileMap* map, int half, int unit, int eight, u32 barrier, u64 policy) {
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, { %2, %2, %3, %4, %5 }], [%6], %7, %8;"
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, { %2, %3, %4, %5 }], [%6], %7, %8;"
                  ::"r"(to), "l"(map), "r"(0), "r"(eight), "r"(half * 4), "r"(unit), "r"(barrier), "h"((unsigned short)blocks), "l"(policy) : "memory");
+}
+// Whole units of packed codes: unit `unit` across, of the eights of rows from `eight` on.
+__device__ __forceinline__ void copy_units(u32 to, const TileMap* map, int unit, int eight, u32 barrier, u64 policy) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, { %2, %2, %3, %4 }], [%5], %6;"
+                 ::"r"(to), "l"(map), "r"(0), "r"(unit), "r"(eight), "r"(barrier), "l"(policy) : "memory");
 }
 // The same of a tile whose rows are dealt (the README says how), to the same place in each block of the cluster whose bit is
 // set in `blocks`, and so its bytes to their barriers; `row` is a multiple of 32.

@@ -1,29 +1,31 @@
 // The product of hundreds of tokens on Hopper where both sides are 8-bit floats, y[T, N] = x[T, K] · w[N, K]ᵀ: x of
 // `quantise_rows`, w packed codes.
 //
-// Two warpgroups share a tile of 128 tokens, the tensor core's M, and ROWS rows of w, its N; a warp more has the copy
+// Two warpgroups share a tile of 128 tokens, the tensor core's M, and ROWS rows of w; a warp more has the copy
 // engine fill a ring of STAGES such tiles, 128 columns each, with their scales. The two blocks of a cluster have the same rows
 // of w and tokens beside one another: each brings half of w's tile for both. What products of 128 columns come to is scaled and
-// added in f32 (tensor cores keep fewer bits of sums of such products), by one warpgroup while the other's run: they take turns.
-// Left alone, tensor cores would take from both in turn, so that both had their sums at the same time, and nobody multiplied while
-// these are scaled.
+// added in f32 (tensor cores keep fewer bits of sums of such products), by one warpgroup while the other's run. They do not take turns:
+// whoever waits for the other to be done leaves the tensor cores idle until its own products have been asked for.
 //
-// Packed codes are eights of rows by 128 columns, whose two halves have 64 bytes of each row: the copy engine lays the eights of
-// a tile side by side, row by row: rows 0 and 1 of all of them first. So a thread has eight neighbours of what it sums, and a
-// scale is one of an eight. Order of summation: 32 columns after 32 columns, ascending, within 128; these, ascending.
+// Packed codes are eights of rows by 128 columns, whose two halves have 64 bytes of each row: a half is four lines of 128 bytes,
+// two rows in each. The copy engine lays the eights of a tile side by side, line by line: the first lines of all of them, then
+// the second ones. The tensor core's N are such lines: products that begin at their first byte are of even rows, those that begin in the middle
+// of odd ones. So a thread has eight neighbours of what it sums, and a scale is one of an eight. Order of summation: 32 columns after
+// 32 columns, ascending, within 128; these, ascending.
 //
 // An `Op` is that of cooperative.cuh: X, K, N, PARTS, tokens, Early, early(q, t), finish(q, t, a, b, early).
 
 template <class Op, int ROWS, int STAGES> struct Eights {
     typedef typename Op::Packed P;
     typedef typename Op::Early Early;
-    static constexpr int GROUPS = 2, TOKENS = 64 * GROUPS, PAIR = 2, BAND = 8, PIECE = {{ p.piece }};
+    static constexpr int GROUPS = 2, TOKENS = 64 * GROUPS, PAIR = 2, BAND = 8, LINES = ROWS / 2;
     static constexpr u32 X_BYTES = TOKENS * 128, W_BYTES = ROWS * 128, TILE = X_BYTES + W_BYTES;
-    static constexpr u32 X_SCALES = TOKENS * 4, W_SCALES = ROWS / 8 * 16;  // sixteen bytes of each eight
+    static constexpr u32 X_SCALES = TOKENS * 4, W_SCALES = ROWS / 8 * 4;  // four bytes of each eight
     static constexpr int STEPS = Op::K / 128, OUTPUTS = ROWS / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS - 1) / OUTPUTS;
-    static constexpr int SIDE = ROWS / 16, EACH = SIDE / 4;  // eights of a block's half of w's tile; those of a thread
-    static constexpr int FINISHED = Op::PARTS == 2 ? EACH : 2 * EACH;
-    static_assert(P::COLUMNS == 128 && P::SCALE_OUTER < 0 && Op::K % 128 == 0 && ROWS % 64 == 0 && ROWS % PIECE == 0 && ALL % 8 == 0, "shape");
+    static constexpr int SIDE = ROWS / 8 / Op::PARTS, EACH = SIDE / 4;  // eights of a part of w's tile; those of a thread
+    // Even and odd rows are multiplied together where registers hold both.
+    static constexpr int TOGETHER = ROWS <= 128 ? 2 : 1;
+    static_assert(P::COLUMNS == 128 && P::SCALE_OUTER < 0 && Op::K % 128 == 0 && SIDE % 8 == 0 && ALL % 8 == 0, "shape");
 
     const Op& op;
     const TileMap *w_tiles, *x_tiles;
@@ -39,7 +41,7 @@ template <class Op, int ROWS, int STAGES> struct Eights {
         scales = ring + STAGES * TILE;
         full = shared_at(barriers), empty = full + STAGES * 8;
         if (threadIdx.x == 0) {
-            for (int i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, PAIR * GROUPS * 4);
+            for (int i = 0; i < STAGES; i++) barrier_init(full + i * 8, P::ROW_SCALES ? 1 : 33), barrier_init(empty + i * 8, PAIR * GROUPS * 4);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
         cluster_sync();
@@ -51,8 +53,6 @@ template <class Op, int ROWS, int STAGES> struct Eights {
         const int band = item / (BAND * TILES), width = min(BAND, pairs - BAND * band), in = item - band * BAND * TILES;
         return Place{in / width * OUTPUTS, ((BAND * band + in % width) * PAIR + rank) * TOKENS};
     }
-    // The row of w with which a side of a tile begins: with two parts, sides are of one each.
-    __device__ __forceinline__ static int side(const Place& at, int side) { return at.output + side * (Op::PARTS == 2 ? ALL : ROWS / 2); }
     __device__ __forceinline__ static const u8* unit(const Op& op, int row, int step) { return op.codes(min(row, Op::N - 8) / 8, 0, 0) + (i64)step * P::BYTES; }
 
     // Fills the ring. Weights are constant: those of the first stages are asked for before the kernel before this one has ended.
@@ -63,17 +63,17 @@ template <class Op, int ROWS, int STAGES> struct Eights {
         const auto weights = [&](int slot, int step, const Place& at) {
             const u32 bytes = max(0, min(TOKENS, scale_stride - at.token)) * 4, barrier = full + slot * 8;
             if (lane == 0) {
-                barrier_expect(barrier, TILE + bytes + (P::ROW_SCALES ? 0 : W_SCALES));
+                barrier_expect(barrier, TILE + bytes);
 #pragma unroll
-                for (int half = 0; half < 2; half++)
-                    copy_coded_tile(3, ring + slot * TILE + X_BYTES + half * (W_BYTES / 2) + rank * (W_BYTES / 4), w_tiles, half, step, side(at, rank) / 8, barrier, policy);
+                for (int part = 0; part < Op::PARTS; part++)
+                    copy_coded_tile(3, ring + slot * TILE + X_BYTES + rank * (W_BYTES / 2) + part * (SIDE * 512), w_tiles, rank, step, (at.output + part * ALL) / 8, barrier, policy);
             }
             __syncwarp();
+            // An eight's scale a lane: the engine takes as long for four bytes as for five hundred.
             if constexpr (!P::ROW_SCALES) {
-                if (lane < ROWS / 8) {
-                    const u8* const from = unit(op, side(at, lane / SIDE) + lane % SIDE * 8, step);
-                    copy_bytes(scales + slot * (X_SCALES + W_SCALES) + X_SCALES + lane * 16, from + P::SCALE_AT, 16, barrier, policy);
-                }
+                if (lane < ROWS / 8)
+                    copy4_async(scales + slot * (X_SCALES + W_SCALES) + X_SCALES + lane * 4, unit(op, at.output + lane / SIDE * ALL + lane % SIDE * 8, step) + P::SCALE_AT);
+                barrier_arrive_copied(barrier);
             }
         };
         const auto activations = [&](int slot, int step, const Place& at) {
@@ -103,50 +103,49 @@ template <class Op, int ROWS, int STAGES> struct Eights {
 
     __device__ __forceinline__ void multiply() {
         const int group = warp / 4, row = group * 64 + warp % 4 * 16 + lane / 4;
-        // Barrier 1 + g is group g's turn: it waits there, and the other one arrives.
-        const auto pass = [&]() { asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory"); };
-        if (group == 1) pass();
         int slot = 0;
         u32 parity = 0;
         for (int item = first; item < work; item += stride) {
-            float sums[ROWS / 8][4] = {};
+            float sums[2][LINES / 8][4] = {};              // of even rows, and of odd ones
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
                 barrier_wait(full + slot * 8, parity);
                 const u64 x = descriptor(ring + slot * TILE + group * 8192, 16, 1024);
-                const u64 w = descriptor64(ring + slot * TILE + X_BYTES, 512);
+                const u64 w = descriptor(ring + slot * TILE + X_BYTES, 16, 1024);
                 const u32 own = scales + slot * (X_SCALES + W_SCALES);
                 float of_rows[2];
 #pragma unroll
                 for (int r = 0; r < 2; r++) of_rows[r] = __uint_as_float(load4_shared(own + (row + r * 8) * 4));
 #pragma unroll
-                for (int piece = 0; piece < ROWS / PIECE; piece++) {
-                    float some[PIECE / 8][4];
-                    asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
+                for (int odd = 0; odd < 2; odd += TOGETHER) {
+                    float some[TOGETHER][LINES / 8][4];
                     wgmma_fence();
 #pragma unroll
-                    for (int k = 0; k < 4; k++)
-                        tile_product_eight(some, x + k * 2, w + (k / 2 * (W_BYTES / 2) + piece * (PIECE * 64)) / 16 + k % 2 * 2, k > 0);
-                    wgmma_commit();
-                    // Of the thread's eights, of which a piece has so many.
-                    constexpr int EIGHTS = PIECE / 32;
-                    float by[EIGHTS][2];
+                    for (int o = 0; o < TOGETHER; o++)
 #pragma unroll
-                    for (int i = 0; i < EIGHTS; i++) {
-                        const int eight = piece * EIGHTS + i;
-                        float of_eight = 1;
-                        if constexpr (!P::ROW_SCALES)
-                            of_eight = widened(load4_shared(own + X_SCALES + (eight / EACH * SIDE + eight % EACH * 4 + lane % 4) * 16), P::SCALE);
-                        by[i][0] = of_rows[0] * of_eight, by[i][1] = of_rows[1] * of_eight;
+                        for (int k = 0; k < 4; k++)
+                            tile_product_eight(some[o], x + k * 2, w + (k / 2 * (W_BYTES / 2) + (odd + o) * 64) / 16 + k % 2 * 2, k > 0);
+                    wgmma_commit();
+                    // Of two neighbouring eights each time, a thread's.
+                    float by[LINES / 32][2][2];
+#pragma unroll
+                    for (int i = 0; i < LINES / 32; i++) {
+                        u32 bits[2] = {};
+                        if constexpr (!P::ROW_SCALES) load8_shared(own + X_SCALES + (i * 8 + lane % 4 * 2) * 4, bits[0], bits[1]);
+#pragma unroll
+                        for (int r = 0; r < 2; r++)
+#pragma unroll
+                            for (int b = 0; b < 2; b++) by[i][r][b] = P::ROW_SCALES ? of_rows[r] : of_rows[r] * widened(bits[b], P::SCALE);
                     }
                     wgmma_wait<0>();
-                    pass();
-                    landed(some);
 #pragma unroll
-                    for (int j = 0; j < PIECE / 8; j++) {
-                        const int at = piece * (PIECE / 8) + j, eight = at / SIDE * EACH + at % EACH - piece * EIGHTS;
+                    for (int o = 0; o < TOGETHER; o++) {
+                        landed(some[o]);
 #pragma unroll
-                        for (int i = 0; i < 4; i++) sums[at][i] = fmaf(some[j][i], by[eight][i / 2], sums[at][i]);
+                        for (int j = 0; j < LINES / 8; j++)
+#pragma unroll
+                            for (int i = 0; i < 4; i++)
+                                sums[odd + o][j][i] = fmaf(some[o][j][i], by[j / (SIDE / 2) * (SIDE / 8) + j % (SIDE / 8)][i / 2][i % 2], sums[odd + o][j][i]);
                     }
                 }
                 __syncwarp();
@@ -169,30 +168,29 @@ template <class Op, int ROWS, int STAGES> struct Eights {
             }
         }
     }
-    __device__ __forceinline__ void finish(const float (&sums)[ROWS / 8][4], int r, const Place& at, int t) const {
-        const auto output = [&](int n) { return at.output + n / EACH * (ROWS / 2) + (n % EACH * 4 + lane % 4) * 8; };
-        // What `finish` reads beside sums is asked for some outputs ahead: registers do not hold that of all.
-        constexpr int AHEAD = FINISHED < 2 ? FINISHED : 2;
+    __device__ __forceinline__ void finish(const float (&sums)[2][LINES / 8][4], int r, const Place& at, int t) const {
+        // A thread has every fourth pair of eights, line by line of their four.
+        const auto output = [&](int n) { return at.output + (n / 2 * 8 + lane % 4 * 2 + n % 2) * 8; };
+        const auto take = [&](float (&v)[8], int part, int n) {
 #pragma unroll
-        for (int first = 0; first < FINISHED; first += AHEAD) {
+            for (int i = 0; i < 8; i++) v[i] = sums[i % 2][part * (SIDE / 2) + i / 2 * (SIDE / 8) + n / 2][r * 2 + n % 2];
+            scale(v, output(n) + part * ALL);
+        };
+        // What `finish` reads beside sums is asked for some outputs ahead: registers do not hold that of all.
+        constexpr int AHEAD = 2;
+#pragma unroll
+        for (int first = 0; first < EACH; first += AHEAD) {
             Early early[AHEAD];
 #pragma unroll
             for (int n = first; n < first + AHEAD; n++)
                 if (t < op.tokens && output(n) < ALL) early[n - first] = op.early(output(n), t);
 #pragma unroll
             for (int n = first; n < first + AHEAD; n++) {
-                const int q = output(n);
-                if (t >= op.tokens || q >= ALL) continue;
+                if (t >= op.tokens || output(n) >= ALL) continue;
                 float a[8], b[8] = {};
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    const int in = n % EACH + EACH * (i / 2);  // a pair of rows of each eight after those of all others
-                    a[i] = sums[n / EACH * SIDE + in][r * 2 + i % 2];
-                    if (Op::PARTS == 2) b[i] = sums[SIDE + in][r * 2 + i % 2];
-                }
-                scale(a, q);
-                if (Op::PARTS == 2) scale(b, q + ALL);
-                op.finish(q, t, a, b, early[n - first]);
+                take(a, 0, n);
+                if (Op::PARTS == 2) take(b, 1, n);
+                op.finish(output(n), t, a, b, early[n - first]);
             }
             asm volatile("" ::: "memory");
         }

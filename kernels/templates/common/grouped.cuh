@@ -20,14 +20,10 @@ struct Grouped : Experts<{{ of.shape[0] }}, {{ p.tokens }}> {
     typedef {{ of.packing.name }} Packed;
     typedef Values<Packed, X> Coded;
     static constexpr bool CODED = true;
-    static constexpr int TILE_BYTES = 8 * Packed::BYTES, TILE_STEPS = Packed::COLUMNS / 64;
-    const u8 *first, *second;                          // codes of first rows, and of second ones
-    __device__ __forceinline__ const u8* codes(int eight, int part, int expert) const {
-        return (part == 0 ? first : second) + (i64)expert * {{ of.packing.bytes }} + (i64)eight * ((K + Packed::COLUMNS - 1) / Packed::COLUMNS) * Packed::BYTES;
-    }
+    static constexpr int UNIT = Packed::BYTES, TILE_BYTES = 8 * UNIT, TILE_STEPS = Packed::COLUMNS / 64;
 {% else %}
     static constexpr bool CODED = false;
-    static constexpr int TILE_BYTES = 64 * 128, TILE_STEPS = 1;
+    static constexpr int UNIT = 0, TILE_BYTES = 64 * 128, TILE_STEPS = 1;
 {% endif %}
     static constexpr int GATHERS = {{ p.gathers }}, CHOSEN = {{ ids.cols }};
     const {{ x.type }}* x;

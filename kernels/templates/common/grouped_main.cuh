@@ -6,10 +6,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}, 1) {{ kernel }}({{ par
 {% if setting is defined %}
     {{ setting }}
 {% endif %}
-{% if of.packing %}
-    op.first = {{ first_codes }}, op.second = {{ second_codes }};
-{% endif %}
     pdl_wait();                                        // which weights are read is not known before
     op.setup();
-    Product<Op, {{ p.groups }}, {{ p.tokens }}, {{ p.ring // (p.groups * 8 * of.packing.unit) if of.packing else p.weights }}, {{ p.activations }}, 1>(op, {{ "nullptr, nullptr" if of.packing else "&" ~ first_tiles ~ ", &" ~ second_tiles }}, nullptr, shared).run();
+    Product<Op, {{ p.groups }}, {{ p.tokens }}, {{ p.ring // (p.groups * 8 * of.packing.unit) if of.packing else p.weights }}, {{ p.activations }}, 1>(op, &{{ first_tiles }}, &{{ second_tiles }}, nullptr, shared).run();
 }

@@ -14,8 +14,8 @@
 // lie in one of the GPU's eight or so regions, whose sizes are no multiples of four. Blocks that share a tile leave their sums in
 // memory, and the last one to do so adds them up, in the order of K.
 //
-// Weights that are packed codes (`Op::CODED`, of Op::Packed) come to the ring as they are, in pieces of eight rows by P::COLUMNS
-// columns. A warp makes values of those of its 16 rows in registers, from which tensor cores take them: rounded as those of a
+// Weights that are packed codes (`Op::CODED`, of Op::Packed) come to the ring as they are, in units of eight rows by P::COLUMNS
+// columns: by a tile's map, as the copy engine takes some 30 ns for each plain copy, however few its bytes. A warp makes values of those of its 16 rows in registers, from which tensor cores take them: rounded as those of a
 // decoded copy are, and in the same order.
 //
 // Where x, too, is of 8-bit floats (`Op::EIGHT`, of `quantise_rows`), tensor cores take words of codes as they are. The order in which
@@ -26,7 +26,7 @@
 // An `Op` says what becomes of sums:
 //   X, K, N, PARTS        element type of x and w; columns and rows of w; rows of w of one output, 1 or
 //                         2: with 2, a tile of 64 rows is the first ones of 32 outputs and then the second ones
-//   BOX, row(q, part)     so many outputs from q on, a multiple of BOX, have their rows side by side, from there on
+//   BOX, row(q, part)     so many outputs from q on, a multiple of BOX, have their rows side by side, from there on; all of a tile's if CODED
 //   tokens
 //   prepare()             a warpgroup keeps what finish() wants of the tokens, once
 //   Early, early(q, t)    what `finish` reads beside sums
@@ -47,7 +47,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     static constexpr int CHUNK = {{ p.chunk if p.chunk is defined else "TOKENS > 64 ? 32 : TOKENS" }}, SHARE = CHUNK / RANKS;
     static constexpr int ROW = 68;                     // floats of a token's sums: 64, and 4 against bank conflicts
     static constexpr int OUTPUTS = 64 / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS * GROUPS - 1) / (OUTPUTS * GROUPS);
-    static constexpr int BOXES = GROUPS * 64 / Op::BOX;
+    static constexpr int BOXES = Op::CODED ? Op::PARTS : GROUPS * 64 / Op::BOX;
     static_assert(Op::K % COLUMNS == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % RANKS == 0 && W_STEPS >= RANKS && !(STREAMS && Op::GROUPED), "shape");
     // Sums of many tokens take more registers than all threads could have: those that fill rings give some of theirs away. Only
     // a whole warpgroup has enough: of a block with less, products would wait for registers that never come.
@@ -137,48 +137,34 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         u32 round = 0;
         for (Turn turn = first(); turn.item < work; turn = after(turn)) {
             const Place at = place(turn.item);
-            const int begin = turn.begin(), steps = turn.steps();
             int rows[BOXES];
 #pragma unroll
             for (int box = 0; box < BOXES; box++) {
-                const int tile = box * Op::BOX / 64, in = box * Op::BOX % 64;
+                // Of codes a box has all rows of a part.
+                const int tile = Op::CODED ? 0 : box * Op::BOX / 64, in = Op::CODED ? box * OUTPUTS : box * Op::BOX % 64;
                 rows[box] = Op::row(at.output + tile * OUTPUTS + in % OUTPUTS, in / OUTPUTS);
                 if constexpr (Op::GROUPED) rows[box] += at.expert * Op::ROWS;
             }
 #pragma unroll 1
-            for (int step = 0; step < steps; step++) {
+            for (int step = 0; step < turn.w_steps; step++) {
                 if (round > 0) barrier_wait(w_empty + slot * 8, (round - 1) & 1);
                 barrier_expect(w_full + slot * 8, W_BYTES);
 #pragma unroll
-                for (int box = 0; box < BOXES; box++)
-                    copy_tile(w_ring + slot * W_BYTES + box * (Op::BOX * 128), Op::GROUPED && box * Op::BOX % 64 >= OUTPUTS ? x_tiles : w_tiles,
-                              (begin + step) * 64, rows[box], w_full + slot * 8, once);
+                for (int box = 0; box < BOXES; box++) {
+                    const u32 to = w_ring + slot * W_BYTES + box * (W_BYTES / BOXES);
+                    if constexpr (Op::CODED) {
+                        copy_units(to, Op::GROUPED && box > 0 ? x_tiles : w_tiles, turn.w_begin + step, rows[box] / 8, w_full + slot * 8, once);
+                    } else {
+                        copy_tile(to, Op::GROUPED && box * Op::BOX % 64 >= OUTPUTS ? x_tiles : w_tiles, (turn.w_begin + step) * 64, rows[box], w_full + slot * 8, once);
+                    }
+                }
                 if (++slot == WEIGHTS) slot = 0, round++;
             }
         }
     }
-    // The same of codes: a lane has the pieces of eight rows copied.
-    __device__ __forceinline__ void fill_codes() {
-        typedef typename Op::Packed P;
-        constexpr int EIGHTS = GROUPS * 8;
-        static_assert(EIGHTS <= 32 && Op::BOX % 8 == 0, "a lane for eight rows");
-        u64 once;
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-        int slot = 0;
-        u32 round = 0;
-        for (Turn turn = first(); turn.item < work; turn = after(turn)) {
-            const Place at = place(turn.item);
-            const int output = at.output + lane / 8 * OUTPUTS + lane % 8 * 8 % OUTPUTS, part = lane % 8 * 8 / OUTPUTS;
-            const u8* from = op.codes(Op::row(min(output, ALL - 8), part) / 8, part, at.expert) + (i64)turn.w_begin * P::BYTES;
-#pragma unroll 1
-            for (int step = 0; step < turn.w_steps; step++, from += P::BYTES) {
-                if (round > 0) barrier_wait(w_empty + slot * 8, (round - 1) & 1);
-                if (lane == 0) barrier_expect(w_full + slot * 8, W_BYTES);
-                __syncwarp();
-                if (lane < EIGHTS) copy_bytes(w_ring + slot * W_BYTES + lane * P::BYTES, from, P::BYTES, w_full + slot * 8, once);
-                if (++slot == WEIGHTS) slot = 0, round++;
-            }
-        }
+    // Where a warp's two units of a stage of codes begin: those of a part are side by side, of all warpgroups.
+    __device__ __forceinline__ u32 units_of_warp() const {
+        return (Op::PARTS == 2 ? warp % 4 / 2 * (GROUPS * 4) + warp / 4 * 4 + warp % 2 * 2 : warp * 2) * Op::UNIT;
     }
     __device__ __forceinline__ void fill_activations() {
         u64 again;                                     // every tile of rows reads them
@@ -346,7 +332,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll 1
             for (int step = 0; step < turn.w_steps; step++) {
                 barrier_wait(w_full + s.w_slot * 8, s.w_parity);
-                const u32 from = w_ring + s.w_slot * W_BYTES + warp * 2 * P::BYTES;
+                const u32 from = w_ring + s.w_slot * W_BYTES + units_of_warp();
 #pragma unroll
                 for (int r = 0; r < 2; r++) V::load_row(s.rows[r], from + r * P::BYTES, lane / 4);
                 chunks_of<0>(s, from, step * STEP);
@@ -376,7 +362,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll 1
             for (int step = 0; step < turn.w_steps; step++) {
                 barrier_wait(w_full + w_slot * 8, w_parity);
-                const u32 from = w_ring + w_slot * W_BYTES + warp * 2 * P::BYTES;
+                const u32 from = w_ring + w_slot * W_BYTES + units_of_warp();
                 u32 words[4][4];                       // of 32 columns: of both rows, first and second sixteen
                 float scale[2];
 #pragma unroll
@@ -538,8 +524,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         if (warp >= GROUPS * 4) {
             if constexpr (MANY) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
             if (warp == GROUPS * 4) {
-                if constexpr (Op::CODED) fill_codes();
-                else if (lane == 0) fill_weights();
+                if (lane == 0) fill_weights();
             } else {
                 if constexpr (Op::GROUPED) gather_activations();
                 else if (lane == 0 && warp == GROUPS * 4 + 1) fill_activations();

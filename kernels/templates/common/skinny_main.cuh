@@ -16,7 +16,7 @@ extern "C" __global__ void {% set ranks = p.ranks if p.ranks is defined else 1 %
     op.take({{ taken }});
 {% if p.activations is defined %}
     extern __shared__ __align__(128) u8 shared[];
-    Product<Op, {{ p.groups }}, {{ p.tokens }}, {{ p.ring // (p.groups * 8 * w.packing.unit) if w.packing else p.weights }}, {{ p.activations }}, {{ p.split }}>(op, {{ "nullptr" if w.packing else "&w_tiles" }}, &x_tiles, {{ "scratch" if p.split == 0 else "nullptr" }}, shared).run();
+    Product<Op, {{ p.groups }}, {{ p.tokens }}, {{ p.ring // (p.groups * 8 * w.packing.unit) if w.packing else p.weights }}, {{ p.activations }}, {{ p.split }}>(op, &w_tiles, &x_tiles, {{ "scratch" if p.split == 0 else "nullptr" }}, shared).run();
 {% elif p.outputs is defined %}
     extern __shared__ __align__(128) u8 shared[];
     {{ "Eights" if x.quantised else "Cooperative" }}<Op, {{ p.outputs }}, {{ p.stages }}>(op, &w_tiles, &x_tiles, shared).run();

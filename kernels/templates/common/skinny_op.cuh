@@ -10,12 +10,12 @@ struct Linear {
     typedef {{ w.packing.name }} Packed;
     typedef Values<Packed, {{ "bf16" if x.quantised else x.type }}> Coded;
     static constexpr bool CODED = true;
-    static constexpr int TILE_BYTES = 8 * Packed::BYTES, TILE_STEPS = Packed::COLUMNS / 64;
+    static constexpr int UNIT = Packed::BYTES, TILE_BYTES = 8 * UNIT, TILE_STEPS = Packed::COLUMNS / 64;
     __device__ __forceinline__ const u8* codes(int eight, int, int) const { return w + (i64)eight * ((K + Packed::COLUMNS - 1) / Packed::COLUMNS) * Packed::BYTES; }
 {% else %}
     template <class Op, int TILES> using Weights = DenseRows<Op, TILES>;
     static constexpr bool CODED = false;
-    static constexpr int TILE_BYTES = 64 * 128, TILE_STEPS = 1;
+    static constexpr int UNIT = 0, TILE_BYTES = 64 * 128, TILE_STEPS = 1;
 {% endif %}
     typedef {{ x.type }} X;
     static constexpr bool EIGHT = {{ "true" if x.quantised else "false" }};

@@ -1,5 +1,6 @@
 //! Launches: their places, their kernels, and their types.
 
+use infernum_ir::encoding::Packing;
 use infernum_ir::encoding::quantised_rows::quantised_rows;
 use infernum_ir::{Attr, DType, Dim, Op, OpSet, StepInput, Sym, TensorType, Type};
 
@@ -68,37 +69,7 @@ impl Plan {
         if run.arguments.iter().flatten().any(missing) {
             return fault(place, "its kernel is given a value that is not there");
         }
-        for tile in &run.tiles {
-            let value = launch.named_values().nth(tile.value as usize).and_then(|(_, v)| v);
-            let packed = |ty: &TensorType| {
-                let packing = ty.encoding.as_ref().and_then(|e| e.packing());
-                let bytes = packing
-                    .is_some_and(|p| p.columns == 128 && p.planes.iter().map(|p| p.bits).eq([8]));
-                bytes && ty.rank() == 2 && tile.rows.is_multiple_of(8)
-            };
-            // The copy engine takes rows that begin at multiples of 16 bytes.
-            let readable = |ty: &TensorType| {
-                let in_elements = ty.encoding.is_none()
-                    && matches!(ty.dtype, DType::Bf16 | DType::F16)
-                    && ty.last_const().is_some_and(|n| n > 0 && n % 8 == 0);
-                in_elements || ty.encoding.as_ref() == Some(quantised_rows()) || packed(ty)
-            };
-            if !value.and_then(|v| v.ty.tensor().ok()).is_some_and(readable) {
-                return fault(place, format!("value {} cannot be read in tiles", tile.value));
-            }
-            if !(1..=TileMap::MOST_ROWS).contains(&tile.rows) {
-                return fault(place, format!("it reads tiles of {} rows", tile.rows));
-            }
-            let parted = |n: u64| n.is_multiple_of(TileMap::DEALT.into());
-            let rows = value
-                .and_then(|v| v.ty.tensor().ok())
-                .and_then(|ty| Dim::product_of(ty.shape.split_last()?.1)?.as_const());
-            if tile.dealt && !(parted(tile.rows.into()) && rows.is_some_and(parted)) {
-                let n = TileMap::DEALT;
-                return fault(place, format!("expected rows to deal in multiples of {n}"));
-            }
-        }
-        Ok(())
+        run.tiles.iter().try_for_each(|tile| check_tile(place, launch, tile))
     }
 
     /// The launches that belong to no program: those that pack weights, and the one that feeds tokens.
@@ -272,4 +243,45 @@ fn call(launch: &Launch, token_rows: Option<u64>, ops: &OpSet) -> Result<(), Str
     } else {
         Err("its results are of other types".to_owned())
     }
+}
+
+/// That the copy engine can read an operand in tiles as it is told to.
+fn check_tile(place: &str, launch: &Launch, tile: &TileMap) -> Checked {
+    let value = launch.named_values().nth(tile.value as usize).and_then(|(_, v)| v);
+    let Some(ty) = value.and_then(|v| v.ty.tensor().ok()) else {
+        return fault(place, format!("value {} cannot be read in tiles", tile.value));
+    };
+    let rows = ty.shape.split_last().and_then(|(_, rows)| Dim::product_of(rows)?.as_const());
+    let packing = ty.encoding.as_ref().and_then(|e| e.packing());
+    // Rows begin at multiples of 16 bytes. Of packed codes a matrix begins with a unit.
+    let readable = match (&ty.encoding, packing) {
+        (None, _) => {
+            matches!(ty.dtype, DType::Bf16 | DType::F16)
+                && ty.last_const().is_some_and(|n| n > 0 && n % 8 == 0)
+        }
+        (Some(_), Some(_)) => ty.rank() == 2 || rows_of_matrix(ty).is_some_and(|n| n % 8 == 0),
+        (Some(encoding), None) => encoding == quantised_rows(),
+    };
+    if !readable {
+        return fault(place, format!("value {} cannot be read in tiles", tile.value));
+    }
+    if !(1..=TileMap::MOST_ROWS).contains(&tile.rows) {
+        return fault(place, format!("it reads tiles of {} rows", tile.rows));
+    }
+    let parts = if packing.is_some() { 8 } else { TileMap::DEALT };
+    let parted = |n: u64| n.is_multiple_of(parts.into());
+    let in_parts = parted(tile.rows.into()) && rows.is_some_and(parted);
+    if (tile.dealt || packing.is_some()) && !in_parts {
+        return fault(place, format!("expected rows of a tile in multiples of {parts}"));
+    }
+    let bytes = |p: &Packing| p.columns == 128 && p.planes.iter().map(|p| p.bits).eq([8]);
+    if tile.dealt && packing.is_some_and(|p| !bytes(p)) {
+        return fault(place, "expected codes of 8 bits in units of 128 columns where rows are dealt");
+    }
+    Ok(())
+}
+
+/// The rows of each of several matrices.
+fn rows_of_matrix(ty: &TensorType) -> Option<u64> {
+    ty.shape.iter().rev().nth(1)?.as_const()
 }

@@ -17,8 +17,12 @@
 //!
 //! A row is the smallest number of innermost dimensions that hold [`ROW`] elements, so that `s` is known to
 //! about a sixth, and yet rows of other magnitudes (the mean of many values against one of few) have their
-//! own. A tolerance of zero asks for equality. What is infinite in `y` must be so in `x`; any other
-//! infinity, a NaN on either side, a missing element and no element at all are failures.
+//! own. Of three dimensions and more it is two at least: elements of one head may share a factor that
+//! cancels, as those of a recurrence do, `y = (c . b) x`, and are then small together, while their errors
+//! are not.
+//!
+//! A tolerance of zero asks for equality. What is infinite in `y` must be so in `x`; any other infinity, a
+//! NaN on either side, a missing element and no element at all are failures.
 
 use infernum_ir::{DType, Tolerance};
 
@@ -147,7 +151,8 @@ fn row(shape: &[usize], elements: usize) -> usize {
         *product *= size;
         Some(*product)
     });
-    let enough = inner.filter(|_| !ragged).find(|n| *n >= ROW);
+    let heads = usize::from(shape.len() > 2);
+    let enough = inner.skip(heads).filter(|_| !ragged).find(|n| *n >= ROW);
     enough.unwrap_or(elements).max(1)
 }
 
@@ -158,6 +163,13 @@ mod tests {
     /// Numbers in -1..1.
     fn numbers(n: usize) -> Vec<f64> {
         (0..n).map(|i| (i as f64 * 0.7).sin()).collect()
+    }
+
+    #[test]
+    fn a_head_whose_elements_cancel_together_is_measured_with_the_others() {
+        assert_eq!(row(&[5, 4, 32], 5 * 4 * 32), 4 * 32);
+        assert_eq!(row(&[5, 32], 5 * 32), 32);
+        assert_eq!(row(&[2, 5, 4, 32], 2 * 5 * 4 * 32), 4 * 32);
     }
 
     fn compared(shape: &[usize], found: &[f64], expected: &[f64], allowed: f64) -> Comparison {

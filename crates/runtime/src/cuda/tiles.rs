@@ -29,9 +29,12 @@ enum Stored {
     Elements(DType, bool),
     /// As the codes of quantised rows.
     Codes,
-    /// As packed codes of 8 bits: the bytes of a unit.
-    Packed(u64),
+    /// As packed codes: bytes and columns of a unit, and whether a tile's rows are dealt.
+    Packed(u64, u64, bool),
 }
+
+/// Words of 64 bits that a tile has side by side, at most.
+const MOST_WORDS: u64 = 256;
 
 /// The maps that launches asked for. There are as many as there are operands read in tiles, in all
 /// layers: rows are those at the plan's limits, so that steps of any size share them.
@@ -72,7 +75,9 @@ fn matrix(
     let (columns, rows) = ty.shape.split_last().ok_or("an operand read in tiles is a scalar")?;
     let stored = match &ty.encoding {
         None => Stored::Elements(ty.dtype, tile.dealt),
-        Some(encoding) => encoding.packing().map_or(Stored::Codes, |p| Stored::Packed(p.bytes)),
+        Some(encoding) => encoding.packing().map_or(Stored::Codes, |p| {
+            Stored::Packed(p.bytes, p.columns, tile.dealt)
+        }),
     };
     Ok(Matrix {
         address: frame.address(value)?,
@@ -92,7 +97,8 @@ fn encode(matrix: &Matrix) -> Result<sys::CUtensorMap, String> {
         Stored::Elements(DType::F16, _) => {
             sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16
         }
-        Stored::Codes | Stored::Packed(_) => {
+        Stored::Packed(_, _, false) => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT64,
+        Stored::Codes | Stored::Packed(..) => {
             sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8
         }
         Stored::Elements(other, _) => {
@@ -109,18 +115,28 @@ fn encode(matrix: &Matrix) -> Result<sys::CUtensorMap, String> {
             let strides = vec![row, 8 * row, 2 * row, u64::from(n) * row];
             (sizes, strides, vec![tile_columns, 2, 4, 4, tile_rows / n])
         }
-        // A unit has eight rows by 128 columns, in two halves of 64 bytes of each row: pairs of rows, eights, four pairs, units.
-        Stored::Packed(unit) => {
-            let across = columns.div_ceil(128);
-            let sizes = vec![64, 2, rows.div_ceil(8), 8, across];
-            let strides = vec![64, across * unit, 128, unit];
-            (sizes, strides, vec![64, 2, tile_rows / 8, 4, 1])
+        // A unit has eight rows by 128 columns, in two halves of 64 bytes of each row, which are four lines: lines, eights, a
+        // half's lines, units.
+        Stored::Packed(unit, width, true) => {
+            let across = columns.div_ceil(width);
+            let sizes = vec![128, rows.div_ceil(8), 8, across];
+            let strides = vec![across * unit, 128, unit];
+            (sizes, strides, vec![128, tile_rows / 8, 4, 1])
+        }
+        // Parts of a unit, units, eights. A tile has 256 elements of each at most.
+        Stored::Packed(unit, width, false) => {
+            let (across, words) = (columns.div_ceil(width), unit / 8);
+            let part = (1..=MOST_WORDS).rev().find(|n| words % n == 0 && n % 2 == 0);
+            let part = part.ok_or_else(|| format!("tiles: units of {unit} bytes"))?;
+            let sizes = vec![part, words / part, across, rows.div_ceil(8)];
+            let strides = vec![part * 8, unit, across * unit];
+            (sizes, strides, vec![part as u32, (words / part) as u32, 1, tile_rows / 8])
         }
         _ => (vec![columns, rows], vec![row], vec![tile_columns, tile_rows]),
     };
     // Chunks of a tile's row are exchanged as tensor cores read them.
     let swizzle = match stored {
-        Stored::Packed(_) => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        Stored::Packed(_, _, false) => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
         _ => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
     };
     let steps = vec![1u32; sizes.len()];
