@@ -284,15 +284,29 @@ pub(crate) fn nmse(found: &[f64], expected: &[f64]) -> f64 {
 
 /// Mean over rows of `KL(softmax(expected) || softmax(found))`, in nats.
 pub(crate) fn mean_kl(found: &[f64], expected: &[f64], vocab: usize) -> f64 {
+    let all = kls(found, expected, vocab);
+    all.iter().sum::<f64>() / all.len() as f64
+}
+
+/// As [`mean_kl`], of all rows but the worst.
+pub(crate) fn mean_kl_but_one(found: &[f64], expected: &[f64], vocab: usize) -> f64 {
+    let mut all = kls(found, expected, vocab);
+    // A NaN comes first, and stays.
+    all.sort_by(|a, b| b.is_nan().cmp(&a.is_nan()).then(a.total_cmp(b)));
+    all.pop();
+    all.iter().sum::<f64>() / all.len() as f64
+}
+
+/// `KL(softmax(expected) || softmax(found))` of each row.
+fn kls(found: &[f64], expected: &[f64], vocab: usize) -> Vec<f64> {
     let log_softmax = |row: &[f64]| -> Vec<f64> {
         let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let log_sum = row.iter().map(|v| (v - max).exp()).sum::<f64>().ln() + max;
         row.iter().map(|v| v - log_sum).collect()
     };
-    let rows = expected.len() / vocab;
     let kl = expected.chunks(vocab).zip(found.chunks(vocab)).map(|(p, q)| {
         let (p, q) = (log_softmax(p), log_softmax(q));
         p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>()
     });
-    kl.sum::<f64>() / rows as f64
+    kl.collect()
 }
