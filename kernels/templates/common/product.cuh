@@ -33,6 +33,7 @@
 //   finish(q, t, a, b, early)  takes the sums of outputs q .. q + 7 of token t, b of their second rows
 //   GROUPED               whether each token goes to one of many w: see experts.cuh. Rows of x are then gathered by GATHERS warps,
 //                         from source(t); expert e has ROWS rows of w from e * ROWS on, second ones in a matrix of their own
+// With `adapts`, w's parts that adapters change, the first block of a cluster adds low-rank parts to its sums: adapted.cuh.
 
 template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SPLIT> struct Product {
     static constexpr u32 W_BYTES = GROUPS * Op::TILE_BYTES, X_BYTES = TOKENS * 128;
@@ -250,6 +251,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             const int steps = turn.steps();
             float sums[TOKENS / 8][4];
             int w_before = 0, x_before = 0;
+{% if adapts is defined %}
+            if (rank == 0 && chunks > 0) op.adapted.template fetch<Op>(place(turn.item).output, 0, adapted_rows());
+{% endif %}
             const auto release = [&]() {
                 if (me == 0) barrier_arrive(w_empty + w_before * 8);
                 if (me == 32) barrier_arrive(x_empty + x_before * 8);
@@ -267,6 +271,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (step > 0) release();               // the step before has been read
+{% if adapts is defined %}
+                if (step == steps / 2 && !prepared && rank == 0) op.adapted.template prepare<Op>(place(turn.item).output, adapted_rows(), adapted_low());
+{% endif %}
                 if (step == steps / 2 && !prepared) op.prepare(), prepared = true;  // the ring of weights has run dry, and fills again
                 w_before = w_slot, x_before = x_slot;
                 if (++w_slot == WEIGHTS) w_slot = 0, w_parity ^= 1;
@@ -503,6 +510,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     own[(j * 8 + lane % 4 * 2 + i % 2) * ROW + warp % 4 * 16 + lane / 4 + i / 2 * 8] = sums[c * (CHUNK / 8) + j][i];
+{% if adapts is defined %}
+            if (rank == 0) op.adapted.template add<Op, ROW>(own, q0, adapted_rows(), shared_at(adapted_low()));
+{% endif %}
             if (MERGES) fence_products();
             together();
             if (MERGES) {
@@ -534,6 +544,13 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             }
         }
     }
+{% if adapts is defined %}
+    // What adapted.cuh keeps in shared memory, behind the sums.
+    static_assert(GROUPS == 1 && CHUNK == TOKENS && !STREAMS && !Op::CODED && !Op::GROUPED, "shape");
+    __device__ __forceinline__ u8* adapted_memory() const { return base + WEIGHTS * W_BYTES + ACTIVATIONS * X_BYTES + CHUNK * ROW * 4 * (MERGES ? 2 : 1); }
+    __device__ __forceinline__ u32 adapted_rows() const { return shared_at(adapted_memory()); }
+    __device__ __forceinline__ {{ x.type }}* adapted_low() const { return ({{ x.type }}*)(adapted_memory() + 32768); }
+{% endif %}
     __device__ __forceinline__ void run() {
         if (warp >= GROUPS * 4) {
             if constexpr (MANY) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -547,6 +564,10 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         } else {
             if constexpr (MANY) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             pdl_launch();
+{% if adapts is defined %}
+            // Banks are weights; slots that are the step's input are there, and where a kernel makes them are read again.
+            if (rank == 0 && first().item < work) op.adapted.list(), op.adapted.template fetch<Op>(place(first().item).output, 0, adapted_rows());
+{% endif %}
             pdl_wait();
             if constexpr (EIGHT) multiply_eights();
             else if constexpr (Op::CODED) multiply_codes();

@@ -13,6 +13,9 @@ extern "C" __global__ void {% set ranks = p.ranks if p.ranks is defined else 1 %
     op.rms = rms;
 {% endif %}
     op.tokens = {{ tokens_of.rows }};
+{% if adapts is defined %}
+    op.adapted = Adapted{low, slots, { {% for a in adapts %}{{ a.b.name }}, {% endfor %} }, op.tokens};
+{% endif %}
     op.take({{ taken }});
 {% if p.activations is defined %}
     extern __shared__ __align__(128) u8 shared[];
