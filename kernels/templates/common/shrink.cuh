@@ -65,13 +65,13 @@ struct Shrink {
     __device__ __forceinline__ int chunk(int turn) const { return turn * TURN + rank * WARPS + warp; }
     // A lane takes eight neighbours of a row, whose pairs are the columns of two products: which ones does not matter, as both operands agree.
     __device__ __forceinline__ void ask(int first) {
-        const int g = lane / 4, q = lane % 4, slot = max(item[0], 1);
+        const int g = lane / 4, q = lane % 4, slot = item[0];
 #pragma unroll
         for (int h = 0; h < HELD; h++)
 #pragma unroll
             for (int i = 0; i < TILES * 2; i++) {
                 const int row = i * 8 % R + g, c = chunk(first + h);
-                if (c < CHUNKS && first + h < TURNS) held[h][i / 2][i % 2] = load16_stream(pick(parts, i * 8 / R) + ((i64)(slot - 1) * R + row) * K + c * 32 + q * 8);
+                if (has() && first + h < TURNS && c < CHUNKS) held[h][i / 2][i % 2] = load16_stream(pick(parts, i * 8 / R) + ((i64)(slot - 1) * R + row) * K + c * 32 + q * 8);
                 else held[h][i / 2][i % 2] = Vec16{};
             }
     }
