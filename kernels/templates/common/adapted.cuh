@@ -107,7 +107,9 @@ struct Adapted {
         const int t = threadIdx.x % 128;
         if (t < TOKENS && slot_of(t) != lists().slots[t]) lists().changed = 1;
         together();
-        return lists().changed;
+        const bool changed = lists().changed;
+        if (changed) together();                       // all know, before list() forgets
+        return changed;
     }
     // `low` comes to shared memory as two 16-bit floats each.
     __device__ __forceinline__ void prepare(u8* memory) const {
