@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use infernum::CompileOptions;
-use infernum_codegen::Plan;
+use infernum_codegen::{Asks, Plan};
 use infernum_codegen::compile::{Options, compile};
 use infernum_codegen::cuda::{Library, TunedVariants};
 use infernum_frontend_hf::LowerOptions;
@@ -145,21 +145,52 @@ fn rows_with_adapters_of_several_ranks_match_pefts_float64() {
     }
 }
 
-/// A row's numbers are the same bits whatever adapters the other rows of its step have.
+/// A row's numbers are the same bits whatever adapters the other rows of its step have. Where none has one, steps may run
+/// what is compiled without adapters, but not those of a reproducible plan.
 #[test]
 fn a_row_does_not_depend_on_others_adapters() {
-    for dtype in [DType::F32, DType::Bf16] {
+    let (wide, narrow) = (DType::F32, DType::Bf16);
+    for (dtype, pipeline) in [(wide, "default"), (narrow, "default"), (narrow, "reproducible")] {
         let adapted = Adapted::open("llama");
         let run = |slots| {
-            let plan = adapted.plan(dtype, "default", Sym::T, Some(&room()));
+            let plan = adapted.plan(dtype, pipeline, Sym::T, Some(&room()));
             let [r4, r8] = <[_; 2]>::try_from(adapted.weights(&plan)).expect("two adapters");
             adapted.run(plan, &[(0, r4), (1, r8)], slots)
         };
         let mixed = run([None, Some(0), Some(1)]);
         for (i, slot) in [None, Some(0), Some(1)].into_iter().enumerate() {
-            assert_eq!(run([slot; 3])[i], mixed[i], "{dtype}, {slot:?}");
+            let beside = if pipeline == "default" { slot.or(Some(1)) } else { slot };
+            let mut slots = [beside; 3];
+            slots[i] = slot;
+            assert_eq!(run(slots)[i], mixed[i], "{dtype}, {pipeline}, {slot:?}");
         }
         assert_ne!(mixed[0], mixed[1]);
+    }
+}
+
+/// Steps whose rows have no adapter run what is compiled without: no row pays for room that it does not use.
+#[test]
+fn steps_without_adapters_run_what_is_compiled_without() {
+    let adapted = Adapted::open("llama");
+    let plain = adapted.plan(DType::Bf16, "default", Sym::B, None);
+    for (pipeline, always) in [("default", false), ("reproducible", true)] {
+        let plan = adapted.plan(DType::Bf16, pipeline, Sym::B, Some(&room()));
+        for (tokens, decode) in [(1, true), (3, true), (3, false), (plan.limits.t, false)] {
+            let asks = |adapted| Asks { adapted, ..Asks::default() };
+            let adapts = |adapted| {
+                let found = plan.schedule_for(tokens, decode, asks(adapted));
+                plan.schedules[found.expect("every step has a schedule")].adapts
+            };
+            assert_eq!((adapts(false), adapts(true)), (always, true), "{pipeline}, {tokens}");
+        }
+        let found = plan.schedule(1, true).expect("a schedule");
+        let launches = |plan: &Plan, schedule: usize| -> Vec<String> {
+            let calls = plan.schedules[schedule].calls.iter();
+            let programs = calls.flat_map(|c| &plan.programs[c.program as usize].launches);
+            programs.map(|launch| launch.op.clone()).collect()
+        };
+        let own = plain.schedule(1, true).expect("a schedule");
+        assert_eq!(launches(&plan, found) == launches(&plain, own), !always, "{pipeline}");
     }
 }
 

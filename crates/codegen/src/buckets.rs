@@ -75,7 +75,9 @@ fn build(
             graphs.push(Lowered { program: add_program(&mut plan, program), weights, states });
         }
         let calls = binder.calls(module, &graphs, &mut plan)?;
-        plan.schedules.push(Schedule { bucket: *bucket, calls });
+        let reads_adapters = |(_, param, _): (_, &Param, _)| *param == Param::Step(StepInput::Adapters);
+        let adapts = module.graphs.iter().any(|g| g.params().any(reads_adapters));
+        plan.schedules.push(Schedule { bucket: *bucket, adapts, calls });
     }
     if plan.arena_bytes > MAX_ARENA {
         return Err(PlanError::TooLarge { bytes: plan.arena_bytes, limits });
@@ -226,10 +228,10 @@ pub(crate) fn covers(plan: &Plan) -> Result<(), PlanError> {
     edges.sort_unstable();
     for tokens in edges.into_iter().filter(|t| (1..=plan.limits.t).contains(t)) {
         let kinds: &[bool] = if tokens == 1 { &[true] } else { &[false, true] };
-        // Where greedy steps have schedules of their own, all of them do.
-        let all = (0..plan.schedules.len()).map(|i| plan.yields(i));
+        // Where greedy steps have schedules of their own, or those with adapters, all of them do.
+        let all = plan.schedules.iter().enumerate().map(|(i, s)| (plan.yields(i), s.adapts));
         let lacks = |kind: &&bool| {
-            let missing = |form| plan.most_specific(tokens, **kind, |f| f == form).is_none();
+            let missing = |form| plan.most_specific(tokens, **kind, form).is_none();
             all.clone().any(missing) || plan.schedules.is_empty()
         };
         if let Some(&decode_only) = kinds.iter().find(lacks)

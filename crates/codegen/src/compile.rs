@@ -103,7 +103,7 @@ fn fitting_pairs(module: &Module) -> Option<u64> {
 /// What a compilation yields.
 #[derive(Debug)]
 pub struct Compiled {
-    /// What each kind of step runs.
+    /// What each kind of step runs; where there is room for adapters, of steps that have some.
     pub buckets: Vec<CompiledBucket>,
     /// The plan of all of them.
     pub plan: Plan,
@@ -153,7 +153,11 @@ struct Session<'a, 'o> {
     costs: CostTable,
     /// What is compiled now; `fused` once it is that of one bucket.
     module: Module,
+    /// As it would be without adapters, where it has some: steps run it whose tokens have none.
+    plain: Option<Module>,
     bucket: Option<Bucket>,
+    /// Whether nothing is observed or explained.
+    unseen: bool,
     report: Report,
     warnings: Vec<SourceWarning>,
 }
@@ -195,9 +199,12 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     let report = Report::default();
     let warnings = Vec::new();
     let costs = usable(options)?;
-    let mut session = Session { options, observe, costs, module, bucket: None, report, warnings };
+    let (plain, bucket, unseen) = (None, None, false);
+    let mut session =
+        Session { options, observe, costs, module, plain, bucket, unseen, report, warnings };
     session.run(SHARED)?;
     let lowered = session.module.clone();
+    let plain = session.plain.take().filter(|_| !options.pipeline.reproducible);
     let mut limits = options.limits.within(&lowered);
     let mut pairs = u64::MAX;
     let mut buckets = Vec::new();
@@ -213,13 +220,23 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
         let (bucket, report) = (meant_for(*kind, &limits), std::mem::take(&mut session.report));
         buckets.push(CompiledBucket { bucket, module: session.module.clone(), report });
     }
+    // A row has the same bits in all steps of a reproducible plan: there all of them run what has adapters.
+    let mut without = Vec::new();
+    for (kind, plain) in kinds.iter().filter_map(|kind| Some((kind, plain.as_ref()?))) {
+        session.module = plain.clone();
+        session.bucket = Some(meant_for(*kind, &limits));
+        session.run_unseen(PER_BUCKET)?;
+        pairs = pairs.min(options.limits.within(&session.module).pairs);
+        without.push((session.module.clone(), kind));
+    }
     let mut modules = Vec::new();
-    for (b, kind) in buckets.iter().zip(&kinds) {
-        let greedy = infernum_passes::greedy_steps(&b.module);
+    let with = buckets.iter().map(|b| &b.module).zip(&kinds);
+    for (module, kind) in with.chain(without.iter().map(|(module, kind)| (module, *kind))) {
+        let greedy = infernum_passes::greedy_steps(module);
         // Steps of all kinds compute the same in a reproducible plan; which kernels do it may differ. The plan keeps kinds as
         // they are meant, so that what is tuned for one fits plans of other limits.
         for kind in if reproducible { all().collect() } else { vec![*kind] } {
-            let modules_of = [Some(&b.module), greedy.as_ref()].into_iter().flatten();
+            let modules_of = [Some(module), greedy.as_ref()].into_iter().flatten();
             modules.extend(modules_of.map(|module| (kind, module.clone())));
         }
     }
@@ -271,6 +288,14 @@ impl Session<'_, '_> {
         }
         Ok(())
     }
+
+    /// The same, with nothing observed.
+    fn run_unseen(&mut self, steps: &[Stage]) -> Result<(), CompileError> {
+        self.unseen = true;
+        let ran = steps.iter().try_for_each(|step| (step.run)(self));
+        (self.unseen, self.report) = (false, Report::default());
+        ran
+    }
 }
 
 fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
@@ -283,24 +308,34 @@ fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
 fn adapters(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let Some(wanted) = s.options.adapters else { return Ok(()) };
     let adapted = infernum_passes::adapters(&s.module, wanted);
-    s.module = adapted.map_err(|message| CompileError::Pass { pass: "adapters", message })?;
-    check(&s.module, "adapters")
+    let adapted = adapted.map_err(|message| CompileError::Pass { pass: "adapters", message })?;
+    check(&adapted, "adapters")?;
+    if adapted != s.module {
+        s.plain = Some(std::mem::replace(&mut s.module, adapted));
+    }
+    Ok(())
 }
 
 /// Rows of the cache are stored in the type that is wanted.
 fn kv_dtype(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
-    let stored = infernum_passes::store_rows(&s.module, s.options.kv_dtype);
-    s.module = stored.map_err(|message| CompileError::Pass { pass: "kv_dtype", message })?;
-    check(&s.module, "kv_dtype")
+    for module in std::iter::once(&mut s.module).chain(&mut s.plain) {
+        let stored = infernum_passes::store_rows(module, s.options.kv_dtype);
+        *module = stored.map_err(|message| CompileError::Pass { pass: "kv_dtype", message })?;
+        check(module, "kv_dtype")?;
+    }
+    Ok(())
 }
 
 /// A GPU picks the tokens of its sequences itself; a CPU's logits are at hand for the host.
 fn pick(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let picks = s.options.model.task.generates() && s.options.lower.rows == Sym::B;
-    if s.options.target() == TargetKind::Cuda && picks {
-        let picked = infernum_passes::pick(&s.module);
-        s.module = picked.map_err(|message| CompileError::Pass { pass: "pick", message })?;
-        check(&s.module, "pick")?;
+    if s.options.target() != TargetKind::Cuda || !picks {
+        return Ok(());
+    }
+    for module in std::iter::once(&mut s.module).chain(&mut s.plain) {
+        let picked = infernum_passes::pick(module);
+        *module = picked.map_err(|message| CompileError::Pass { pass: "pick", message })?;
+        check(module, "pick")?;
     }
     Ok(())
 }
@@ -312,13 +347,15 @@ fn run_passes(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     fuse.disabled.clone_from(&pipeline.disabled);
     fuse.numerics = pipeline.numerics;
     fuse.context = pipeline.context;
-    fuse.explain = *explain;
+    fuse.explain = *explain && !s.unseen;
     let mut cx = Context { kernels, fuse, report: Report::default() };
     for pass in &pipeline.passes {
         let run = (pass.run)(&s.module, &mut cx);
         s.module = run.map_err(|message| CompileError::Pass { pass: pass.name, message })?;
         check(&s.module, pass.name)?;
-        (s.observe)(pass.name, s.bucket, &s.module);
+        if !s.unseen {
+            (s.observe)(pass.name, s.bucket, &s.module);
+        }
     }
     s.report = cx.report;
     Ok(())

@@ -26,7 +26,7 @@ pub use infernum_passes::Bucket;
 pub use layout::row_bytes;
 pub use lower::PlanError;
 pub use plan::{
-    Arg, Argument, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, ProgramCall,
+    Arg, Argument, Asks, Carried, Kernel, KernelLaunch, Launch, Matmul, Plan, Program, ProgramCall,
     Recipe, Region, Run, Schedule, StateSpec, TargetKind, VERSION, Value, Weight, Yields,
 };
 pub use summary::Summary;

@@ -111,11 +111,23 @@ impl Yields {
     }
 }
 
+/// What a step asks of its schedule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asks {
+    /// Only the likeliest token of each row is wanted.
+    pub greedy: bool,
+    /// Some of its tokens have adapters.
+    pub adapted: bool,
+}
+
 /// How the steps of one bucket run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
     /// The steps it is for.
     pub bucket: Bucket,
+    /// Whether it computes what adapters do: steps whose tokens have none may run another one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adapts: bool,
     /// The calls that make up a step, in order.
     pub calls: Vec<ProgramCall>,
 }
@@ -393,26 +405,39 @@ impl Launch {
 }
 
 impl Plan {
-    /// The most specific schedule for a step of `tokens`, in which every sequence has one or not;
-    /// its index. It leaves all that the plan's steps can leave.
+    /// The most specific schedule for a step of `tokens`, in which every sequence has one or not and no token has an
+    /// adapter; its index. It leaves all that the plan's steps can leave.
     pub fn schedule(&self, tokens: u64, decode: bool) -> Option<usize> {
-        self.most_specific(tokens, decode, |yields| yields == self.yields(0))
+        self.schedule_for(tokens, decode, Asks::default())
     }
 
     /// As [`Plan::schedule`], for a step of which only the likeliest token of each row is wanted.
     pub fn greedy_schedule(&self, tokens: u64, decode: bool) -> Option<usize> {
-        let found = self.most_specific(tokens, decode, |yields| yields == Some(Yields::Tokens));
-        found.or_else(|| self.schedule(tokens, decode))
+        self.schedule_for(tokens, decode, Asks { greedy: true, ..Asks::default() })
     }
 
+    /// As [`Plan::schedule`], for a step that asks for this.
+    pub fn schedule_for(&self, tokens: u64, decode: bool, asks: Asks) -> Option<usize> {
+        let leaves = |yields: Option<Yields>| {
+            // Where all schedules compute what adapters do, steps without any run those, too.
+            let found = self.most_specific(tokens, decode, (yields, asks.adapted));
+            found.or_else(|| self.most_specific(tokens, decode, (yields, !asks.adapted)))
+        };
+        let tokens = asks.greedy.then(|| leaves(Some(Yields::Tokens))).flatten();
+        tokens.or_else(|| leaves(self.yields(0)))
+    }
+
+    /// The most specific one that leaves this, and adapts or not.
     pub(crate) fn most_specific(
         &self,
         tokens: u64,
         decode: bool,
-        wanted: impl Fn(Option<Yields>) -> bool,
+        wanted: (Option<Yields>, bool),
     ) -> Option<usize> {
         let all = self.schedules.iter().enumerate();
-        let found = all.filter(|(i, s)| s.bucket.holds(tokens, decode) && wanted(self.yields(*i)));
+        let found = all.filter(|(i, s)| {
+            s.bucket.holds(tokens, decode) && (self.yields(*i), s.adapts) == wanted
+        });
         found.min_by_key(|(_, s)| s.bucket.width()).map(|(i, _)| i)
     }
 

@@ -1,7 +1,7 @@
 //! `infernum bench-engine`: many requests through the engine, without a server, and what the host
 //! takes of each step.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -51,6 +51,9 @@ pub struct Args {
     /// Wait for each step before the next is scheduled.
     #[arg(long)]
     no_ahead: bool,
+    /// Tell the time spent in each op, measured launch by launch, which slows all of them down.
+    #[arg(long)]
+    profile: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -80,6 +83,9 @@ struct Figures {
     full_decode: Kind,
     other_decode: Kind,
     mixed: Kind,
+    /// Seconds spent in each op, the longest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    profile: Vec<(String, f64)>,
 }
 
 /// Steps of a kind: how many, their time, and what of it the host does not wait.
@@ -183,7 +189,8 @@ pub fn run(args: &Args) -> Outcome {
     let most = args.sequences.iter().copied().max().unwrap_or(1).max(1);
     let capacity = Capacity::new(most as u64, args.input.saturating_add(args.output) as u64);
     let progress = report::progress();
-    let loader = Loader::new(&model, &args.subject, &args.run, &machine).with_progress(&progress);
+    let run = RunOptions { profile: args.profile, ..args.run.clone() };
+    let loader = Loader::new(&model, &args.subject, &run, &machine).with_progress(&progress);
     let plan = loader.plan(Sym::B, capacity)?;
     let banks = AdapterBanks::of(&plan);
     let mut executor = loader.load(plan, capacity)?;
@@ -204,6 +211,7 @@ pub fn run(args: &Args) -> Outcome {
     let own = [loader.chunk()];
     let chunks = if args.chunks.is_empty() { &own[..] } else { &args.chunks };
     let mut all = Vec::new();
+    let mut profile = BTreeMap::new();
     for (i, setting) in settings(args, chunks, most).iter().enumerate() {
         let options = EngineOptions {
             policy: setting.policy,
@@ -223,8 +231,16 @@ pub fn run(args: &Args) -> Outcome {
         let mut engine = Engine::new(timed, limits, options)?;
         let random = |i| engine.load_adapter(&banks.random(i as u64));
         let adapters = (0..setting.adapters).map(random).collect::<Result<Vec<_>, _>>()?;
-        let figures = measure(args, &mut engine, setting, &adapters)?;
+        let mut figures = measure(args, &mut engine, setting, &adapters)?;
         executor = engine.into_executor().inner;
+        let spent: BTreeMap<String, Duration> = executor.profile().into_iter().collect();
+        let own = |(op, time): (&String, &Duration)| {
+            let before = profile.get(op).copied().unwrap_or_default();
+            (op.clone(), time.saturating_sub(before).as_secs_f64())
+        };
+        figures.profile = spent.iter().map(own).filter(|(_, seconds)| *seconds > 0.0).collect();
+        figures.profile.sort_by(|a, b| b.1.total_cmp(&a.1));
+        profile = spent;
         if i == 0 {
             continue; // to warm up
         }
@@ -319,6 +335,7 @@ fn measure(
         full_decode,
         other_decode,
         mixed,
+        profile: Vec::new(),
     })
 }
 
@@ -366,6 +383,9 @@ fn print(f: &Figures) -> Outcome {
              submit {:4.0}\n",
             k.steps, k.seconds, k.ms_median, k.host_us_median, k.host_us_p99, k.submit_us_median
         ))?;
+    }
+    for (op, seconds) in &f.profile {
+        report::text(&format!("  {op:<36} {:9.2} ms\n", seconds * 1e3))?;
     }
     Ok(())
 }

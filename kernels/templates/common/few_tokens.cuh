@@ -25,6 +25,9 @@
 {% include "common/vec.cuh" %}
 {% include "common/wgmma.cuh" %}
 {% include "common/tile_product.cuh" %}
+{% if adapts is defined %}
+{% include "common/adapted.cuh" %}
+{% endif %}
 {% include "common/product.cuh" %}
 {% elif p.outputs is defined %}
 {% include "common/vec.cuh" %}

@@ -33,6 +33,7 @@
 //   finish(q, t, a, b, early)  takes the sums of outputs q .. q + 7 of token t, b of their second rows
 //   GROUPED               whether each token goes to one of many w: see experts.cuh. Rows of x are then gathered by GATHERS warps,
 //                         from source(t); expert e has ROWS rows of w from e * ROWS on, second ones in a matrix of their own
+// With `adapts`, w's parts that adapters change, the first block of a cluster adds low-rank parts to its sums: adapted.cuh.
 
 template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SPLIT> struct Product {
     static constexpr u32 W_BYTES = GROUPS * Op::TILE_BYTES, X_BYTES = TOKENS * 128;
@@ -236,6 +237,17 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             const int steps = turn.steps();
             float sums[TOKENS / 8][4];
             int w_before = 0, x_before = 0;
+{% if adapts is defined %}
+            // Banks are weights. Slots that are the step's input are there before the wait, and where a kernel makes them are read again.
+#pragma unroll 1
+            for (bool is_new = true; is_new;) {
+                if (rank == 0 && chunks == 0) op.adapted.list();
+                if (rank == 0) op.adapted.template fetch<Op>(place(turn.item).output, 0, adapted_memory());
+                if (chunks == 0) pdl_wait();
+                is_new = rank == 0 && chunks == 0 && op.adapted.is_stale();
+                if (is_new) copy_wait<0>();
+            }
+{% endif %}
             const auto release = [&]() {
                 if (me == 0) barrier_arrive(w_empty + w_before * 8);
                 if (me == 32) barrier_arrive(x_empty + x_before * 8);
@@ -253,6 +265,13 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (step > 0) release();               // the step before has been read
+{% if adapts is defined %}
+                if (rank == 0 && step == steps / 4 && chunks == 0) op.adapted.prepare(adapted_memory());
+                if (rank == 0 && step == steps / 2) {
+                    if (MERGES && chunks > 0) barrier_wait(inbound_empty + group * 8, (chunks - 1) & 1);   // the tile's before have left
+                    op.adapted.template multiply<Op>(place(turn.item).output, adapted_memory(), adapted_sums());
+                }
+{% endif %}
                 if (step == steps / 2 && !prepared) op.prepare(), prepared = true;  // the ring of weights has run dry, and fills again
                 w_before = w_slot, x_before = x_slot;
                 if (++w_slot == WEIGHTS) w_slot = 0, w_parity ^= 1;
@@ -261,6 +280,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             wgmma_wait<0>();
             landed(sums);
             release();
+{% if adapts is defined %}
+            if (rank == 0) op.adapted.add(sums, adapted_sums());
+{% endif %}
             if (collect(sums, turn, group, me)) finish(sums, place(turn.item), group, me, chunks);
         }
     }
@@ -520,6 +542,12 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             }
         }
     }
+{% if adapts is defined %}
+    // What adapted.cuh keeps in shared memory: sums where those of finish() will be, all else behind these.
+    static_assert(GROUPS == 1 && CHUNK == TOKENS && !STREAMS && !Op::CODED && !Op::GROUPED, "shape");
+    __device__ __forceinline__ float4* adapted_sums() const { return (float4*)(base + WEIGHTS * W_BYTES + ACTIVATIONS * X_BYTES); }
+    __device__ __forceinline__ u8* adapted_memory() const { return (u8*)adapted_sums() + CHUNK * ROW * 4 * (MERGES ? 2 : 1); }
+{% endif %}
     __device__ __forceinline__ void run() {
         if (warp >= GROUPS * 4) {
             if constexpr (MANY) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
@@ -532,7 +560,11 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         } else {
             if constexpr (MANY) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             pdl_launch();
+{% if adapts is defined %}
+            if (first().item >= work) pdl_wait();      // else multiply() waits
+{% else %}
             pdl_wait();
+{% endif %}
             if constexpr (EIGHT) multiply_eights();
             else if constexpr (Op::CODED) multiply_codes();
             else multiply();

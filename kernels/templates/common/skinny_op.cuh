@@ -35,6 +35,9 @@ struct Linear {
     __device__ __forceinline__ float bias_of(int row) const { return 0; }
 {% endif %}
     int tokens;
+{% if adapts is defined %}
+    Adapted adapted;
+{% endif %}
 {% if divides %}
     // What a token's sums are multiplied by. Each warpgroup has a copy; there is one tile of tokens.
     const {{ rms.type }}* rms;

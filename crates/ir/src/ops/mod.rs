@@ -14,6 +14,7 @@ mod concat;
 mod context_rows;
 mod dequantise;
 mod embedding;
+mod expand;
 mod expert_linear;
 mod gather_rows;
 mod gelu;
@@ -43,6 +44,7 @@ mod round_groups;
 mod scale;
 mod scan;
 mod scores;
+mod shrink;
 mod silu;
 mod slice;
 mod softcap;
@@ -79,6 +81,7 @@ pub static OPS: &[&OpDef] = &[
     &context_rows::OP,
     &dequantise::OP,
     &embedding::OP,
+    &expand::OP,
     &expert_linear::OP,
     &gather_rows::OP,
     &gelu::OP,
@@ -108,6 +111,7 @@ pub static OPS: &[&OpDef] = &[
     &scale::OP,
     &scan::OP,
     &scores::OP,
+    &shrink::OP,
     &silu::OP,
     &slice::OP,
     &softcap::OP,

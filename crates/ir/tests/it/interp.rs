@@ -255,7 +255,7 @@ fn check_shapes(module: &Module) -> Result<(), String> {
 #[test]
 fn random_graphs_use_every_op() {
     let mut rng = random::Rng(1);
-    let seeds: Vec<u64> = (0..96_000).map(|_| rng.below(usize::MAX) as u64).collect();
+    let seeds: Vec<u64> = (0..128_000).map(|_| rng.below(usize::MAX) as u64).collect();
     let mut unused: Vec<&str> = OPS.iter().map(|op| op.name).collect();
     for seeds in seeds.chunks(80) {
         let module = random::module(seeds);

@@ -101,7 +101,7 @@ fn params(graph: &mut Graph) -> Vec<ValueId> {
     pool.push(graph.param("coded", Param::Weight(weight), ty));
     for (bank, shape) in [("bank_a", [2, 1, 4]), ("bank_b", [2, 8, 1])] {
         let ty = TensorType::weight(DType::F32, &shape);
-        // For `adapt` alone: no constant may be made of them.
+        // For `adapt` and its halves alone: no constant may be made of them.
         graph.param(bank, Param::Bank(format!("{bank}.{{layer}}")), ty);
     }
     for (plane, heads) in [("k", 2), ("v", 1)] {
@@ -147,8 +147,8 @@ fn try_op(
             "rows" => graph.find("output_rows"),
             "picks" => graph.find("picks"),
             "slots" => graph.find("adapters"),
-            "a" if op.name == "adapt" => graph.find("bank_a"),
-            "b" if op.name == "adapt" => graph.find("bank_b"),
+            "a" if ["adapt", "shrink"].contains(&op.name) => graph.find("bank_a"),
+            "b" if ["adapt", "expand"].contains(&op.name) => graph.find("bank_b"),
             _ => None,
         };
         // Numbers of adapters are not followed to where they come from, as those of rows are.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use infernum_codegen::{Arg, CacheLayout, Launch, Plan, Program, ProgramCall, TargetKind, Value};
+use infernum_codegen::{Arg, Asks, CacheLayout, Launch, Plan, Program, ProgramCall, TargetKind, Value};
 use infernum_ir::{DType, Dims, Task, TensorType, Type};
 use rayon::ThreadPool;
 
@@ -273,7 +273,9 @@ impl Core {
         self.step.fill(inputs, &limits, self.options.kv_blocks, rows)?;
         self.rope.begin_step();
         let (tokens, decode_only) = (self.step.dims.t, inputs.is_decode_only());
-        let found = self.plan.schedule(tokens, decode_only);
+        // Logits are picked from by the host.
+        let asks = Asks { greedy: false, ..inputs.asks() };
+        let found = self.plan.schedule_for(tokens, decode_only, asks);
         let schedule = found.ok_or(ExecError::Bucket { tokens, decode_only })?;
         for i in 0..self.plan.schedules[schedule].calls.len() {
             self.call(schedule, i)?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use infernum_codegen::cuda::abi::Part;
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run};
+use infernum_codegen::{Asks, CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run};
 use infernum_ir::{Dims, StepInput, Sym, Task, TensorType};
 
 use super::blas::Blas;
@@ -207,7 +207,7 @@ impl CudaExecutor {
         let (dims, used) =
             core.layout.write(inputs, blocks, rows, lists, turn.staged.bytes_mut())?;
         let (tokens, decode_only) = (dims.all.t, inputs.is_decode_only());
-        let schedule = schedule_of(&core.plan, (tokens, decode_only), inputs.is_greedy());
+        let schedule = core.plan.schedule_for(tokens, decode_only, inputs.asks());
         let schedule = schedule.ok_or(ExecError::Bucket { tokens, decode_only })?;
         core.stream.to_device(core.inputs.address(), &turn.staged.bytes()[..used])?;
         if inputs.is_fed() {
@@ -225,19 +225,19 @@ impl CudaExecutor {
     }
 
     /// The recording for a decode step; `None` if such steps are launched one by one.
-    fn key(&self, sequences: u64, greedy: bool) -> Option<Key> {
+    fn key(&self, sequences: u64, asks: Asks) -> Option<Key> {
         let plan = &self.core.plan;
-        let schedule = schedule_of(plan, (sequences, true), greedy)?;
+        let schedule = plan.schedule_for(sequences, true, asks)?;
         let most = plan.schedules[schedule].bucket.max.min(plan.limits.t).min(plan.limits.seqs);
         let sequences = graphs::rounded(sequences, most)?;
         Some(Key { schedule, sequences })
     }
 
     /// The smallest recording for more sequences that is not there yet.
-    fn missing(&self, key: Key, greedy: bool) -> Option<Key> {
+    fn missing(&self, key: Key, asks: Asks) -> Option<Key> {
         let larger = |key: &Key| {
             let next = key.sequences + 1;
-            (next <= self.core.plan.limits.seqs).then(|| self.key(next, greedy)).flatten()
+            (next <= self.core.plan.limits.seqs).then(|| self.key(next, asks)).flatten()
         };
         let mut all = std::iter::successors(larger(&key), larger);
         all.find(|key| !self.graphs.0.contains_key(key))
@@ -331,10 +331,10 @@ impl Executor for CudaExecutor {
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
         let (schedule, dims) = self.begin(inputs)?;
         let CudaOptions { graphs, poison, profile, .. } = self.core.options;
-        let greedy = inputs.is_greedy();
+        let asks = inputs.asks();
         let one_by_one = !graphs || poison || profile || self.core.watch.is_some();
         let recorded = (!one_by_one && inputs.is_decode_only())
-            .then(|| self.key(dims.all.seqs, greedy))
+            .then(|| self.key(dims.all.seqs, asks))
             .flatten();
         let Some(key) = recorded else {
             self.core.calls(schedule, &dims)?;
@@ -346,7 +346,7 @@ impl Executor for CudaExecutor {
         // While the GPU is busy: the next recording that a growing batch will want. That it fails
         // matters when it is wanted.
         if !self.core.options.exchanges
-            && let Some(next) = self.missing(key, greedy)
+            && let Some(next) = self.missing(key, asks)
         {
             let _ = self.record(next);
         }
@@ -413,15 +413,6 @@ impl Executor for CudaExecutor {
 
 /// A NaN in every float type, and no token.
 const POISON: u8 = 0xff;
-
-/// The schedule of a step of so many tokens; `greedy` if nothing but likeliest tokens is wanted.
-fn schedule_of(plan: &Plan, (tokens, decode_only): (u64, bool), greedy: bool) -> Option<usize> {
-    if greedy {
-        plan.greedy_schedule(tokens, decode_only)
-    } else {
-        plan.schedule(tokens, decode_only)
-    }
-}
 
 impl Core {
     fn calls(&mut self, schedule: usize, dims: &PartDims) -> Result<(), ExecError> {

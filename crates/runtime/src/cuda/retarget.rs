@@ -1,7 +1,7 @@
 //! What changes after a plan is loaded: its kernels, and what the library runs for its products.
 
 use infernum_codegen::cuda::Cubin;
-use infernum_codegen::{Plan, Run};
+use infernum_codegen::{Asks, Plan, Run};
 use infernum_ir::Dims;
 
 use super::blas::Shape;
@@ -36,8 +36,12 @@ impl CudaExecutor {
         // Zeros are multiplied faster than numbers are.
         core.stream.fill(core.arena_start(), 0x3c, core.plan.arena_bytes as usize)?;
         let mut tuned = Vec::new();
-        for (tokens, decode_only) in core.sizes() {
-            let Some(schedule) = core.plan.schedule(tokens, decode_only) else { continue };
+        // Steps with adapters multiply what others do, and may do so in more launches.
+        let sizes = core.sizes().into_iter().flat_map(|size| [(size, false), (size, true)]);
+        for ((tokens, decode_only), adapted) in sizes {
+            let asks = Asks { greedy: false, adapted };
+            let found = core.plan.schedule_for(tokens, decode_only, asks);
+            let Some(schedule) = found else { continue };
             let limits = core.plan.limits;
             let dims = Dims {
                 t: tokens,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use infernum_codegen::cuda::abi::{self, FED};
-use infernum_codegen::{CacheLayout, Plan};
+use infernum_codegen::{Asks, CacheLayout, Plan};
 use infernum_ir::StateKind;
 use infernum_ir::interp::{SeqShape, StepShape};
 
@@ -265,6 +265,11 @@ impl StepInputs {
     pub fn is_greedy(&self) -> bool {
         let no_logits = matches!(&self.logit_rows, LogitRows::Of(rows) if rows.is_empty());
         no_logits && self.step.picks.rows().is_empty()
+    }
+
+    /// What the step asks of its schedule.
+    pub(crate) fn asks(&self) -> Asks {
+        Asks { greedy: self.is_greedy(), adapted: !self.step.adapters.is_empty() }
     }
 
     /// The rows of sequences pushed from here on are of prompts, also where there is one token.

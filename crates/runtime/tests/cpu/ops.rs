@@ -205,6 +205,13 @@ const CASES: &[(&str, &str)] = &[
   %r = adapt(%y, %x, %a, %b, %ids) {start: 3} : DT[T, 42]"#,
         "%r",
     ),
+    (
+        r#"%a = weight "low" : const DT[31, 4, 42]
+  %b = weight "high" : const DT[31, 45, 2]
+  %s = shrink(%x, %a, %ids) : f32[T, 4]
+  %r = expand(%y, %s, %b, %ids) {start: 3, from: 2} : DT[T, 42]"#,
+        "%s, %r",
+    ),
     // Rows that are codes.
     (
         "%c0 = state c : state quantised_heads DT[3, 7]
