@@ -91,6 +91,38 @@ fn eight_bits_cost_less_than_a_hundredth_of_perplexity() {
 }
 
 #[test]
+fn a_text_says_which_columns_matter() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let words = dir.path().join("text");
+    let told =
+        stdout(&["generate", "Once upon a time", "--temperature", "0", "--max-tokens", "96"]);
+    std::fs::write(&words, told).expect("a file");
+    let written = |name: &str, more: &[&str]| {
+        let file = dir.path().join(name);
+        stdout(&[&["quantise", "--to", "q3_k", "--out", text(&file)][..], more].concat());
+        std::fs::read(&file).expect("a file")
+    };
+    let weighed = ["--importance", text(&words)];
+    // The same name in each, as a file holds it.
+    let (plain, first) = (written("a.gguf", &[]), written("a.gguf", &weighed));
+    assert_eq!(plain.len(), first.len());
+    assert_ne!(plain, first);
+    assert_eq!(first, written("a.gguf", &weighed));
+    let refused = |args: &[&str]| {
+        let file = dir.path().join("b.gguf");
+        failure(&[&["quantise", "--out", text(&file)][..], args].concat())
+    };
+    let error = refused(&["--to", "f16", "--importance", text(&words)]);
+    assert!(error.contains("--importance: expected an encoding"), "{error}");
+    let error = refused(&["--to", "q3_k", "--importance", "/no/such/text"]);
+    assert!(error.contains("--importance: /no/such/text"), "{error}");
+    // What is encoded already is not read as it is stored.
+    let own = dir.path().join("a.gguf");
+    let error = refused(&["--to", "q8_0", "--model", text(&own), weighed[0], weighed[1]]);
+    assert!(error.contains("expected a checkpoint of plain floats"), "{error}");
+}
+
+#[test]
 fn what_cannot_be_written_is_named_and_leaves_nothing() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("model.gguf");

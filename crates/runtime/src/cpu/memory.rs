@@ -17,6 +17,16 @@ impl HostMemory {
         MmapMut::map_anon(bytes).ok().map(HostMemory)
     }
 
+    /// The same in large pages, where the system has some: memory that is read from end to end in each step is found
+    /// sooner so. What is written a little at a time had better not be, as each large page is there as soon as a byte of it is.
+    pub fn zeroed_in_large_pages(bytes: usize) -> Option<HostMemory> {
+        let memory = HostMemory::zeroed(bytes)?;
+        #[cfg(target_os = "linux")]
+        // A system without large pages has small ones.
+        let _ = memory.0.advise(memmap2::Advice::HugePage);
+        Some(memory)
+    }
+
     /// Its contents.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -25,6 +35,12 @@ impl HostMemory {
     /// Its contents.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         &mut self.0
+    }
+}
+
+impl AsRef<[u8]> for HostMemory {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The CPU target.
 
 mod exec;
+mod importance;
 pub(crate) mod kernels;
 pub(crate) mod memory;
 mod packed;
@@ -9,5 +10,6 @@ mod state;
 
 pub(crate) use exec::WrapKernel;
 pub use exec::{CpuExecutor, CpuOptions};
+pub use importance::Importance;
 pub use kernels::has_kernel;
 pub use memory::HostMemory;

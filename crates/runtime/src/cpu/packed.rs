@@ -1,9 +1,12 @@
 //! Weights take their packed form on the host.
 
+use std::sync::Arc;
+
 use infernum_codegen::{Plan, Recipe};
 use infernum_ir::encoding::Packer;
 use infernum_ir::{Dims, Encoding, TensorType};
 
+use super::memory::HostMemory;
 use crate::exec::cores::on_all_cores;
 use crate::exec::weights::Loaded;
 use crate::exec::{Bytes, LoadError, TensorProblem};
@@ -41,8 +44,10 @@ fn packed(weight: &Loaded) -> Result<Bytes, String> {
     };
     let parts = weight.parts()?;
     let bytes: Option<u64> = parts.iter().map(size).sum();
-    let mut all = vec![0; bytes.ok_or("a part has no packed form")? as usize];
-    let mut rest = &mut all[..];
+    let bytes = bytes.ok_or("a part has no packed form")? as usize;
+    let all = HostMemory::zeroed_in_large_pages(bytes);
+    let mut all = all.ok_or_else(|| format!("no memory for {bytes} bytes"))?;
+    let mut rest = all.as_bytes_mut();
     for part in &parts {
         let encoding = part.encoding.as_ref().ok_or("a part is not encoded")?;
         let packer = Packer::new(encoding)?;
@@ -59,7 +64,7 @@ fn packed(weight: &Loaded) -> Result<Bytes, String> {
         }
         on_all_cores(work, |(decoder, i, band)| packer.band(decoder, i, band));
     }
-    Ok(all.into())
+    Ok(Bytes::new(Arc::new(all)))
 }
 
 impl Loaded {

@@ -10,6 +10,7 @@ use infernum_ir::Encoding;
 use infernum_ir::encoding::StoredTensor;
 use serde_json::json;
 
+use super::importance::Importance;
 use super::{Args, Loss, Written, matrices, on_all_cores, values};
 use crate::report::Outcome;
 
@@ -20,7 +21,12 @@ struct Done {
     loss: Loss,
 }
 
-pub(super) fn run(args: &Args, model: &Model, encoding: &Encoding) -> Outcome {
+pub(super) fn run(
+    args: &Args,
+    model: &Model,
+    encoding: &Encoding,
+    importance: &Importance,
+) -> Outcome {
     let (Some(checkpoint), Some(folder)) = (&model.checkpoint, model.files.path()) else {
         return Err("--model: expected a folder with config.json and safetensors".into());
     };
@@ -41,7 +47,7 @@ pub(super) fn run(args: &Args, model: &Model, encoding: &Encoding) -> Outcome {
     }
     let done = on_all_cores(wanted.len(), |i| {
         let (name, size) = &wanted[i];
-        encode(checkpoint, encoding, name, *size).map_err(|e| format!("`{name}`: {e}"))
+        encode(checkpoint, encoding, importance, name, *size).map_err(|e| format!("`{name}`: {e}"))
     })?;
     write(model, checkpoint, &done, encoding, &args.out)?;
     let plain = done.iter().filter_map(|d| checkpoint.tensor(&d.name)).map(|t| t.data.len());
@@ -58,12 +64,13 @@ fn same_folder(a: &Path, b: &Path) -> bool {
 fn encode(
     checkpoint: &Checkpoint,
     encoding: &Encoding,
+    importance: &Importance,
     name: &str,
     (rows, columns): (u64, u64),
 ) -> Result<Done, String> {
     let tensor = checkpoint.tensor(name).ok_or("missing")?;
     let values = values(&tensor)?;
-    let bytes = encoding.encode(rows, columns, &values)?;
+    let bytes = encoding.encode_for(rows, columns, &values, importance.of(name, columns))?;
     let loss = Loss::of(encoding, (rows, columns), &values, &bytes)?;
     let tensors = encoding.tensors(name, rows, columns)?;
     Ok(Done { name: name.to_owned(), parts: tensors.into_iter().zip(bytes).collect(), loss })

@@ -15,6 +15,7 @@ use infernum_ir::encoding::Element;
 use infernum_ir::{DType, Encoding, Sym};
 use infernum_passes::data::Kernels;
 
+use super::importance::{Importance, whole};
 use super::{Args, Loss, Target, Written, is_left, matrices, on_all_cores, values};
 use crate::report::Outcome;
 
@@ -49,7 +50,13 @@ enum Source {
     Parts { names: Vec<String>, size: (u64, u64), swapped: bool, change: Option<Change> },
 }
 
-pub(super) fn run(args: &Args, model: &Model, kernels: &Kernels, target: &Target<'_>) -> Outcome {
+pub(super) fn run(
+    args: &Args,
+    model: &Model,
+    kernels: &Kernels,
+    target: &Target<'_>,
+    importance: &Importance,
+) -> Outcome {
     let Some(checkpoint) = &model.checkpoint else {
         return Err("--model: expected weights".into());
     };
@@ -76,7 +83,7 @@ pub(super) fn run(args: &Args, model: &Model, kernels: &Kernels, target: &Target
     }
     let lines: Vec<TensorLine> = tensors.iter().map(|t| t.line.clone()).collect();
     let mut written = Written { losses: Vec::new(), plain: 0, coded: 0 };
-    let writer = Writer { checkpoint, kernels };
+    let writer = Writer { checkpoint, kernels, importance };
     let data = |i: usize| {
         let (bytes, plain, loss) = writer.bytes(&tensors[i])?;
         if tensors[i].matrix {
@@ -191,9 +198,8 @@ fn copied<'e>(
     };
     let wanted = matrices(model, kernels.ops.encodings(), &args.skip, fits)?;
     // Experts are parts of one tensor.
-    let whole = |name: &str| name.split_once('[').map_or(name, |(whole, _)| whole).to_owned();
     let wanted: BTreeMap<String, (u64, u64)> =
-        wanted.into_iter().map(|(name, size)| (whole(&name), size)).collect();
+        wanted.into_iter().map(|(name, size)| (whole(&name).to_owned(), size)).collect();
     let mut all = Vec::new();
     for tensor in checkpoint.tensors() {
         let matrix = wanted.contains_key(tensor.name);
@@ -281,6 +287,7 @@ fn of_number(kernels: &Kernels, number: u32) -> Result<&Encoding, String> {
 struct Writer<'a> {
     checkpoint: &'a Checkpoint,
     kernels: &'a Kernels,
+    importance: &'a Importance,
 }
 
 impl Writer<'_> {
@@ -310,7 +317,8 @@ impl Writer<'_> {
             }
             match tensor.kind {
                 Kind::Encoded(encoding) => {
-                    let (bytes, lost) = encode(encoding, size, &values)?;
+                    let (bytes, lost) =
+                        encode(encoding, size, &values, self.importance.of(name, size.1))?;
                     all.extend(bytes);
                     loss = loss.and(lost);
                 }
@@ -343,6 +351,7 @@ fn encode(
     encoding: &Encoding,
     (rows, columns): (u64, u64),
     values: &[f32],
+    importance: &[f32],
 ) -> Result<(Vec<u8>, Loss), String> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let most = rows.div_ceil(2 * cores).max(BAND);
@@ -350,7 +359,7 @@ fn encode(
         let from = band as u64 * most;
         let height = most.min(rows - from);
         let values = &values[(from * columns) as usize..((from + height) * columns) as usize];
-        let bytes = encoding.encode(height, columns, values)?;
+        let bytes = encoding.encode_for(height, columns, values, importance)?;
         let loss = Loss::of(encoding, (height, columns), values, &bytes)?;
         Ok((bytes.concat(), loss))
     })?;

@@ -2,6 +2,7 @@
 
 mod folder;
 mod gguf;
+mod importance;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -14,6 +15,7 @@ use infernum_ir::encoding::Element;
 use infernum_ir::{Encoding, Sym};
 use infernum_passes::data::Kernels;
 
+use self::importance::Importance;
 use crate::report::{self, Outcome};
 
 /// The command line.
@@ -28,6 +30,9 @@ pub struct Args {
     /// Weights to leave as they are, `*` standing for any text, as `*.gate.weight` of routers; may be given often.
     #[arg(long, value_name = "PATTERN")]
     skip: Vec<String>,
+    /// A text, UTF-8, which the model reads first: errors of a weight count by the squares of what it is multiplied with there.
+    #[arg(long, value_name = "FILE")]
+    importance: Option<PathBuf>,
     #[command(flatten)]
     model: ModelOptions,
 }
@@ -60,9 +65,16 @@ pub fn run(args: &Args) -> Outcome {
     if model.config.value("quantization_config").is_some() {
         return Err("--model: expected a checkpoint of plain floats, or a GGUF file".into());
     }
+    let importance = match (&args.importance, &target) {
+        (Some(path), Target::Encoded(_)) => Importance::gather(path, &model, &args.model)?,
+        (Some(_), Target::Plain(_)) => {
+            return Err("--importance: expected an encoding in --to".into());
+        }
+        (None, _) => Importance::default(),
+    };
     match target {
-        target if is_file => gguf::run(args, &model, &kernels, &target),
-        Target::Encoded(encoding) => folder::run(args, &model, encoding),
+        target if is_file => gguf::run(args, &model, &kernels, &target, &importance),
+        Target::Encoded(encoding) => folder::run(args, &model, encoding, &importance),
         Target::Plain(_) => Err("--to: expected an encoding".into()),
     }
 }

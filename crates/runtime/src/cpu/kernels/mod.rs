@@ -235,7 +235,7 @@ impl<'a> Site<'a> {
 }
 
 /// The scalar floats that kernels compute with.
-pub(super) fn float(dtype: DType) -> Option<Float> {
+pub(crate) fn float(dtype: DType) -> Option<Float> {
     match dtype {
         DType::F32 => Some(Float::F32),
         DType::Bf16 => Some(Float::Bf16),

@@ -32,25 +32,42 @@ pub(super) fn sum(lanes: &[Lanes], sums: &mut [f32], stride: usize) {
     }
 }
 
-/// Adds a band's products with the chunks of `x`, a token's `stride` apart, to its lanes.
-pub(super) fn multiply(
-    isa: Isa,
-    w: &Codes<'_>,
-    band: usize,
-    (x, stride): (&[Chunk], usize),
-    lanes: &mut [Lanes],
-) {
+/// What multiplies the bands of a weight, one after another.
+pub(super) enum Bands<'a> {
     #[cfg(target_arch = "x86_64")]
-    if isa.level() >= Level::Avx2 {
-        // SAFETY: that level says that there is AVX2.
-        return unsafe { super::x86::band(w, band, (x, stride), lanes) };
+    Vectors(Box<super::x86::Bands<'a>>),
+    Portable(Codes<'a>, Factors),
+}
+
+impl<'a> Bands<'a> {
+    pub(super) fn new(isa: Isa, w: &Codes<'a>) -> Bands<'a> {
+        #[cfg(target_arch = "x86_64")]
+        if isa.level() >= Level::Avx2 {
+            return Bands::Vectors(Box::new(super::x86::Bands::new(w)));
+        }
+        Bands::Portable(*w, Factors::new(w))
     }
-    let mut factors = Factors::new(w);
-    for (i, unit) in w.band(band).enumerate() {
-        factors.read(isa, w, unit);
-        for chunk in 0..factors.chunks() {
-            let x = &x[(i * factors.chunks() + chunk) * stride..];
-            portable(w, &factors, (unit, chunk), x, lanes);
+
+    /// Adds a band's products with the chunks of `x`, a token's `stride` apart, to its lanes.
+    pub(super) fn multiply(
+        &mut self,
+        isa: Isa,
+        band: usize,
+        (x, stride): (&[Chunk], usize),
+        lanes: &mut [Lanes],
+    ) {
+        let (w, factors) = match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: there are such where the level says that there are AVX2, FMA and F16C.
+            Bands::Vectors(bands) => return unsafe { bands.multiply(band, (x, stride), lanes) },
+            Bands::Portable(w, factors) => (w, factors),
+        };
+        for (i, unit) in w.band(band).enumerate() {
+            factors.read(isa, w, unit);
+            for chunk in 0..factors.chunks() {
+                let x = &x[(i * factors.chunks() + chunk) * stride..];
+                portable(w, factors, (unit, chunk), x, lanes);
+            }
         }
     }
 }

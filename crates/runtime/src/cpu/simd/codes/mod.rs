@@ -377,22 +377,26 @@ impl Kernel for BlockOf<'_> {
         // [tokens, padded]
         let mut sums = vec![0.0; self.tokens.min(BLOCK_TOKENS) * padded];
         let (mut lanes, mut full_lanes) = (Vec::new(), Vec::new());
+        let mut products =
+            matches!(self.x, Input::Eight(_)).then(|| eight::Bands::new(self.isa, w));
         for t in (0..self.tokens).step_by(BLOCK_TOKENS) {
             let tokens = BLOCK_TOKENS.min(self.tokens - t);
             let sums = &mut sums[..tokens * padded];
             for (i, band) in bands.clone().enumerate() {
                 let sums = &mut sums[i * ROWS..];
-                match self.x {
-                    Input::Eight(x) => {
+                match (self.x, &mut products) {
+                    (Input::Eight(x), Some(products)) => {
                         lanes.clear();
                         lanes.resize(tokens, [[0.0; factors::LANES]; ROWS]);
-                        eight::multiply(self.isa, w, band, x.from(t), &mut lanes);
+                        products.multiply(self.isa, band, x.from(t), &mut lanes);
                         eight::sum(&lanes, sums, padded);
                     }
                     // SAFETY: the contract gives `S`.
-                    Input::Full(x) => unsafe {
+                    (Input::Full(x), _) => unsafe {
                         x.sum::<S>(band, (t, tokens), (sums, padded), &mut full_lanes);
                     },
+                    // They are made where activations have eight bits.
+                    (Input::Eight(_), None) => {}
                 }
             }
             for (c, sums) in sums.chunks_exact(padded).enumerate() {

@@ -24,6 +24,8 @@ pub(super) struct Spread {
     step: usize,
     /// For each half, which of a chunk's numbers a lane has.
     lanes: [[i32; 8]; 2],
+    /// Where in each 16 bits of a vector the byte of a whole number comes from.
+    bytes: [u8; 32],
     numbers: [f32; MOST],
     of_rows: [f32; ROWS],
 }
@@ -37,6 +39,10 @@ impl Spread {
         let outer = factor.outer.map(|(element, at)| (element, at as usize));
         let outer_end = outer.map_or(0, |(element, at)| at + ROWS * element.size() as usize);
         assert!(end.max(outer_end) <= w.packing.bytes as usize, "factors end behind their unit");
+        // Eight bytes are read of whole numbers, wherever those of a chunk begin.
+        let read = factor.at + (ROWS * groups) as u64 + 8;
+        let whole = matches!(factor.element, Element::U8 | Element::I8);
+        assert!(!whole || read <= w.packing.bytes, "a unit ends within whole numbers");
         assert!(ROWS * groups + 8 <= MOST, "{groups} groups in a row of a unit");
         Spread {
             element: factor.element,
@@ -47,6 +53,11 @@ impl Spread {
             lanes: [0, 1].map(|half| {
                 std::array::from_fn(|lane| ((lane % 4 * 32 + half * 16) / group) as i32)
             }),
+            // The upper one, so that a shift makes a number of it.
+            bytes: std::array::from_fn(|i| match i % 2 {
+                0 => 0x80,
+                _ => ((i / 4 % 4 * 32 + i / 2 % 2 * 16) / group) as u8,
+            }),
             numbers: [0.0; MOST],
             of_rows: [1.0; ROWS],
         }
@@ -56,11 +67,24 @@ impl Spread {
     #[inline(always)]
     pub(super) unsafe fn read(&mut self, unit: &[u8]) {
         unsafe {
-            widen(self.element, unit.as_ptr().add(self.at), &mut self.numbers[..ROWS * self.row]);
-            if let Some((element, at)) = self.outer {
-                widen(element, unit.as_ptr().add(at), &mut self.of_rows);
-            }
+            let numbers = &mut self.numbers[..ROWS * self.row];
+            widen(self.element, unit.as_ptr().add(self.at), numbers);
+            self.read_outer(unit);
         }
+    }
+
+    /// Reads those of a unit's rows.
+    #[inline(always)]
+    pub(super) unsafe fn read_outer(&mut self, unit: &[u8]) {
+        if let Some((element, at)) = self.outer {
+            unsafe { widen(element, unit.as_ptr().add(at), &mut self.of_rows) }
+        }
+    }
+
+    /// The number of a row.
+    #[inline(always)]
+    pub(super) unsafe fn outer(&self, row: usize) -> __m256 {
+        unsafe { _mm256_set1_ps(self.of_rows[row]) }
     }
 
     /// The numbers of a row's chunk, for each half.
@@ -80,13 +104,35 @@ impl Spread {
                 2 => _mm256_castpd_ps(_mm256_set1_pd(from.cast::<f64>().read_unaligned())),
                 _ => _mm256_set1_ps(*from),
             };
-            let of_row = _mm256_set1_ps(self.of_rows[row]);
+            let numbers = match self.outer {
+                Some(_) => _mm256_mul_ps(numbers, self.outer(row)),
+                None => numbers,
+            };
+            // Four or one lie as lanes want them.
+            if HALVES == 1 && self.step != 2 {
+                return [numbers; HALVES];
+            }
             let mut halves = [numbers; HALVES];
             for (half, lanes) in halves.iter_mut().zip(&self.lanes) {
                 let lanes = _mm256_loadu_si256(lanes.as_ptr().cast());
-                *half = _mm256_mul_ps(_mm256_permutevar8x32_ps(numbers, lanes), of_row);
+                *half = _mm256_permutevar8x32_ps(numbers, lanes);
             }
             halves
+        }
+    }
+
+    /// The numbers of a row's chunk as whole ones of 16 bits, of bytes: in each lane those of its block's two halves.
+    #[inline(always)]
+    pub(super) unsafe fn whole(&self, unit: &[u8], chunk: usize, row: usize) -> __m256i {
+        unsafe {
+            let from = unit.as_ptr().add(self.at + row * self.row + chunk * self.step);
+            let eight = _mm256_set1_epi64x(from.cast::<i64>().read_unaligned());
+            let upper = _mm256_shuffle_epi8(eight, _mm256_loadu_si256(self.bytes.as_ptr().cast()));
+            if self.element == Element::I8 {
+                _mm256_srai_epi16::<8>(upper)
+            } else {
+                _mm256_srli_epi16::<8>(upper)
+            }
         }
     }
 }
