@@ -11,7 +11,7 @@ import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 
 import jsonschema
 import jsonschema_rs
@@ -49,15 +49,23 @@ def never(name):
     raise ValueError(f"{name} is no JSON")
 
 
+def exactly(text):
+    """A number as it is written: binary ones are multiples of nothing. An exponent may be of any size; beyond those that decimals have,
+    it is the largest that they have."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return Decimal(re.sub(r"(?<=[eE])([+-]?)\d+$", r"\g<1>999999", text))
+
+
 def fault(schema, text):
     """What is wrong with a text; nothing where it is valid."""
     try:
-        # Numbers as they are written: binary ones are multiples of nothing.
-        value = json.loads(text, parse_constant=never, parse_float=Decimal)
+        value = json.loads(text, parse_constant=never, parse_float=exactly)
     except ValueError as error:
         return f"it is no JSON: {error}"
-    exactly = json.loads(json.dumps(schema), parse_float=Decimal)
-    found = next(Validator(exactly, format_checker=Validator.FORMAT_CHECKER).iter_errors(value), None)
+    same = json.loads(json.dumps(schema), parse_float=Decimal)
+    found = next(Validator(same, format_checker=Validator.FORMAT_CHECKER).iter_errors(value), None)
     if found:
         return f"jsonschema: {found.message} at {list(found.absolute_schema_path)}"
     found = next(jsonschema_rs.Draft202012Validator(schema, validate_formats=True).iter_errors(value), None)
