@@ -1,5 +1,6 @@
 """A server on the built-in model, for as long as the tests want it."""
 
+import contextlib
 import json
 import os
 import re
@@ -107,6 +108,25 @@ class Server:
         """Ends it as an init system does; gives the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
+
+
+@contextlib.contextmanager
+def engine_apart(*flags):
+    """An engine in a process of its own: gives the flags of a server that asks it."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
+        address = f"ipc://{folder}/engine"
+        process = subprocess.Popen([BINARY, "engine", "--listen", address, *flags], stdout=log, stderr=log)
+        try:
+            yield ["--engine", address]
+            assert process.poll() is None, "the engine has ended"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
+            log.seek(0)
+            said = log.read()
+        assert "panic" not in said, said
 
 
 def pytest_addoption(parser):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Server
+from conftest import Server, engine_apart
 
 
 def with_model(document, model):
@@ -20,9 +20,12 @@ def with_model(document, model):
     return document
 
 
-def fuzz(folder, examples, seconds):
-    # Short sequences, so that no request is long, and no queue to be full.
-    with Server("--max-length", "96", "--queue", "4096") as server:
+# Short sequences, so that no request is long, and no queue to be full.
+SHORT, QUEUE = ["--max-length", "96"], ["--queue", "4096"]
+
+
+def fuzz(folder, examples, seconds, flags=(*SHORT, *QUEUE)):
+    with Server(*flags) as server:
         file = folder / "openapi.json"
         file.write_text(json.dumps(with_model(server.json("/openapi.json"), server.model)))
         command = [str(Path(sys.executable).parent / "schemathesis"), "run", str(file), "--url", server.url]
@@ -47,7 +50,20 @@ def test_no_request_makes_it_fail(tmp_path):
     fuzz(tmp_path, 50, 400)
 
 
+@pytest.mark.timeout(430)
+def test_no_request_makes_a_front_end_fail(tmp_path):
+    with engine_apart(*SHORT, *QUEUE) as flags:
+        fuzz(tmp_path, 10, 400, [*flags, *QUEUE])
+
+
 @pytest.mark.heavy
 @pytest.mark.timeout(4000)
 def test_no_request_makes_it_fail_for_long(tmp_path):
     fuzz(tmp_path, 1000, 3600)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(4000)
+def test_no_request_makes_a_front_end_fail_for_long(tmp_path):
+    with engine_apart(*SHORT, *QUEUE) as flags:
+        fuzz(tmp_path, 1000, 3600, [*flags, *QUEUE])

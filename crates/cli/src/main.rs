@@ -21,6 +21,9 @@ struct Cli {
     command: Command,
 }
 
+/// Commands whose options may stand in the environment and in a file, too.
+const LAYERED: [&str; 2] = ["serve", "engine"];
+
 #[derive(Subcommand)]
 enum Command {
     /// Serve models to OpenAI clients.
@@ -73,11 +76,11 @@ enum Command {
     Doctor(commands::doctor::Args),
 }
 
-/// The command line; `serve` also reads the environment and a file. Exits where they are wrong.
+/// The command line; `serve` and `engine` also read the environment and a file. Exits where they are wrong.
 fn parse() -> Cli {
     let variable = |name: &str| std::env::var(name).ok();
     let mut command = Cli::command();
-    let matches = server::layered(&command, "serve", std::env::args_os().collect(), &variable);
+    let matches = server::layered(&command, &LAYERED, std::env::args_os().collect(), &variable);
     let cli = matches.and_then(|m| Ok(Cli::from_arg_matches(&m)?));
     cli.unwrap_or_else(|error| match error.downcast::<clap::Error>() {
         Ok(error) => error.format(&mut command).exit(),

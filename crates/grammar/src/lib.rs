@@ -7,6 +7,7 @@
 mod calls;
 mod cursor;
 mod gbnf;
+mod schema;
 mod tokens;
 
 use std::collections::VecDeque;
@@ -26,8 +27,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 pub use calls::Wanted;
-pub use cursor::Timings;
-use cursor::{Compiled, Meter};
+use cursor::Compiled;
+pub use schema::schema;
 
 /// Bytes of a grammar as it is written.
 const MOST_BYTES: usize = 256 << 10;
@@ -40,9 +41,6 @@ const COMPILE_TIME: Duration = Duration::from_secs(10);
 /// Grammars that are kept, and bytes of them as they are written.
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 4 << 20;
-/// White space between two parts of a JSON text at most, where a schema says nothing else: a model must not go on
-/// with it for ever.
-const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,48}";
 /// Of threads that follow what a client wrote as deep as it goes.
 const STACK: usize = 64 << 20;
 
@@ -87,7 +85,6 @@ struct Shared {
     pools: OnceLock<Result<[Arc<ThreadPool>; 2], GrammarError>>,
     /// Those asked for last come last.
     kept: Mutex<VecDeque<(String, Arc<Compiled>)>>,
-    meter: Arc<Meter>,
 }
 
 impl Debug for Grammars {
@@ -105,7 +102,6 @@ impl Grammars {
             factory: OnceLock::new(),
             pools: OnceLock::new(),
             kept: Mutex::default(),
-            meter: Arc::default(),
         }))
     }
 
@@ -135,12 +131,7 @@ impl Grammars {
             unwanted.store(true, Ordering::Release);
             GrammarError::TooSlow
         })??;
-        let compiled = Arc::new(Compiled::new(
-            matcher,
-            grammar.clone(),
-            workers.clone(),
-            self.0.meter.clone(),
-        ));
+        let compiled = Arc::new(Compiled::new(matcher, grammar.clone(), workers.clone()));
         self.keep(key, &compiled);
         Ok(compiled)
     }
@@ -150,11 +141,6 @@ impl Grammars {
     pub fn compile_written(&self, written: &str) -> Result<Arc<dyn Constraint>, GrammarError> {
         let grammar: Grammar = serde_json::from_str(written).map_err(|e| refused(&e))?;
         self.compile(&grammar)
-    }
-
-    /// What it took to work out what may come next.
-    pub fn timings(&self) -> Timings {
-        self.0.meter.timings()
     }
 
     /// The part of a Lark grammar that stands for a text of the model's: tokens by themselves where the text is spelt
@@ -254,17 +240,6 @@ impl Grammar {
             Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
         })
     }
-}
-
-/// A schema as llguidance takes it; in grammars, too, after `%json`.
-pub fn schema(schema: &Value) -> Result<Value, GrammarError> {
-    let mut fields = match schema {
-        Value::Object(fields) => fields.clone(),
-        Value::Bool(true) => serde_json::Map::new(),
-        _ => return Err(GrammarError::Refused("expected a schema that is an object".to_owned())),
-    };
-    fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": WHITE_SPACE}));
-    Ok(Value::Object(fields))
 }
 
 fn of_schema(given: &Value) -> Result<TopLevelGrammar, GrammarError> {

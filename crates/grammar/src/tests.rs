@@ -18,7 +18,7 @@ fn random_text(grammars: &Grammars, grammar: &Grammar, jumps: bool, seed: u64) -
     let mut cursor = grammars.compile(grammar).expect("a grammar").begin(jumps);
     let mut tokens = Vec::new();
     for _ in 0..300 {
-        let Next { forced, then } = cursor.next(true).expect("it was waited for");
+        let Next { forced, then, .. } = cursor.next(true).expect("it was waited for");
         assert!(jumps || forced.is_empty());
         tokens.extend(forced);
         match then {
@@ -85,7 +85,7 @@ fn forced_tokens_are_those_of_the_tokenizer() {
     let schema =
         Grammar::Regex(Value::to_string(&schema).replace(['{', '}', '[', ']', '|', '"'], "x"));
     let mut cursor = grammars.compile(&schema).expect("a grammar").begin(true);
-    let Next { forced, then } = cursor.next(true).expect("it was waited for");
+    let Next { forced, then, .. } = cursor.next(true).expect("it was waited for");
     let Grammar::Regex(text) = &schema else { panic!("it is one") };
     assert_eq!(then, Allowed::Nothing);
     assert_eq!(grammars.0.tokenizer.decode(&forced, false).expect("text"), *text);
@@ -179,4 +179,38 @@ fn what_was_compiled_is_kept_within_bounds() {
     }
     assert_eq!(grammars.0.kept.lock().expect("nobody panicked").len(), KEPT);
     assert!(!same(&first, &grammars.compile(&of(0)).expect("a grammar")), "it had to go");
+}
+
+/// Whether a text may begin so.
+fn begins(grammars: &Grammars, grammar: &Grammar, text: &str) -> bool {
+    let mut cursor = grammars.compile(grammar).expect("a grammar").begin(false);
+    let tokens = grammars.0.tokenizer.encode(text, false).expect("tokens");
+    tokens.iter().all(|token| {
+        let Allowed::Tokens(words) = cursor.next(true).expect("it was waited for").then else {
+            return false;
+        };
+        let may_come = words[*token as usize / 32] >> (token % 32) & 1 == 1;
+        if may_come {
+            cursor.advance(*token);
+        }
+        may_come
+    })
+}
+
+#[test]
+fn a_name_is_written_in_one_way() {
+    let grammars = demo();
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}},
+                        "additionalProperties": {"type": "string"}});
+    let schema = Grammar::JsonSchema(schema);
+    for (text, expected) in [
+        ("{\"a\":1,", true),
+        ("{\"a\":\"", false),
+        ("{\"b\":\"\\n\\\"\\\\é", true),
+        // Another way to write `a`: it would pass for a name that the schema does not have.
+        ("{\"\\u0061\":\"", false),
+        ("{\"b\":\"\\u0001", false),
+    ] {
+        assert_eq!(begins(&grammars, &schema, text), expected, "{text}");
+    }
 }

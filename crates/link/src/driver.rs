@@ -460,6 +460,9 @@ impl<E: Executor, S: Source<E>> Stepper<E, S> {
         for member in self.members.values_mut() {
             (member.report.took, member.report.ended) = (ended - began, ended);
             member.report.error.clone_from(&message);
+            if !member.requests.is_empty() {
+                member.report.masks.extend_from_slice(engine.mask_times());
+            }
         }
         for event in events.drain(..) {
             let id = event.request();

@@ -35,7 +35,7 @@ pub use source::{Reread, Source};
 pub use unix::{Socket, bind_unix};
 
 /// The version of the protocol. Both sides have the same: messages say nothing of their own form.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// How often something is sent, at least.
 pub const BEAT: Duration = Duration::from_secs(1);

@@ -131,6 +131,8 @@ pub struct Report {
     pub draining: bool,
     /// Whether it takes none before it is woken.
     pub asleep: bool,
+    /// What it took to work out what may come next in texts that are held to something, since the last report.
+    pub masks: Vec<Duration>,
 }
 
 impl Default for Report {
@@ -149,6 +151,7 @@ impl Default for Report {
             malformed: 0,
             draining: false,
             asleep: false,
+            masks: Vec::new(),
         }
     }
 }
@@ -188,7 +191,8 @@ impl Report {
         let undone =
             |(_, done): &(u64, Result<(), String>)| 32 + done.as_ref().err().map_or(0, String::len);
         let refused = refused + self.done.iter().map(undone).sum::<usize>();
-        let lists = self.accepted.len() + self.cancelled.len() + self.steps.len();
+        let lists =
+            self.accepted.len() + self.cancelled.len() + self.steps.len() + self.masks.len();
         let error = self.error.as_ref().map_or(0, String::len);
         128 + 32 * lists + refused + error + self.events.iter().map(event).sum::<usize>()
     }

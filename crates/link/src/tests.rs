@@ -370,7 +370,7 @@ impl Constraint for Unwritten {
         struct Done;
         impl Cursor for Done {
             fn next(&mut self, _: bool) -> Option<Next> {
-                Some(Next { forced: Vec::new(), then: Allowed::Nothing })
+                Some(Next { forced: Vec::new(), then: Allowed::Nothing, took: Duration::ZERO })
             }
             fn advance(&mut self, _: u32) {}
         }
@@ -407,7 +407,9 @@ async fn an_engine_is_lost_and_found_again() {
         assert_eq!(next(&heard), "unsent 3 Grammar");
         ask(4, None, 10_000);
         assert_eq!(next(&heard), "unsent 4 TooLong");
+        // Nobody listens any more when the engine ends, so that what comes next is the next engine's.
         serving.abort();
+        assert!(serving.await.is_err_and(|ended| ended.is_cancelled()));
         host.handle.stop();
         assert_eq!(next(&heard), "lost");
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -40,7 +40,8 @@ const LOADING: u64 = 5;
 
 /// What all requests share.
 pub(crate) struct App {
-    pub(crate) models: Vec<Entry>,
+    /// More come where engines of other processes have them.
+    models: RwLock<Arc<[Arc<Entry>]>>,
     pub(crate) metrics: Metrics,
     pub(crate) traces: Option<Arc<Traces>>,
     keys: RwLock<Arc<auth::Keys>>,
@@ -49,8 +50,8 @@ pub(crate) struct App {
     pub(crate) lanes: Lanes,
     pub(crate) failure: Failure,
     pub(crate) max_body: usize,
-    /// The API's description, made when it is asked for first.
-    pub(crate) description: OnceLock<Bytes>,
+    /// The API's description, and of how many models it tells.
+    pub(crate) description: Mutex<Option<(usize, Bytes)>>,
     bodies: Arc<Budget>,
     pub(crate) request_timeout: Option<Duration>,
     /// Responses that clients may ask for again.
@@ -73,7 +74,7 @@ impl App {
         let seconds = args.limits.request_timeout;
         let traces = Traces::start(&args.traces, metrics.traces_dropped());
         Ok(App {
-            models,
+            models: RwLock::new(models.into_iter().map(Arc::new).collect()),
             traces: traces.map_err(|e| e.to_string())?,
             metrics,
             keys: RwLock::new(Arc::new(keys)),
@@ -82,7 +83,7 @@ impl App {
             lanes: Lanes::start().map_err(|e| format!("cannot start a thread: {e}"))?,
             failure: Failure::default(),
             max_body: args.limits.max_body_bytes,
-            description: OnceLock::new(),
+            description: Mutex::default(),
             bodies: Budget::new(args.limits.max_body_bytes.saturating_mul(BODIES)),
             request_timeout: (seconds > 0).then(|| Duration::from_secs(seconds)),
             responses: Store::new(args.limits.max_responses, args.limits.max_response_bytes),
@@ -113,9 +114,25 @@ impl App {
         }
     }
 
+    /// The models, in the order in which they came.
+    pub(crate) fn models(&self) -> Arc<[Arc<Entry>]> {
+        self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A model by its own name.
+    pub(crate) fn entry(&self, name: &str) -> Option<Arc<Entry>> {
+        self.models().iter().find(|entry| entry.name == name).cloned()
+    }
+
+    /// Serves one more model.
+    pub(crate) fn add_model(&self, entry: Arc<Entry>) {
+        let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
+        *models = models.iter().cloned().chain([entry]).collect();
+    }
+
     /// Whether any model has requests under way.
     pub(crate) fn is_busy(&self) -> bool {
-        self.models.iter().filter_map(Entry::served).any(|model| model.worker.is_busy())
+        self.models().iter().filter_map(|m| m.served()).any(|model| model.worker.is_busy())
     }
 
     /// Takes no more work.
@@ -130,16 +147,17 @@ impl App {
 
     /// A model by name, which may be left out where there is but one.
     pub(crate) fn model(&self, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
+        let models = self.models();
         let known = || {
-            let adapters = self.models.iter().flat_map(Entry::adapters);
+            let adapters = models.iter().flat_map(|m| m.adapters());
             let adapters = adapters.map(|served| format!("`{}`", served.name));
-            let names = self.models.iter().map(|m| format!("`{}`", m.name)).chain(adapters);
+            let names = models.iter().map(|m| format!("`{}`", m.name)).chain(adapters);
             names.collect::<Vec<_>>().join(", ")
         };
-        let entry = match (name, &self.models[..]) {
+        let entry = match (name, &models[..]) {
             (Some(name), all) => {
                 let Some(entry) = all.iter().find(|m| m.name == name) else {
-                    let mut adapted = all.iter().flat_map(Entry::adapters);
+                    let mut adapted = all.iter().flat_map(|m| m.adapters());
                     let found = adapted.find(|served| served.name == name);
                     return found.ok_or_else(|| ApiError::unknown_model(name, &known()));
                 };

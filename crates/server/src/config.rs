@@ -35,20 +35,24 @@ struct Given {
     values: Vec<String>,
 }
 
-/// Parses the command line. What `subcommand` was not given there is taken from the environment,
+/// Parses the command line. What one of these subcommands was not given there is taken from the environment,
 /// else from the file that its option `config` names.
 pub fn layered(
-    command: &Command,
-    subcommand: &str,
+    whole: &Command,
+    subcommands: &[&str],
     arguments: Vec<OsString>,
     variable: &dyn Fn(&str) -> Option<String>,
 ) -> Result<ArgMatches, Box<dyn std::error::Error>> {
+    // What must be given may be given anywhere: it is asked for when all is there.
+    let optional = |layer: Command| layer.mut_args(|arg| arg.required(false));
+    let relaxed = |whole: Command, name: &&str| whole.mut_subcommand(*name, optional);
+    let command = &subcommands.iter().fold(whole.clone(), relaxed);
     let matches = command.clone().try_get_matches_from(&arguments)?;
-    let Some((given, layer)) =
-        matches.subcommand_matches(subcommand).zip(command.find_subcommand(subcommand))
-    else {
-        return Ok(matches);
+    let named = matches.subcommand().filter(|(name, _)| subcommands.contains(name));
+    let Some((subcommand, given)) = named else {
+        return Ok(whole.clone().try_get_matches_from(arguments)?);
     };
+    let Some(layer) = command.find_subcommand(subcommand) else { return Ok(matches) };
     let written =
         |arg: &Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
     let options = || layer.get_arguments().filter(|a| a.get_long().is_some_and(|l| l != "help"));
@@ -74,7 +78,7 @@ pub fn layered(
             together(command, &all, &found)?;
         }
     }
-    Ok(command.clone().try_get_matches_from(all)?)
+    Ok(whole.clone().try_get_matches_from(all)?)
 }
 
 fn variable_name(long: &str) -> String {
@@ -237,6 +241,7 @@ mod tests {
     #[command(name = "infernum")]
     enum Cli {
         Serve(Box<crate::Args>),
+        Engine(Box<crate::engine::Args>),
         Other,
     }
 
@@ -252,7 +257,7 @@ mod tests {
         }
         let variable =
             |name: &str| environment.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
-        let matches = layered(&Cli::command(), "serve", line, &variable);
+        let matches = layered(&Cli::command(), &["serve", "engine"], line, &variable);
         let matches = matches
             .map_err(|e| e.to_string().replace(&format!("{}/", folder.path().display()), ""))?;
         let serve = matches.subcommand_matches("serve").expect("serve");
@@ -329,16 +334,50 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_is_told_by_a_file_and_the_environment_too() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("e.toml");
+        let file = "listen = \"ipc:///a\"\nqueue = 3\nmodel = \"m=x\"\nmax-sequences = 4";
+        std::fs::write(&path, file).expect("a file");
+        let parse = |line: &str, variables: &[(&str, &str)]| {
+            let line = line.replace("FILE", path.to_str().expect("a name"));
+            let line: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
+            let variable = |name: &str| {
+                variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
+            };
+            let matches = layered(&Cli::command(), &["serve", "engine"], line, &variable);
+            let matches = matches.map_err(|e| e.to_string())?;
+            let engine = matches.subcommand_matches("engine").expect("engine");
+            Ok::<_, String>(crate::engine::Args::from_arg_matches(engine).expect("args"))
+        };
+        let args =
+            parse("infernum engine --config FILE --queue 5", &[("INFERNUM_MAX_SEQUENCES", "2")]);
+        let shown = format!("{:?}", args.expect("it parses"));
+        for part in ["queue: 5", "max_sequences: Some(2)", "name: \"m\"", "Ipc(\"/a\")"] {
+            assert!(shown.contains(part), "{part} is not in {shown}");
+        }
+        let missing = parse("infernum engine --queue 5", &[]).expect_err("no address");
+        assert!(missing.contains("--listen <ADDRESS>"), "{missing}");
+        std::fs::write(&path, "listen = \"nowhere\"").expect("a file");
+        let wrong = parse("infernum engine --config FILE", &[]).expect_err("no address");
+        assert!(wrong.contains("e.toml:1: `listen`: invalid value 'nowhere'"), "{wrong}");
+        std::fs::write(&path, "port = 1").expect("a file");
+        let wrong = parse("infernum engine --config FILE", &[]).expect_err("it has no port");
+        assert!(wrong.contains("e.toml:1: there is no option `port`"), "{wrong}");
+    }
+
+    #[test]
     fn other_commands_are_left_alone() {
         let variable = |_: &str| Some("nonsense".to_owned());
         let line = vec!["infernum".into(), "other".into()];
-        assert!(layered(&Cli::command(), "serve", line, &variable).is_ok());
+        assert!(layered(&Cli::command(), &["serve", "engine"], line, &variable).is_ok());
     }
 
     #[test]
     fn all_options_can_be_given_everywhere() {
-        let command = crate::Args::augment_args(Command::new("serve"));
-        for arg in command.get_arguments() {
+        let serve = crate::Args::augment_args(Command::new("serve"));
+        let engine = crate::engine::Args::augment_args(Command::new("engine"));
+        for arg in serve.get_arguments().chain(engine.get_arguments()) {
             let kinds =
                 matches!(arg.get_action(), ArgAction::Set | ArgAction::SetTrue | ArgAction::Append);
             assert!(kinds && arg.get_long().is_some(), "{arg:?} has no place in a file");

@@ -26,7 +26,9 @@ const REQUEST: usize = 2 << 20;
 /// Bytes of a token at most, as messages have them.
 const TOKEN: usize = 5;
 
-/// An engine without a server: `infernum serve --engine ADDRESS` asks it, from one process or several.
+/// An engine without a server: `infernum serve --engine ADDRESS` asks it, from one process or several. Every option can also be
+/// given as INFERNUM_OPTION_NAME in the environment, or as `option-name` in the file that --config names; the command line goes
+/// first, then the environment.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// Model to run: a folder in Hugging Face format or a GGUF file, named as it is, or a model of the Hugging Face hub, as
@@ -39,6 +41,9 @@ pub struct Args {
     listen: Address,
     #[command(flatten)]
     link: LinkArgs,
+    /// TOML file with options: `listen = "ipc:///run/infernum/engine"`, `model = "a=DIR"`, …
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Requests of one front end that may wait.
     #[arg(long, value_name = "N", default_value_t = 1024)]
     queue: usize,

@@ -26,7 +26,6 @@ use super::exchange::Exchange;
 use super::lanes::Client;
 use super::listen::{Address, Listener};
 use super::load::load_all;
-use super::model::Entry;
 use super::routes;
 use super::tls::Tls;
 use super::{Args, Source};
@@ -121,7 +120,7 @@ pub(crate) async fn serve(args: &Arc<Args>, app: &Arc<App>, source: Source) -> O
             _ => Vec::new(), // it is on its way out anyway
         },
     };
-    app.models.iter().filter_map(Entry::served).for_each(|model| model.worker.stop());
+    app.models().iter().filter_map(|m| m.served()).for_each(|model| model.worker.stop());
     let ended = tokio::task::spawn_blocking(|| threads.into_iter().try_for_each(JoinHandle::join));
     if tokio::time::timeout(END_TIMEOUT, ended).await.is_err() {
         tracing::warn!("an engine does not end");
@@ -252,7 +251,8 @@ fn load(args: &Arc<Args>, app: &Arc<App>, source: Source) -> oneshot::Receiver<L
         let _ = sender.send(match source {
             Source::Here(models) => load_all(&models, &app, &args, &spawn),
             Source::Elsewhere(remote) => {
-                remote.serve(&app, &args, &spawn).map(|()| Vec::new()).map_err(|e| e.to_string())
+                remote.serve(&app, &args, &spawn);
+                Ok(Vec::new())
             }
         });
     });

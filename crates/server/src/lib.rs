@@ -87,7 +87,8 @@ pub struct Args {
     #[arg(long = "model", value_name = "[NAME=]DIR|ORG/NAME", value_parser = NamedModel::parse)]
     models: Vec<NamedModel>,
     /// Ask an engine of another process, which `infernum engine` runs, instead of running one: ipc:///PATH or tcp://HOST:PORT.
-    /// Repeat for several of one model. The model's files are opened where the engine did, or at --model.
+    /// Repeat for several, of one model or of different ones. A model's files are opened where its engine did, or at --model: a
+    /// single one is that of all engines, of several each is that of the engines that have its name.
     #[arg(long = "engine", value_name = "ADDRESS", conflicts_with_all = MADE_ELSEWHERE)]
     engines: Vec<EngineAddress>,
     #[command(flatten)]
@@ -310,7 +311,7 @@ pub fn run(args: Args) -> Outcome {
 enum Source {
     /// Here, of these models.
     Here(Vec<NamedModel>),
-    /// In other processes, all of one model.
+    /// In other processes.
     Elsewhere(Box<remote::Remote>),
 }
 
@@ -318,7 +319,7 @@ impl Source {
     fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match self {
             Source::Here(models) => Box::new(models.iter().map(|model| &*model.name)),
-            Source::Elsewhere(remote) => Box::new(std::iter::once(&*remote.name)),
+            Source::Elsewhere(remote) => Box::new(remote.names()),
         }
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn load_all(
     spawn: Spawn<'_>,
 ) -> Result<Vec<JoinHandle<()>>, String> {
     let mut threads = Vec::new();
-    for (model, entry) in models.iter().zip(&app.models) {
+    for (model, entry) in models.iter().zip(app.models().iter()) {
         let shared = app.clone();
         let name = model.name.clone();
         let failed = move || shared.failure.tell(&name);
@@ -99,7 +99,7 @@ fn serve(entry: &Entry, app: &App, loaded: Loaded, args: &Args, spawn: Spawn<'_>
         tracing::info!(adapter = name, of = entry.name, "ready");
         entry.add_adapter(served.adapted(&name, adapter));
     }
-    entry.set(served);
+    entry.set(served); // it is kept there
 }
 
 type Ready = (Loaded, ModelEngine, Driver, Maker);

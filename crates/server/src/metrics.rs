@@ -29,8 +29,13 @@ const STEP: &[f64] = &[
     0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0,
 ];
 
+const MASK: &[f64] = &[
+    0.000_01, 0.000_02, 0.000_03, 0.000_05, 0.000_075, 0.000_1, 0.000_15, 0.000_2, 0.000_3,
+    0.000_5, 0.001, 0.002, 0.005, 0.01, 0.05,
+];
+
 /// All histograms: name, what it measures, buckets.
-const HISTOGRAMS: [(&str, &str, &[f64]); 8] = [
+const HISTOGRAMS: [(&str, &str, &[f64]); 9] = [
     ("time_to_first_token_seconds", "From arrival to the first token", TTFT),
     ("inter_token_latency_seconds", "From one token to the next", ITL),
     ("e2e_request_latency_seconds", "From arrival to the end", REQUEST),
@@ -39,6 +44,7 @@ const HISTOGRAMS: [(&str, &str, &[f64]); 8] = [
     ("request_decode_time_seconds", "From the first token to the last", REQUEST),
     ("step_seconds", "A step of the engine", STEP),
     ("step_host_seconds", "What of a step was neither computing nor waiting for it", STEP),
+    ("mask_seconds", "To work out which tokens a text's grammar lets come next", MASK),
 ];
 const GAUGES: [(&str, &str); 6] = [
     ("connections", "Connections that are open"),
@@ -48,7 +54,7 @@ const GAUGES: [(&str, &str); 6] = [
     ("kv_cache_usage_perc", "Part of the KV cache that requests hold, 0 to 1"),
     ("cache_config_info", "The KV cache: tokens in a block, and blocks"),
 ];
-const COUNTERS: [(&str, &str); 13] = [
+const COUNTERS: [(&str, &str); 16] = [
     ("http_requests_total", "Answers, by route, method and status"),
     ("http_refusals_total", "Answers that were errors, by kind: the `code` of the error"),
     ("connections_ended_total", "Connections that the server ended, by what they had not done"),
@@ -63,6 +69,12 @@ const COUNTERS: [(&str, &str); 13] = [
     (
         "malformed_messages_total",
         "Messages between engines and front ends that could not be read, by who received them",
+    ),
+    ("constrained_tokens_total", "Tokens picked among those that a grammar lets come"),
+    ("forced_tokens_total", "Tokens that a grammar forced, which were not picked"),
+    (
+        "mask_waits_total",
+        "How often a text was left out of a step as its grammar's tokens were not worked out yet",
     ),
     ("corrupted_requests_total", "Requests that ended because their logits were not numbers"),
 ];
@@ -194,6 +206,7 @@ impl Metrics {
             decode: histogram("request_decode_time_seconds"),
             step: histogram("step_seconds"),
             host: histogram("step_host_seconds"),
+            mask: histogram("mask_seconds"),
             prompt_tokens: counter("prompt_tokens_total"),
             generation_tokens: counter("generation_tokens_total"),
             prefix_hits: counter("prefix_cache_hits_total"),
@@ -201,6 +214,9 @@ impl Metrics {
             preemptions: counter("num_preemptions_total"),
             unread: counter("unread_requests_total"),
             corrupted: counter("corrupted_requests_total"),
+            constrained: counter("constrained_tokens_total"),
+            forced: counter("forced_tokens_total"),
+            mask_waits: counter("mask_waits_total"),
             engines: gauge("engines"),
             malformed: malformed("engine"),
             malformed_here: malformed("front_end"),
@@ -230,6 +246,7 @@ pub(crate) struct ModelMetrics {
     pub(crate) decode: Histogram,
     pub(crate) step: Histogram,
     pub(crate) host: Histogram,
+    pub(crate) mask: Histogram,
     pub(crate) prompt_tokens: Counter,
     pub(crate) generation_tokens: Counter,
     prefix_hits: Counter,
@@ -237,6 +254,9 @@ pub(crate) struct ModelMetrics {
     preemptions: Counter,
     pub(crate) unread: Counter,
     corrupted: Counter,
+    constrained: Counter,
+    forced: Counter,
+    mask_waits: Counter,
     stop: Counter,
     length: Counter,
     pub(crate) abort: Counter,
@@ -256,6 +276,9 @@ impl ModelMetrics {
         self.prefix_queries.absolute(stats.prefix_queries);
         self.preemptions.absolute(stats.preemptions);
         self.corrupted.absolute(stats.corrupted);
+        self.constrained.absolute(stats.constrained);
+        self.forced.absolute(stats.forced);
+        self.mask_waits.absolute(stats.awaited);
     }
 
     /// Shows how many engines there are, and how many messages they could not read.
@@ -332,6 +355,7 @@ mod tests {
                 total_blocks: 8,
                 running: 1,
                 corrupted: 5,
+                awaited: 2,
                 ..Stats::default()
             };
             model.set(&used, 3);
@@ -348,6 +372,7 @@ mod tests {
                 "cache_config_info{model_name=\"m\",block_size=\"16\",num_gpu_blocks=\"8\"} 1",
                 "prompt_tokens_total{model_name=\"m\"} 0",
                 "corrupted_requests_total{model_name=\"m\"} 5",
+                "mask_waits_total{model_name=\"m\"} 2",
                 "prefix_cache_queries_total{model_name=\"m\"} 0",
             ] {
                 let line = format!("{prefix}:{expected}");

@@ -157,9 +157,9 @@ impl Entry {
         }
     }
 
-    /// The model is loaded.
-    pub(crate) fn set(&self, served: Served) {
-        let _ = self.ready.set(Arc::new(served)); // each is loaded once
+    /// The model is loaded: gives it as requests have it.
+    pub(crate) fn set(&self, served: Served) -> Arc<Served> {
+        self.ready.get_or_init(|| Arc::new(served)).clone() // each is loaded once
     }
 
     /// The model with its adapters, in the order of their loading.

@@ -155,6 +155,7 @@ impl Outbox {
             record(&metrics.step, step.all);
             record(&metrics.host, step.host);
         }
+        report.masks.iter().for_each(|time| record(&metrics.mask, *time));
         for (key, id) in report.accepted {
             let Some((sink, prompt)) = self.asked.remove(&key) else { continue };
             sink.send(Output::Accepted);

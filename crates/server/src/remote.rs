@@ -1,11 +1,12 @@
-//! Engines in other processes: which model they have, and how they are asked.
+//! Engines in other processes: which models they have, and how they are asked.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use infernum::{CompileOptions, Frontend, ModelOptions};
 use infernum_link::client::{Dial, FrontEnd};
-use infernum_link::{Address, Link, LinkError, Offer, Refusal, Report};
+use infernum_link::{Address, LinkError, Offer, Refusal, Report};
 use infernum_runtime::StepInputs;
 use sha2::{Digest, Sha256};
 
@@ -14,7 +15,7 @@ use super::app::App;
 use super::load::Spawn;
 use super::maker::open_frontend;
 use super::metrics::ModelMetrics;
-use super::model::{NamedModel, Served};
+use super::model::{Entry, NamedModel, Served};
 use super::outbox::{Outbox, Shared, locked};
 use super::status::Status;
 use super::worker::{Line, Worker};
@@ -24,10 +25,20 @@ const PAUSE: Duration = Duration::from_millis(200);
 const TOLD: u32 = 50;
 
 /// A model whose engines are elsewhere.
-pub(crate) struct Remote {
-    pub(crate) name: String,
+struct Model {
+    name: String,
     frontend: Frontend,
+    /// What the first engine offered that had it: others offer the same.
     offer: Offer,
+}
+
+/// The models of engines elsewhere, as far as they were there when they were asked first.
+pub(crate) struct Remote {
+    models: Vec<Model>,
+    /// The engines that answered, with their models' places.
+    found: Vec<(Dial, usize)>,
+    /// Those that did not.
+    missing: Vec<Dial>,
 }
 
 /// Options that a front end and its engine disagree about, or that make no sense.
@@ -35,8 +46,6 @@ pub(crate) struct Remote {
 pub(crate) enum RemoteError {
     #[error("--engine-secret {path}: {message}")]
     Secret { path: String, message: String },
-    #[error("a front end of engines serves one model: expected --model once at most, found {0}")]
-    Models(usize),
     #[error(
         "the model of the engine at {address}: {source}; --model says where its files are here"
     )]
@@ -62,60 +71,181 @@ pub(crate) fn digest(frontend: &Frontend) -> Result<String, infernum::Error> {
 }
 
 impl Remote {
-    /// Waits for the first engine to answer, and opens the text side of its model.
+    /// Waits for the first engine to answer, and opens the text sides of the models of all that do.
     pub(crate) async fn find(args: &Args) -> Result<Remote, Box<dyn std::error::Error>> {
-        if args.models.len() > 1 {
-            return Err(RemoteError::Models(args.models.len()).into());
+        let (answers, missing) = first_offers(dials(args)?).await?;
+        let mut remote = Remote { models: Vec::new(), found: Vec::new(), missing };
+        for (dial, offer) in answers {
+            let named = named(args, &offer);
+            let known = remote.models.iter().position(|model| model.name == named.name);
+            let place = known.unwrap_or(remote.models.len());
+            if known.is_none() {
+                remote.models.push(Model::open(&named, args, &dial.address, offer)?);
+            }
+            remote.found.push((dial, place));
         }
-        let dials = dials(args)?;
-        let (address, offer) = first_offer(&dials).await?;
-        let given = args.models.first();
-        let named = NamedModel {
-            name: given.map_or(&offer.name, |model| &model.name).clone(),
-            folder: match given {
-                Some(model) => model.folder.clone(),
-                None => offer.model.as_ref().map(Into::into),
-            },
-        };
-        let opened = open(&named, &args.host.compile);
-        let (frontend, own) = opened.map_err(|source| RemoteError::Model {
-            address: address.clone(),
-            source: Box::new(source),
-        })?;
-        let expected = Offer { digest: own, ..offer.clone() };
-        suits(&expected, &offer).map_err(|message| RemoteError::Unsuitable { address, message })?;
-        Ok(Remote { name: named.name, frontend, offer })
+        Ok(remote)
     }
 
-    /// Has the model served by its engines, as far as and as soon as they are there.
-    pub(crate) fn serve(
-        self,
-        app: &App,
-        args: &Args,
-        spawn: Spawn<'_>,
-    ) -> Result<(), Box<dyn std::error::Error>> {
-        let Remote { name, frontend, offer } = self;
-        let facts = &offer.facts;
-        let metrics = Arc::new(app.metrics.model(&name, StepInputs::BLOCK_SIZE, facts.blocks));
-        let lines = dials(args)?.into_iter().map(|dial| {
-            let status = Arc::new(Status::new(facts.sequences, args.limits.queue));
-            let outbox: Shared = Arc::new(Mutex::new(Outbox::new(status.clone(), metrics.clone())));
-            let name = dial.address.to_string();
-            let here = Here {
-                expected: offer.clone(),
-                status: status.clone(),
-                outbox: outbox.clone(),
-                metrics: metrics.clone(),
-            };
-            let (remote, follow) = dial.follow(here);
-            spawn(Box::pin(follow));
-            Line::remote(name, Arc::new(remote) as Arc<dyn Link>, status, outbox)
-        });
-        let worker = Worker::new(lines.collect(), args.limits.unread());
-        let Some(entry) = app.models.first() else { return Ok(()) };
-        entry.set(Served::new(&name, frontend, offer.facts, worker, metrics));
-        Ok(())
+    /// What their models are called.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.models.iter().map(|model| &*model.name)
     }
+
+    /// Has the models served by their engines, as far as and as soon as they are there.
+    pub(crate) fn serve(self, app: &Arc<App>, args: &Arc<Args>, spawn: Spawn<'_>) {
+        let mut known = Known::new();
+        let places: Vec<Offered> =
+            self.models.into_iter().map(|model| known.add(app, args, model).clone()).collect();
+        for (dial, place) in self.found {
+            places[place].attach(dial, args, spawn);
+        }
+        let known = Arc::new(tokio::sync::Mutex::new(known));
+        for dial in self.missing {
+            spawn(Box::pin(await_engine(dial, app.clone(), args.clone(), known.clone())));
+        }
+    }
+}
+
+impl Model {
+    /// Opens the text side of what an engine offers, which must read and write texts as that does.
+    fn open(
+        named: &NamedModel,
+        args: &Args,
+        address: &Address,
+        offer: Offer,
+    ) -> Result<Model, RemoteError> {
+        let (frontend, own) = open(named, &args.host.compile).map_err(|source| {
+            RemoteError::Model { address: address.clone(), source: Box::new(source) }
+        })?;
+        let expected = Offer { digest: own, ..offer.clone() };
+        suits(&expected, &offer)
+            .map_err(|message| RemoteError::Unsuitable { address: address.clone(), message })?;
+        Ok(Model { name: named.name.clone(), frontend, offer })
+    }
+}
+
+/// A model that is served, for engines that come to it.
+#[derive(Clone)]
+struct Offered {
+    served: Arc<Served>,
+    expected: Offer,
+}
+
+impl Offered {
+    /// Has an engine asked for it, whenever it is there.
+    fn attach(&self, dial: Dial, args: &Args, spawn: Spawn<'_>) {
+        let (metrics, facts) = (self.served.metrics.clone(), &self.expected.facts);
+        let status = Arc::new(Status::new(facts.sequences, args.limits.queue));
+        let outbox: Shared = Arc::new(Mutex::new(Outbox::new(status.clone(), metrics.clone())));
+        let name = dial.address.to_string();
+        let here = Here {
+            expected: self.expected.clone(),
+            status: status.clone(),
+            outbox: outbox.clone(),
+            metrics,
+        };
+        let (remote, follow) = dial.follow(here);
+        spawn(Box::pin(follow));
+        self.served.worker.add(Line::remote(name, Arc::new(remote), status, outbox));
+    }
+}
+
+/// The models that engines were found to have, by name.
+struct Known(HashMap<String, Offered>);
+
+impl Known {
+    fn new() -> Known {
+        Known(HashMap::new())
+    }
+
+    /// Serves a model, without engines yet.
+    fn add(&mut self, app: &App, args: &Args, model: Model) -> &Offered {
+        let Model { name, frontend, offer } = model;
+        let blocks = offer.facts.blocks;
+        let metrics = Arc::new(app.metrics.model(&name, StepInputs::BLOCK_SIZE, blocks));
+        let worker = Worker::new(Vec::new(), args.limits.unread());
+        let served = Served::new(&name, frontend, offer.facts.clone(), worker, metrics);
+        let (entry, is_new) = match app.entry(&name) {
+            Some(entry) => (entry, false),
+            None => (Arc::new(Entry::new(&name)), true),
+        };
+        let served = entry.set(served);
+        if is_new {
+            app.add_model(entry);
+        }
+        self.0.entry(name).or_insert(Offered { served, expected: offer })
+    }
+}
+
+/// Waits for an engine that was not there at first, and has it asked for the model that it turns out to have.
+async fn await_engine(
+    dial: Dial,
+    app: Arc<App>,
+    args: Arc<Args>,
+    known: Arc<tokio::sync::Mutex<Known>>,
+) {
+    let mut said = String::new();
+    loop {
+        // Of engines with one model the first opens it.
+        let error = match dial.offer().await {
+            Err(error) => error.to_string(),
+            Ok(offer) => match admit(&dial, offer, &app, &args, &mut *known.lock().await).await {
+                Ok(()) => return,
+                Err(error) => error.to_string(),
+            },
+        };
+        if error != said {
+            tracing::warn!(engine = %dial.address, error, "waiting for an engine");
+            said = error;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn admit(
+    dial: &Dial,
+    offer: Offer,
+    app: &Arc<App>,
+    args: &Arc<Args>,
+    known: &mut Known,
+) -> Result<(), RemoteError> {
+    let named = named(args, &offer);
+    if !known.0.contains_key(&named.name) {
+        let (address, own) = (dial.address.clone(), args.clone());
+        let name = named.name.clone();
+        let opened = move || Model::open(&named, &own, &address, offer);
+        let opened = tokio::task::spawn_blocking(opened).await;
+        let panicked = |_| RemoteError::Unsuitable {
+            address: dial.address.clone(),
+            message: "reading its model panicked".to_owned(),
+        };
+        let model = opened.map_err(panicked)??;
+        known.add(app, args, model);
+        tracing::info!(model = name, engine = %dial.address, "ready");
+        return admitted(dial, &name, args, known);
+    }
+    admitted(dial, &named.name, args, known)
+}
+
+fn admitted(dial: &Dial, name: &str, args: &Args, known: &Known) -> Result<(), RemoteError> {
+    if let Some(offered) = known.0.get(name) {
+        offered.attach(dial.clone(), args, &|task| drop(tokio::spawn(task)));
+    }
+    Ok(())
+}
+
+/// What the model that an engine offers is called here, and where its files are. One --model is that of all engines; of several
+/// each is that of the engines that have its name.
+fn named(args: &Args, offer: &Offer) -> NamedModel {
+    let given = match &args.models[..] {
+        [one] => Some(one),
+        several => several.iter().find(|model| model.name == offer.name),
+    };
+    given.cloned().unwrap_or_else(|| NamedModel {
+        name: offer.name.clone(),
+        folder: offer.model.as_ref().map(Into::into),
+    })
 }
 
 fn open(
@@ -141,20 +271,33 @@ fn dials(args: &Args) -> Result<Vec<Dial>, RemoteError> {
     Ok(args.engines.iter().map(dial).collect())
 }
 
-/// What the first engine offers that answers. What only its operator can mend ends it.
-async fn first_offer(dials: &[Dial]) -> Result<(Address, Offer), RemoteError> {
+/// What those engines offer that answer, in the order of their addresses, and those that do not; it is waited for the first.
+/// What only its operator can mend ends it.
+async fn first_offers(dials: Vec<Dial>) -> Result<(Vec<(Dial, Offer)>, Vec<Dial>), RemoteError> {
     for tried in 0u32.. {
-        for dial in dials {
-            match dial.offer().await {
-                Ok(offer) => return Ok((dial.address.clone(), offer)),
+        let asked: Vec<_> = dials
+            .iter()
+            .cloned()
+            .map(|dial| tokio::spawn(async move { dial.offer().await }))
+            .collect();
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        for (dial, asked) in dials.iter().zip(asked) {
+            let address = || dial.address.clone();
+            match asked.await.unwrap_or(Err(LinkError::Ended)) {
+                Ok(offer) => found.push((dial.clone(), offer)),
                 Err(source @ (LinkError::Open(_) | LinkError::NoSecret | LinkError::Secret)) => {
-                    return Err(RemoteError::Link { address: dial.address.clone(), source });
+                    return Err(RemoteError::Link { address: address(), source });
                 }
-                Err(error) if tried % TOLD == 0 => {
-                    tracing::info!(engine = %dial.address, %error, "waiting for an engine");
+                Err(error) => {
+                    if tried % TOLD == 0 {
+                        tracing::info!(engine = %dial.address, %error, "waiting for an engine");
+                    }
+                    missing.push(dial.clone());
                 }
-                Err(_) => {}
             }
+        }
+        if !found.is_empty() {
+            return Ok((found, missing));
         }
         tokio::time::sleep(PAUSE).await;
     }

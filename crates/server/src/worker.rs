@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use infernum_link::{Command, End, Facts, Handle, Link, Port, Report, Sleep, Submission};
@@ -105,7 +105,7 @@ impl Port for Channel {
 
 /// Speaks to a model's engines.
 pub(crate) struct Worker {
-    lines: Vec<Arc<Line>>,
+    lines: RwLock<Arc<[Arc<Line>]>>,
     next_key: AtomicU64,
     /// Bytes of a request's output that may wait.
     unread: usize,
@@ -120,22 +120,33 @@ pub(crate) struct Rooms {
 impl Worker {
     /// Of these engines. `unread` is in bytes of one request's output.
     pub(crate) fn new(lines: Vec<Line>, unread: usize) -> Worker {
-        let lines = lines.into_iter().map(Arc::new).collect();
+        let lines = RwLock::new(lines.into_iter().map(Arc::new).collect());
         Worker { lines, next_key: 0.into(), unread }
     }
 
-    fn statuses(&self) -> impl Iterator<Item = &Status> {
-        self.lines.iter().map(|line| &*line.status)
+    /// Has one more engine asked.
+    pub(crate) fn add(&self, line: Line) {
+        let mut lines = self.lines.write().unwrap_or_else(PoisonError::into_inner);
+        *lines = lines.iter().cloned().chain([Arc::new(line)]).collect();
+    }
+
+    fn lines(&self) -> Arc<[Arc<Line>]> {
+        self.lines.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn statuses(&self) -> impl Iterator<Item = Arc<Status>> {
+        let lines = self.lines();
+        (0..lines.len()).map(move |i| lines[i].status.clone())
     }
 
     /// The most requests that can be under way at one engine.
     pub(crate) fn room(&self) -> usize {
-        self.statuses().map(Status::room).max().unwrap_or(0)
+        self.statuses().map(|s| s.room()).max().unwrap_or(0)
     }
 
     /// Whether requests are under way.
     pub(crate) fn is_busy(&self) -> bool {
-        self.statuses().any(Status::is_busy)
+        self.statuses().any(|s| s.is_busy())
     }
 
     /// Engines that are there.
@@ -145,7 +156,7 @@ impl Worker {
 
     /// Whether an engine is well.
     pub(crate) fn healthy(&self) -> bool {
-        self.statuses().any(Status::healthy)
+        self.statuses().any(|s| s.healthy())
     }
 
     /// Whether all engines that are there fail, which a new start of them would mend.
@@ -160,27 +171,28 @@ impl Worker {
 
     /// Requests handed over that the engines have not counted yet.
     pub(crate) fn queued(&self) -> usize {
-        self.statuses().map(Status::queued).sum()
+        self.statuses().map(|s| s.queued()).sum()
     }
 
     /// Messages between this server and its engines that could not be read.
     pub(crate) fn malformed(&self) -> u64 {
-        self.statuses().map(Status::malformed).sum()
+        self.statuses().map(|s| s.malformed()).sum()
     }
 
     /// Seconds until a request that comes now has started, if all goes on as it did.
     pub(crate) fn retry_after(&self) -> u64 {
-        self.statuses().filter(|status| status.takes()).map(Status::retry_after).min().unwrap_or(1)
+        self.statuses().filter(|status| status.takes()).map(|s| s.retry_after()).min().unwrap_or(1)
     }
 
     /// Whether [`Worker::admit`] would take `n` requests now: to be asked before work is put into them.
     pub(crate) fn check(&self, n: usize) -> Result<(), Untaken> {
-        self.first_with_room(self.lines.iter().filter(|line| line.status.takes()), n).map(drop)
+        let lines = self.lines();
+        self.first_with_room(lines.iter().filter(|line| line.status.takes()), n).map(drop)
     }
 
     /// Has requests from now on find nothing in the prefix cache of what was computed before.
     pub(crate) fn forget_prefixes(&self) {
-        for line in &self.lines {
+        for line in self.lines().iter() {
             let _ = line.link.send(Command::ForgetPrefixes); // it may be gone
         }
     }
@@ -188,7 +200,7 @@ impl Worker {
     /// Whether an engine sleeps, and none takes requests.
     pub(crate) fn asleep(&self) -> bool {
         self.statuses().any(|status| status.alive() && status.asleep())
-            && !self.statuses().any(Status::takes)
+            && !self.statuses().any(|s| s.takes())
     }
 
     /// Has all engines that are there give back their memory, and waits until they have.
@@ -204,7 +216,7 @@ impl Worker {
     /// Sends a command to all engines that are there, and waits until they have done it.
     async fn all_done(&self, command: impl Fn(u64) -> Command) -> Result<(), Undone> {
         let mut awaited = Vec::new();
-        for line in self.lines.iter().filter(|line| line.status.alive()) {
+        for line in self.lines().iter().filter(|line| line.status.alive()) {
             let key = self.next_key.fetch_add(1, Ordering::Relaxed);
             awaited.push(locked(&line.outbox).await_done(key));
             if line.link.send(command(key)).is_err() {
@@ -225,12 +237,13 @@ impl Worker {
 
     /// Ends the engine's thread after the step under way, where it is here; what still runs gets no more.
     pub(crate) fn stop(&self) {
-        self.lines.iter().for_each(|line| line.link.stop());
+        self.lines().iter().for_each(|line| line.link.stop());
     }
 
     /// Takes room for requests, which go to one engine: they most often begin alike.
     pub(crate) fn admit(&self, requests: &[Request]) -> Result<Rooms, Untaken> {
-        self.first_with_room(self.by_preference(requests).into_iter(), requests.len())
+        let lines = self.lines();
+        self.first_with_room(by_preference(&lines, requests).into_iter(), requests.len())
     }
 
     fn first_with_room<'a>(
@@ -248,35 +261,6 @@ impl Worker {
                 }
             })
             .ok_or(why)
-    }
-
-    /// The engines that take requests, the best for these first: of those that have no more than their share of the load and a
-    /// quarter (Mirrokni et al. 2016) the one that the prompt's beginning is known at, by rendezvous hashing, then the least
-    /// loaded.
-    fn by_preference(&self, requests: &[Request]) -> Vec<&Arc<Line>> {
-        let mut lines: Vec<(&Arc<Line>, usize)> = self
-            .lines
-            .iter()
-            .filter(|line| line.status.takes())
-            .map(|line| (line, line.status.load()))
-            .collect();
-        lines.sort_by_key(|(_, load)| *load);
-        let begins =
-            requests.first().and_then(|request| Some((request.salt, known_by(&request.tokens)?)));
-        if let Some(begins) = begins.filter(|_| lines.len() > 1) {
-            let all: usize = lines.iter().map(|(_, load)| load).sum();
-            let most = (5 * (all + requests.len())).div_ceil(4 * lines.len());
-            let score = |line: &Line| {
-                let mut hasher = DefaultHasher::new();
-                (&line.name, begins).hash(&mut hasher);
-                hasher.finish()
-            };
-            lines.sort_by_key(|(line, load)| {
-                let within = load + requests.len() <= most;
-                if within { (0, Reverse(score(line)), 0) } else { (1, Reverse(0), *load) }
-            });
-        }
-        lines.into_iter().map(|(line, _)| line).collect()
     }
 
     /// Hands requests over, one for each room that was taken. Dropping the result cancels what has
@@ -320,6 +304,34 @@ impl Worker {
         }
         Ok(running)
     }
+}
+
+/// The engines that take requests, the best for these first: of those that have no more than their share of the load and a
+/// quarter (Mirrokni et al. 2016) the one that the prompt's beginning is known at, by rendezvous hashing, then the least
+/// loaded.
+fn by_preference<'a>(lines: &'a [Arc<Line>], requests: &[Request]) -> Vec<&'a Arc<Line>> {
+    let mut lines: Vec<(&Arc<Line>, usize)> = lines
+        .iter()
+        .filter(|line| line.status.takes())
+        .map(|line| (line, line.status.load()))
+        .collect();
+    lines.sort_by_key(|(_, load)| *load);
+    let begins =
+        requests.first().and_then(|request| Some((request.salt, known_by(&request.tokens)?)));
+    if let Some(begins) = begins.filter(|_| lines.len() > 1) {
+        let all: usize = lines.iter().map(|(_, load)| load).sum();
+        let most = (5 * (all + requests.len())).div_ceil(4 * lines.len());
+        let score = |line: &Line| {
+            let mut hasher = DefaultHasher::new();
+            (&line.name, begins).hash(&mut hasher);
+            hasher.finish()
+        };
+        lines.sort_by_key(|(line, load)| {
+            let within = load + requests.len() <= most;
+            if within { (0, Reverse(score(line)), 0) } else { (1, Reverse(0), *load) }
+        });
+    }
+    lines.into_iter().map(|(line, _)| line).collect()
 }
 
 /// The beginning that requests may share; `None` of one that is too short to be found again.
@@ -476,7 +488,7 @@ mod tests {
         assert!(said.len() == 2 && said.iter().all(|m| m.contains("nonsense")), "{said:?}");
         assert!(worker.healthy(), "it may pass");
         assert!(!worker.is_busy(), "all rooms are free again");
-        assert_eq!(worker.lines[0].status.waiting.load(Ordering::Acquire), 0);
+        assert_eq!(worker.lines()[0].status.waiting.load(Ordering::Acquire), 0);
         let (_, worker) = heard(false, 3).await;
         assert!(worker.failing());
     }
@@ -505,7 +517,7 @@ mod tests {
             ended: arrival + Duration::from_millis(300) + took,
             ..Report::default()
         };
-        locked(&worker.lines[0].outbox).report(report);
+        locked(&worker.lines()[0].outbox).report(report);
         let outputs: Vec<Output> = std::iter::from_fn(|| running.ready()).map(|o| o.1).collect();
         let [Output::Accepted, Output::Started(0, waited), Output::Token(1, None)] = outputs[..]
         else {
@@ -555,27 +567,27 @@ mod tests {
         // All the same at once: nobody gets more than its share and a quarter.
         let mut kept = Vec::new();
         (0..100).for_each(|_| drop(taken_by(&worker, &prompt(7), &mut kept)));
-        let loads: Vec<usize> = worker.statuses().map(Status::load).collect();
+        let loads: Vec<usize> = worker.statuses().map(|s| s.load()).collect();
         assert!(loads.iter().all(|load| (1..=32).contains(load)), "{loads:?}");
         // What is too short to be known goes to the least loaded.
         drop(kept);
         let mut kept = Vec::new();
         (0..40).for_each(|_| drop(taken_by(&worker, &[1, 2], &mut kept)));
-        let loads: Vec<usize> = worker.statuses().map(Status::load).collect();
+        let loads: Vec<usize> = worker.statuses().map(|s| s.load()).collect();
         assert_eq!(loads, [10; 4]);
     }
 
     #[test]
     fn an_engine_that_is_gone_or_ends_is_asked_nothing() {
         let worker = lines(2);
-        worker.lines[0].status.lost();
+        worker.lines()[0].status.lost();
         let name = |worker: &Worker| {
             worker.admit(&[Request::new(vec![1], 1)]).map(|r| r.line.name.clone())
         };
         assert_eq!(name(&worker).expect("the other one"), "tcp://e1:1");
-        worker.lines[1].status.note(&Report { draining: true, ..Report::default() });
+        worker.lines()[1].status.note(&Report { draining: true, ..Report::default() });
         assert!(matches!(name(&worker), Err(Untaken::Gone)));
-        worker.lines[0].status.arrived(0, &facts());
+        worker.lines()[0].status.arrived(0, &facts());
         assert_eq!(name(&worker).expect("it is back"), "tcp://e0:1");
     }
 }

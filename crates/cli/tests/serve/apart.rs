@@ -1,7 +1,7 @@
 //! Engines and front ends in processes of their own.
 
 use std::io::{BufRead, Read};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use infernum_link::{Address, Secret, ToEngine, frame, handshake};
@@ -9,82 +9,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
+use super::engines::*;
 use super::support::*;
-
-/// A process of `infernum engine` with the demo model; ends with the test.
-struct Engine {
-    process: Child,
-    address: String,
-    more: Vec<String>,
-    _folder: tempfile::TempDir,
-}
-
-impl Engine {
-    fn start(more: &[&str]) -> Engine {
-        let folder = tempfile::tempdir().expect("a folder");
-        let address = format!("ipc://{}/engine", folder.path().display());
-        let more: Vec<String> = more.iter().map(|&text| text.to_owned()).collect();
-        let process = Engine::launch(&address, &more);
-        Engine { process, address, more, _folder: folder }
-    }
-
-    fn launch(address: &str, more: &[String]) -> Child {
-        let mut command = binary();
-        command.args(["engine", "--device", "cpu", "--listen", address]).args(more);
-        command.stderr(Stdio::null()).spawn().expect("the binary runs")
-    }
-
-    fn kill(&mut self) {
-        self.process.kill().expect("it runs");
-        self.process.wait().expect("it ended");
-    }
-
-    fn restart(&mut self) {
-        self.process = Engine::launch(&self.address, &self.more);
-    }
-
-    fn path(&self) -> &str {
-        self.address.strip_prefix("ipc://").expect("it is one")
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-fn binary() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_infernum"));
-    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
-    command
-}
-
-/// A server that asks these engines.
-fn front_end(engines: &[&Engine], more: &[&str]) -> Server {
-    let mut command = binary();
-    command.args(["serve", "--port", "0"]).args(more);
-    for engine in engines {
-        command.args(["--engine", &engine.address]);
-    }
-    let server = Server::spawn(command);
-    wait("its engines are there", || {
-        server.get("/health").status == 200
-            && server.metric("infernum:engines{") >= engines.len() as f64
-    });
-    server
-}
-
-/// How the engines of a server stand: requests that run and wait, and the part of the cache that is held.
-fn load(server: &Server) -> [f64; 3] {
-    ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"]
-        .map(|name| server.metric(&format!("infernum:{name}{{")))
-}
-
-fn idle(what: &str, server: &Server) {
-    wait(what, || load(server) == [0.0; 3]);
-}
 
 /// What an answer says, without what differs each time.
 fn said(answer: &Value) -> (Value, Value) {
@@ -199,7 +125,7 @@ fn a_front_end_that_dies_ends_its_requests_only() {
     let engine = Engine::start(&[]);
     let stays = front_end(&[&engine], &[]);
     let expected = stays.post(TEXT, &story(60)).ok();
-    for _ in 0..repeats(4) {
+    for _ in 0..4 {
         let mut kept = stays.stream(TEXT, &endless());
         let mut dies = front_end(&[&engine], &[]);
         let streams: Vec<_> = (0..4).map(|_| dies.stream(TEXT, &endless())).collect();
@@ -227,7 +153,7 @@ fn an_engine_that_dies_fails_its_requests_and_is_found_again() {
     let expected = server.post(TEXT, &story(40)).ok();
     let mut before = 0.0;
     let mut recovered = Vec::new();
-    for _ in 0..repeats(3) {
+    for _ in 0..3 {
         let streams: Vec<_> = (0..3).map(|_| server.stream(TEXT, &endless())).collect();
         let whole = std::thread::scope(|scope| {
             let waits = scope.spawn(|| {
@@ -301,6 +227,65 @@ fn a_front_end_shares_its_requests_among_engines() {
 }
 
 #[test]
+fn one_front_end_serves_the_models_of_several_engines() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/vectors");
+    let vectors = format!("vectors={folder}/qwen2_mean");
+    let [mut one, two, mut other, mut late] = [
+        Engine::start(&["--model", "story=demo"]),
+        Engine::start(&["--model", "story=demo"]),
+        Engine::start(&["--model", &vectors]),
+        Engine::start(&["--model", "late=demo"]),
+    ];
+    late.kill();
+    let server = front_end_of(&[&one, &two, &other, &late], &[], 3);
+    let names = || {
+        let list = server.get("/v1/models").ok();
+        let names = list["data"].as_array().expect("a list").iter();
+        names.map(|m| m["id"].as_str().expect("a name").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(), ["story", "vectors"], "in the order of their engines");
+    let named = |name: &str, request: Value| with(request, json!({"model": name}));
+    let told = |name: &str| server.post(TEXT, &named(name, story(20)));
+    let embedded = || server.post("/v1/embeddings", &json!({"model": "vectors", "input": "a b"}));
+    let (said_first, vector) = (said(&told("story").ok()), embedded().ok()["data"].clone());
+    told("late").error(404, Some("model"), Some("model_not_found"));
+    server.post(TEXT, &json!({"prompt": "x"})).error(400, Some("model"), None);
+    assert_eq!(server.post(TEXT, &named("vectors", story(4))).status, 400, "it does not generate");
+    // One that comes later has its model served from then on.
+    late.restart();
+    wait("it is found", || names() == ["story", "vectors", "late"]);
+    assert_eq!(said(&told("late").ok()).0, said_first.0);
+    let described = server.get("/openapi.json").ok();
+    let field = &described["components"]["schemas"]["CommonFields"]["properties"]["model"];
+    assert_eq!(field["enum"], json!(["story", "vectors", "late"]));
+    // The death of one is that of its model alone, and of a model with two engines it is none.
+    let mut runs = server.stream(TEXT, &named("late", endless()));
+    let mut line = String::new();
+    runs.read_line(&mut line).expect("a line");
+    other.kill();
+    wait("it is gone", || embedded().status == 503);
+    embedded().error(503, None, Some("engine_gone"));
+    server.get("/health").error(503, None, Some("engine_gone"));
+    assert_eq!(names(), ["story", "vectors", "late"], "it is a model all the same");
+    one.kill();
+    wait("it is gone, too", || server.metrics("infernum:engines{") == 2.0);
+    for _ in 0..4 {
+        assert_eq!(said(&told("story").ok()).0, said_first.0);
+    }
+    runs.read_line(&mut line).expect("it goes on");
+    other.restart();
+    wait("it is found again", || server.get("/health").status == 200);
+    assert_eq!(embedded().ok()["data"], vector);
+    // An engine that comes back with another model is not asked for it.
+    drop(runs);
+    late.kill();
+    late.restart_as(&["--model", &vectors]);
+    wait("it is gone", || told("late").status == 503);
+    std::thread::sleep(Duration::from_millis(500));
+    told("late").error(503, None, Some("engine_gone"));
+}
+
+#[test]
 fn an_engine_that_is_told_to_end_lets_requests_end() {
     let mut engine = Engine::start(&[]);
     let server = front_end(&[&engine], &[]);
@@ -308,12 +293,12 @@ fn an_engine_that_is_told_to_end_lets_requests_end() {
         server.stream(TEXT, &with(story(200), json!({"ignore_eos": true, "stream": true})));
     let mut line = String::new();
     stream.read_line(&mut line).expect("a line");
-    let id = engine.process.id().to_string();
+    let id = engine.id().to_string();
     assert!(Command::new("kill").args(["-s", "TERM", &id]).status().expect("kill").success());
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("it ends");
     assert!(text.ends_with("data: [DONE]\n\n") && !text.contains("\"error\""), "{text}");
-    assert!(engine.process.wait().expect("it ended").success());
+    assert!(engine.ended().success());
     wait("it is gone", || server.post(TEXT, &story(1)).status == 503);
 }
 
@@ -399,11 +384,6 @@ fn a_front_end_that_stands_still_is_let_go() {
     idle("its requests end", &stays);
     stops.signal("CONT");
     wait("it comes again", || stops.post(TEXT, &story(4)).status == 200);
-}
-
-/// How often something is killed: more by INFERNUM_KILLS.
-fn repeats(default: usize) -> usize {
-    std::env::var("INFERNUM_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! What clients may do to a server, by malice or by accident, without others noticing.
 
+use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -68,7 +69,41 @@ fn timed(done: &AtomicBool, ask: impl Fn()) -> Vec<Duration> {
     times
 }
 
-/// With many of each kind under way, health and another client are answered about as fast as ever.
+fn middle(times: &[Duration]) -> Duration {
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+/// A server that does a little work for each byte, and nothing else: how long it takes is the machine's doing, and that of whoever
+/// else runs on it.
+struct Bystander(RefCell<TcpStream>);
+
+impl Bystander {
+    fn start() -> Bystander {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let socket =
+            TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
+        std::thread::spawn(move || {
+            let (mut other, _) = listener.accept().expect("a connection");
+            let mut byte = [0];
+            while other.read_exact(&mut byte).is_ok() {
+                let work = (0..500_000u64).fold(0, |sum, i| std::hint::black_box(sum ^ (i << 7)));
+                let answered = other.write_all(&[work as u8]);
+                if answered.is_err() {
+                    return;
+                }
+            }
+        });
+        Bystander(RefCell::new(socket))
+    }
+
+    fn ask(&self) {
+        let (mut socket, mut byte) = (self.0.borrow_mut(), [0]);
+        socket.write_all(&byte).and_then(|()| socket.read_exact(&mut byte)).expect("an answer");
+    }
+}
+
+/// With many of each kind under way, health and another client are answered about as fast as ever, as far as the machine is: what
+/// a bystander waits for beyond what it needs alone is not the server's doing.
 #[test]
 fn the_worst_bodies_hold_up_nobody() {
     let server = Server::start(&["--api-key", "victim", "--api-key", "other"]);
@@ -80,36 +115,52 @@ fn the_worst_bodies_hold_up_nobody() {
     };
     let small = story(1).to_string();
     let victim = || assert_eq!(asks("victim", TEXT, &small).expect("an answer"), 200);
-    let start = Instant::now();
-    (0..20).for_each(|_| victim());
-    let alone = start.elapsed() / 20;
+    let healthy = || assert_eq!(server.get("/health").status, 200);
+    let alone = |ask: &dyn Fn()| {
+        let times = (0..20).map(|_| {
+            let start = Instant::now();
+            ask();
+            start.elapsed()
+        });
+        times.min().expect("some")
+    };
+    let bystander = Bystander::start();
+    let (by_itself, first_alone, health_alone) =
+        (alone(&|| bystander.ask()), alone(&victim), alone(&healthy));
     for (name, path, body, expected) in worst() {
         let done = AtomicBool::new(false);
         let start = Instant::now();
-        let (health, first, statuses) = std::thread::scope(|scope| {
-            let health =
-                scope.spawn(|| timed(&done, || assert_eq!(server.get("/health").status, 200)));
+        let (health, first, beside, statuses) = std::thread::scope(|scope| {
+            let health = scope.spawn(|| timed(&done, healthy));
             let first = scope.spawn(|| timed(&done, victim));
+            let beside = Bystander::start();
+            let beside = scope.spawn(|| timed(&done, move || beside.ask()));
             let crowd: Vec<_> =
                 (0..8).map(|_| scope.spawn(|| asks("other", path, &body))).collect();
             let crowd: Vec<_> = crowd.into_iter().map(|c| c.join().expect("it ends")).collect();
             done.store(true, Ordering::Release);
-            (health.join().expect("it"), first.join().expect("it"), crowd)
+            let ended = [health, first, beside].map(|thread| thread.join().expect("it"));
+            let [health, first, beside] = ended;
+            (health, first, beside, crowd)
         });
         for status in statuses {
             let status = status.expect("an answer");
             assert!(expected.contains(&status), "{name}: {status}");
         }
-        let middle = |times: &[Duration]| times.get(times.len() / 2).copied().unwrap_or_default();
-        // Clients and server share what cores there are, so this is wide; a freeze is far beyond it.
-        let (health, first) = (middle(&health), middle(&first));
-        let took = start.elapsed();
-        assert!(health < Duration::from_millis(100), "{name}: health after {health:?}");
+        // An answer goes through some threads, each of which waits for its turn. This is wide; a freeze is far beyond it.
+        let delay = middle(&beside).saturating_sub(by_itself);
+        let slower = (middle(&beside).as_secs_f64() / by_itself.as_secs_f64()).max(1.0);
+        let most = |alone: Duration| 10 * (alone + delay) + Duration::from_millis(100);
+        let (health, first, took) = (middle(&health), middle(&first), start.elapsed());
         assert!(
-            first < 10 * alone + Duration::from_millis(100),
-            "{name}: {first:?}, not {alone:?}"
+            health < most(health_alone),
+            "{name}: health after {health:?}, not {health_alone:?}; {delay:?}"
         );
-        assert!(took < Duration::from_secs(20), "{name}: {took:?}");
+        assert!(first < most(first_alone), "{name}: {first:?}, not {first_alone:?}; {delay:?}");
+        assert!(
+            took < Duration::from_secs(20).mul_f64(slower),
+            "{name}: {took:?}, {slower} times as slow"
+        );
     }
 }
 

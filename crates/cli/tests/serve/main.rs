@@ -3,9 +3,11 @@
 
 mod apart;
 mod apis;
+mod engines;
 mod fields;
 mod guards;
 mod hostile;
+mod killed;
 mod operations;
 mod structure;
 mod support;

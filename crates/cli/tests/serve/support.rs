@@ -99,6 +99,19 @@ impl Server {
         line.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("a number")
     }
 
+    /// Of all lines of /metrics that begin so, the sum.
+    pub(crate) fn metrics(&self, start: &str) -> f64 {
+        let text = self.get("/metrics").text;
+        let lines = text.lines().filter(|l| l.starts_with(start));
+        lines
+            .map(|l| l.rsplit(' ').next().and_then(|n| n.parse::<f64>().ok()).expect("a number"))
+            .sum()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         let id = self.process.id().to_string();
         assert!(Command::new("kill").args(["-s", name, &id]).status().expect("kill").success());

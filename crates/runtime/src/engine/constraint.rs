@@ -6,6 +6,7 @@
 //! out of a step, alone.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use super::{Engine, Event, FinishReason};
 use crate::exec::Executor;
@@ -39,6 +40,8 @@ pub struct Next {
     pub forced: Vec<u32>,
     /// What may come after them.
     pub then: Allowed,
+    /// How long it took to work that out, by whoever did.
+    pub took: Duration,
 }
 
 /// What may come.
@@ -76,6 +79,7 @@ impl<E: Executor> Engine<E> {
                 continue;
             };
             wait = false;
+            self.mask_times.push(next.took);
             if let Some(reason) = self.take_next(slot, next, events) {
                 events.push(Event::Finished(self.sequences[slot].id, reason));
                 self.remove(slot);

@@ -21,6 +21,7 @@ mod settle;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 pub use constraint::{Allowed, Constraint, Cursor, Next};
 use infernum_ir::Task;
@@ -58,6 +59,8 @@ pub struct Engine<E: Executor> {
     row: Vec<f32>,
     next_id: u64,
     stats: Stats,
+    /// Of the last step.
+    mask_times: Vec<Duration>,
 }
 
 /// A step.
@@ -145,6 +148,7 @@ impl<E: Executor> Engine<E> {
             order: Vec::new(),
             row: Vec::new(),
             next_id: 0,
+            mask_times: Vec::new(),
             stats: Stats { total_blocks: pool.total(), ..Stats::default() },
             pool,
             limits,
@@ -251,6 +255,11 @@ impl<E: Executor> Engine<E> {
         }
     }
 
+    /// What it took to work out what may come next, of each text whose step this was: of the last step.
+    pub fn mask_times(&self) -> &[Duration] {
+        &self.mask_times
+    }
+
     /// How it schedules.
     pub fn options(&self) -> &EngineOptions {
         &self.options
@@ -275,6 +284,7 @@ impl<E: Executor> Engine<E> {
     /// before. On an error the requests that had a part in the steps under way end as failed; all
     /// others are as they were.
     pub fn step(&mut self, events: &mut Vec<Event>) -> Result<(), EngineError> {
+        self.mask_times.clear();
         self.promote();
         if self.must_know() {
             self.settle(events)?;

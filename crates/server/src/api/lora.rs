@@ -94,7 +94,7 @@ fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
     let root = allowed(app)?;
     let LoadAdapter { lora_name: name, lora_path } = request;
     check_name(&name).map_err(|e| ApiError::value("lora_name", format!("lora_name: {e}")))?;
-    if app.models.iter().any(|m| m.name == name) || app.model(Some(&name)).is_ok() {
+    if app.entry(&name).is_some() || app.model(Some(&name)).is_ok() {
         return Err(taken(&name));
     }
     let served = app.model_for_work(None)?;
@@ -115,7 +115,7 @@ fn unload(app: &App, asked: &Asked) -> Result<Response, ApiError> {
     let (request, unknown) = parse::<UnloadAdapter>(&asked.bytes)?;
     allowed(app)?;
     let name = &request.lora_name;
-    let removed = app.models.iter().find_map(|entry| entry.remove_adapter(name));
+    let removed = app.models().iter().find_map(|entry| entry.remove_adapter(name));
     let removed =
         removed.ok_or_else(|| ApiError::unknown_model(name, "no adapter of this name"))?;
     if let (Some((adapter, _)), Some(room)) = (&removed.adapter, &removed.room) {
@@ -141,9 +141,8 @@ fn below(root: &Path, path: &str) -> Option<PathBuf> {
     (full.starts_with(root) && full.is_dir()).then_some(full)
 }
 
-fn entry<'a>(app: &'a App, served: &Served) -> Result<&'a Entry, ApiError> {
-    let found = app.models.iter().find(|entry| entry.name == served.name);
-    found.ok_or_else(|| ApiError::unknown_model(&served.name, "others"))
+fn entry(app: &App, served: &Served) -> Result<Arc<Entry>, ApiError> {
+    app.entry(&served.name).ok_or_else(|| ApiError::unknown_model(&served.name, "others"))
 }
 
 fn refused(message: &str) -> ApiError {

@@ -58,7 +58,7 @@ fn family(app: &App, entry: &Entry) -> Result<Vec<ModelInfo>, ApiError> {
     (status = 503, description = "They are loading", body = inline(crate::error::ErrorResponse<'static>)),
 ))]
 pub(crate) async fn list_models(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    let data: Result<Vec<_>, _> = app.models.iter().map(|entry| family(&app, entry)).collect();
+    let data: Result<Vec<_>, _> = app.models().iter().map(|entry| family(&app, entry)).collect();
     let data = data?.into_iter().flatten().collect();
     Ok(json(StatusCode::OK, &ModelList { object: "list", data }))
 }
@@ -78,7 +78,6 @@ pub(crate) async fn retrieve_model(
 ) -> Result<Response, ApiError> {
     let served = app.model(Some(&name))?;
     let model = served.adapter.as_ref().map_or(&served.name, |(_, model)| model);
-    let entry = app.models.iter().find(|m| m.name == *model);
-    let entry = entry.ok_or_else(|| ApiError::unknown_model(&name, "others"))?;
-    Ok(json(StatusCode::OK, &info(entry, &served)))
+    let entry = app.entry(model).ok_or_else(|| ApiError::unknown_model(&name, "others"))?;
+    Ok(json(StatusCode::OK, &info(&entry, &served)))
 }

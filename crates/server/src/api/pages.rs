@@ -1,8 +1,9 @@
 //! Pages for people, and the API's description.
 
 use std::path::Path;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, PoisonError};
 
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{Html, Response};
@@ -13,6 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::app::App;
 use crate::error::json_text;
+use crate::model::Entry;
 use crate::routes;
 
 /// The files that pages are made of, by name.
@@ -73,18 +75,25 @@ pub(crate) async fn docs_page() -> Html<&'static str> {
     (status = 200, description = "An OpenAPI document", body = Object),
 ))]
 pub(crate) async fn openapi_document(State(app): State<Arc<App>>) -> Response {
-    let text = app.description.get_or_init(|| {
-        let mut api = serde_json::to_value(routes::document()).unwrap_or_default();
-        if let Some(model) = api.pointer_mut("/components/schemas/CommonFields/properties/model") {
-            let names: Vec<&str> = app.models.iter().map(|m| m.name.as_str()).collect();
-            model["enum"] = names.into();
-        }
-        if !app.keys().is_empty()
-            && let Some(ways) = api.pointer_mut("/security").and_then(Value::as_array_mut)
-        {
-            ways.retain(|way| way.as_object().is_some_and(|way| !way.is_empty()));
-        }
-        api.to_string().into()
-    });
-    json_text(StatusCode::OK, text.clone())
+    let models = app.models();
+    let mut kept = app.description.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = match &*kept {
+        Some((count, text)) if *count == models.len() => text.clone(),
+        _ => kept.insert((models.len(), describe(&app, &models))).1.clone(),
+    };
+    json_text(StatusCode::OK, text)
+}
+
+fn describe(app: &App, models: &[Arc<Entry>]) -> Bytes {
+    let mut api = serde_json::to_value(routes::document()).unwrap_or_default();
+    if let Some(model) = api.pointer_mut("/components/schemas/CommonFields/properties/model") {
+        let names: Vec<&str> = models.iter().map(|m| m.name.as_str()).collect();
+        model["enum"] = names.into();
+    }
+    if !app.keys().is_empty()
+        && let Some(ways) = api.pointer_mut("/security").and_then(Value::as_array_mut)
+    {
+        ways.retain(|way| way.as_object().is_some_and(|way| !way.is_empty()));
+    }
+    api.to_string().into()
 }

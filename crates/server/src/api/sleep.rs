@@ -140,7 +140,7 @@ fn read<T>(query: Asked<T>) -> Result<T, ApiError> {
 fn asked(app: &App, name: Option<&str>) -> Result<Vec<Arc<Served>>, ApiError> {
     match name {
         Some(_) => Ok(vec![app.model_for_work(name)?]),
-        None => app.models.iter().map(|entry| app.model_for_work(Some(&entry.name))).collect(),
+        None => app.models().iter().map(|entry| app.model_for_work(Some(&entry.name))).collect(),
     }
 }
 

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use crate::app::App;
 use crate::error::{ApiError, json};
 use crate::lanes::Client;
-use crate::model::{Entry, Served};
+use crate::model::Served;
 
 /// Which server this is.
 #[derive(Serialize, ToSchema)]
@@ -25,7 +25,7 @@ pub(crate) struct Version {
     (status = 503, description = "Loading, asleep, sick, or shutting down", body = inline(crate::error::ErrorResponse<'static>)),
 ))]
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Result<StatusCode, ApiError> {
-    for entry in &app.models {
+    for entry in app.models().iter() {
         check(&*app.model_for_work(Some(&entry.name))?)?;
     }
     Ok(StatusCode::OK)
@@ -46,7 +46,8 @@ pub(crate) async fn readyz(app: State<Arc<App>>) -> Result<StatusCode, ApiError>
     (status = 503, description = "An engine fails", body = inline(crate::error::ErrorResponse<'static>)),
 ))]
 pub(crate) async fn livez(State(app): State<Arc<App>>) -> Result<StatusCode, ApiError> {
-    let mut all = app.models.iter().filter_map(Entry::served);
+    let models = app.models();
+    let mut all = models.iter().filter_map(|entry| entry.served());
     match all.find(|served| served.worker.failing()) {
         None => Ok(StatusCode::OK),
         Some(served) => check(served).map(|()| StatusCode::OK),
@@ -72,7 +73,7 @@ fn check(served: &Served) -> Result<(), ApiError> {
 pub(crate) async fn reset_prefix_cache(
     State(app): State<Arc<App>>,
 ) -> Result<StatusCode, ApiError> {
-    for entry in &app.models {
+    for entry in app.models().iter() {
         app.model(Some(&entry.name))?.worker.forget_prefixes();
     }
     tracing::info!("prefixes are computed anew");
@@ -97,7 +98,7 @@ pub(crate) async fn metrics(
 ) -> Result<Response, ApiError> {
     let shared = app.clone();
     let render = move || {
-        for served in shared.models.iter().filter_map(|m| m.served()) {
+        for served in shared.models().iter().filter_map(|m| m.served()) {
             let worker = &served.worker;
             served.metrics.set(&worker.stats(), worker.queued());
             served.metrics.engines(worker.engines(), worker.malformed());

@@ -69,7 +69,7 @@ impl Cursor for MoodyCursor {
             (None, 14) if self.hash.is_multiple_of(4) => Allowed::Unknown,
             _ => set(|t| t % 3 != self.hash % 3),
         };
-        Some(Next { forced, then })
+        Some(Next { forced, then, took: Duration::ZERO })
     }
 
     fn advance(&mut self, token: u32) {
@@ -113,7 +113,11 @@ fn a_mask_has_the_size_of_the_vocabulary() {
     }
     impl Cursor for FixedCursor {
         fn next(&mut self, _: bool) -> Option<Next> {
-            Some(Next { forced: Vec::new(), then: Allowed::Tokens(self.0.clone()) })
+            Some(Next {
+                forced: Vec::new(),
+                then: Allowed::Tokens(self.0.clone()),
+                took: Duration::ZERO,
+            })
         }
 
         fn advance(&mut self, _: u32) {}

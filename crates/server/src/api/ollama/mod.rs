@@ -20,7 +20,7 @@ use super::warnings::Warnings;
 use crate::app::App;
 use crate::error::{ApiError, json};
 use crate::generation::Generation;
-use crate::model::{Entry, Served};
+use crate::model::Served;
 use crate::sse;
 use answer::{Kind, OllamaAnswer, Streamed};
 use request::{OllamaChat, OllamaGenerate, Settings};
@@ -80,9 +80,9 @@ fn model(app: &App, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
 }
 
 fn untagged<'a>(app: &App, name: &'a str) -> &'a str {
-    let adapted = || app.models.iter().flat_map(Entry::adapters);
-    let known = app.models.iter().any(|entry| entry.name == name)
-        || adapted().any(|served| served.name == name);
+    let models = app.models();
+    let adapted = || models.iter().flat_map(|entry| entry.adapters());
+    let known = app.entry(name).is_some() || adapted().any(|served| served.name == name);
     if known { name } else { name.strip_suffix(":latest").unwrap_or(name) }
 }
 

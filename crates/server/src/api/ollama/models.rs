@@ -90,7 +90,7 @@ pub(crate) async fn list_tags(State(app): State<Arc<App>>) -> Result<Response, A
             details: ModelDetails::of(served),
         })
     };
-    let models = app.models.iter().map(tag).collect::<Result<_, ApiError>>()?;
+    let models = app.models().iter().map(|entry| tag(entry)).collect::<Result<_, ApiError>>()?;
     Ok(json(StatusCode::OK, &Tags { models }))
 }
 
@@ -137,7 +137,7 @@ fn show(app: &App, asked: &Asked) -> Result<Response, ApiError> {
     let (request, unknown) = parse::<ShowRequest>(&asked.bytes)?;
     let name = request.model.as_deref().map(|name| untagged(app, name));
     let served = &app.model(name)?;
-    let entry = app.models.iter().find(|entry| entry.name == served.name);
+    let entry = app.entry(&served.name);
     let frontend = &served.frontend;
     let dialect = frontend.dialect();
     let calls = dialect.is_some_and(|d| d.calls.is_some() || d.channels.is_some());
@@ -156,7 +156,7 @@ fn show(app: &App, asked: &Asked) -> Result<Response, ApiError> {
         details: ModelDetails::of(served),
         model_info: Map::from_iter(info),
         capabilities: can.into_iter().filter(|(_, can)| *can).map(|(name, _)| name).collect(),
-        modified_at: entry.map(modified).unwrap_or_default(),
+        modified_at: entry.map(|entry| modified(&entry)).unwrap_or_default(),
     };
     Ok(Warnings::new(&unknown, &[]).tell(json(StatusCode::OK, &shown)))
 }
