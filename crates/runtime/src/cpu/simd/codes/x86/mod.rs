@@ -189,11 +189,12 @@ impl Bands<'_> {
         job: Job<'_>,
     ) {
         let Bands { site, scales, minimums, .. } = self;
+        let Job { band, x: activations, stride, lanes } = job;
         let packing = site.w.packing;
         let chunks = packing.columns as usize / CHUNK;
         // Of a unit's bytes, for each two rows of a chunk: whole cache lines.
         let share = (packing.bytes as usize).div_ceil(chunks * ROWS / 2).next_multiple_of(64);
-        for (i, unit) in site.w.band(job.band).enumerate() {
+        for (i, unit) in site.w.band(band).enumerate() {
             unsafe {
                 if WAY == Way::SCALED {
                     scales.read_outer(unit);
@@ -205,7 +206,7 @@ impl Bands<'_> {
                 }
             }
             for chunk in 0..chunks {
-                let x = &job.x[(i * chunks + chunk) * job.stride..];
+                let x = &activations[(i * chunks + chunk) * stride..];
                 // Two rows share what is read of activations.
                 for row in (0..ROWS).step_by(2) {
                     prefetch(unit, (chunk * (ROWS / 2) + row / 2) * share, share);
@@ -230,7 +231,7 @@ impl Bands<'_> {
                         }
                     };
                     let rows = [of_row(row), of_row(row + 1)];
-                    for (c, lanes) in job.lanes.iter_mut().enumerate() {
+                    for (c, lanes) in lanes.iter_mut().enumerate() {
                         unsafe {
                             let x = x.get_unchecked(c);
                             let lanes = lanes.as_mut_ptr().add(row).cast::<[[f32; LANES]; 2]>();
