@@ -72,13 +72,12 @@ const FAMILIES: [&str; 4] = ["llama/gqa3", "mistral/window", "qwen2/windows", "q
 
 /// Fused ops that larger ones go on from wherever these stand, with a layer in which they do, and the
 /// larger ones.
-const STEPPING_STONES: [(&str, &str, &[&str]); 6] = [
+const STEPPING_STONES: [(&str, &str, &[&str]); 5] = [
     ("add_rmsnorm", "gemma2", &["rmsnorm_add", "norm_linear", "norm_linear_geglu"]),
     ("attention", "gemma2", &["paged_attention"]),
     ("geglu", "gemma2", &["pack-geglu"]),
     ("linear_geglu", "gemma2", &["norm_linear_geglu"]),
     ("rope_kv_write", "gemma2", &["qk_rope_kv_write", "pack-qkv"]),
-    ("swiglu", "moe_sigmoid", &["pack-swiglu"]),
 ];
 
 /// What logits of the same meaning may differ by: tokens are picked from logits rounded to f32.
@@ -152,11 +151,16 @@ fn layers_fuse_to_few_launches() {
 
 /// A shape that ships, compiled for an H100 as it is served.
 fn shape(name: &str) -> Compiled {
-    shape_with(name, KvDtype::Auto)
+    shape_with(name, KvDtype::Auto, None)
 }
 
-/// The same, with a cache of this type.
-fn shape_with(name: &str, kv_dtype: KvDtype) -> Compiled {
+/// The same with room for adapters.
+fn adapted_shape(name: &str) -> Compiled {
+    shape_with(name, KvDtype::Auto, Some(&Adapters { slots: 16, rank: 16, targets: None }))
+}
+
+/// The same, with a cache of this type and room for these adapters.
+fn shape_with(name: &str, kv_dtype: KvDtype, adapters: Option<&Adapters>) -> Compiled {
     let path = root().join(format!("../../bench/shapes/{name}.json"));
     let text = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let config = Config::parse("config.json", &text).expect("a valid config");
@@ -171,7 +175,7 @@ fn shape_with(name: &str, kv_dtype: KvDtype) -> Compiled {
         costs: ("sm_90a", &costs),
         rules: None,
         kv_dtype,
-        adapters: None,
+        adapters,
         explain: false,
         limits: Limits { chunk: 8192, sequences: 256, max_length: 8192 },
         templates: &Library::default(),
@@ -199,11 +203,17 @@ fn launches_of_a_layer_at_every_size() {
     insta::assert_snapshot!(launches_at_every_size("llama-3.1-8b"));
 }
 
+/// With tens of tokens products are those that a layer has without adapters; `shrink` comes before each.
+#[test]
+fn launches_of_an_adapted_layer_at_every_size() {
+    insta::assert_snapshot!(launches_of(&adapted_shape("llama-3.1-8b")));
+}
+
 /// A cache of codes is a launch more at most, where the packed projection of a few tokens would have written it, and takes little
 /// more than half of the memory.
 #[test]
 fn a_cache_of_codes_costs_a_launch_at_most() {
-    let compiled = [KvDtype::Auto, KvDtype::Fp8].map(|dtype| shape_with("llama-3.1-8b", dtype));
+    let compiled = [KvDtype::Auto, KvDtype::Fp8].map(|dtype| shape_with("llama-3.1-8b", dtype, None));
     insta::assert_snapshot!(launches_of(&compiled[1]));
     let launches = |c: &Compiled, i: usize| {
         c.buckets[i].report.graphs.iter().find(|g| g.graph == "decoder").map(|g| g.launches.1)
@@ -370,6 +380,9 @@ fn every_fused_op_is_chosen_somewhere() {
     }
     for name in ["llama-3.1-8b", "deepseek-v2-lite", "qwen3.5-4b", "nemotron-3-nano-30b-a3b"] {
         chosen.extend(shape(name).buckets.iter().flat_map(|b| fused_ops(&b.module)));
+    }
+    for name in ["llama-3.1-8b", "llama-3.2-1b"] {
+        chosen.extend(adapted_shape(name).buckets.iter().flat_map(|b| fused_ops(&b.module)));
     }
     let rounded = Fixture::open("qwen3/fp8_dynamic");
     let rounded = compiled_with(&rounded, "sm_90a", false, "cuda", None);

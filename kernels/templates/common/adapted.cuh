@@ -1,13 +1,11 @@
-// The low-rank part of a product of product.cuh: by tensor cores, 16 rows of `b` and up to eight tokens of one adapter at a time, whose
-// products with `a` `shrink` has left in `low`. A token's sums never meet another one's adapter. It is worked out half way through a
-// tile, while the ring of weights fills, and lies where the product's sums will meet until these are there.
+// The low-rank part of a product of product.cuh, added where its sums meet: by tensor cores, 16 rows of `b` and up to eight tokens
+// of one adapter at a time, whose products with `a` `shrink` has left in `low`. A token's sums never meet another one's adapter.
 {#- `adapts` are the parts of w, side by side: of each its operand b, the first row of b, and the first row of w. #}
 {% set bank = adapts[0].b %}
 struct Adapted {
     typedef {{ bank.type }} W;
     static constexpr int PARTS = {{ adapts | length }}, ADAPTERS = {{ bank.shape[0] }}, R = {{ bank.shape[2] }}, RANKS = PARTS * R, TOKENS = {{ p.tokens }};
-    // Elements of a tile's rows, of one adapter; bytes of rows; adapters whose rows are in shared memory at once.
-    static constexpr int EACH = 64 * R, ROWS = 32768, FITTING = ROWS / (EACH * 2);
+    static constexpr int EACH = 64 * R, FITTING = 32768 / (EACH * 2);   // rows of a tile, of one adapter; adapters whose rows are in shared memory at once
     // From a token to the next: eight lanes side by side take theirs from other banks.
     static constexpr int STRIDE = RANKS + (RANKS / 16 % 2 == 0 ? 16 : 0);
     static_assert(R % 16 == 0 && FITTING > 0 && TOKENS == 64, "shape");
@@ -60,18 +58,18 @@ struct Adapted {
         Lists& all = lists();
         const int t = threadIdx.x % 128;
         if (t < TOKENS) all.slots[t] = slot_of(t);
-        if (t == 0) all.changed = 0;                   // see is_stale()
+        if (t == 0) all.changed = 0;
         together();
         const u32 slot = t < TOKENS ? all.slots[t] : 0;
-        int same = 0, begin = t, first = t;            // tokens of its adapter before this one
-#pragma unroll 4
-        for (int o = 0; o < TOKENS; o++) {
-            const bool is_same = o < t && all.slots[o] == slot;
-            first = is_same && same == 0 ? o : first;
-            begin = is_same && same % 8 == 0 ? o : begin;
-            same += is_same;
+        int same = 0, begin = t, first = t;
+        if (slot != 0) {
+            for (int o = 0; o < t; o++) {
+                if (all.slots[o] != slot) continue;
+                if (same == 0) first = o;
+                if (same++ % 8 == 0) begin = o;
+            }
+            if (same % 8 == 0) begin = t;
         }
-        begin = same % 8 == 0 ? t : begin;
         const u32 begins = __ballot_sync(0xffffffffu, slot != 0 && begin == t), firsts = __ballot_sync(0xffffffffu, slot != 0 && first == t);
         if (t < TOKENS && t % 32 == 0) all.begin[t / 32] = begins, all.first[t / 32] = firsts;
         together();
@@ -86,9 +84,8 @@ struct Adapted {
         together();
     }
     // Has rows of `b` copied, of a tile of `Op` that begins with output q0 and of adapters from `from` on.
-    template <class Op> __device__ __forceinline__ void fetch(int q0, int from, u8* memory) const {
+    template <class Op> __device__ __forceinline__ void fetch(int q0, int from, u32 rows) const {
         constexpr int OUTPUTS = 64 / Op::PARTS;
-        const u32 rows = rows_at(memory);
         const int adapters = min(FITTING, count(lists().first) - from);
         for (int i = threadIdx.x % 128; i < EACH / 8; i += 128) {
             const int in = i / (R / 8), row = min(Op::row(q0 + in % OUTPUTS, in / OUTPUTS), Op::N - 1);
@@ -98,25 +95,18 @@ struct Adapted {
         }
         copy_commit();
     }
-    // Behind what else is in shared memory: rows of b, and `low`.
-    __device__ __forceinline__ static u32 rows_at(u8* memory) { return shared_at(memory); }
-    __device__ __forceinline__ static W* low_at(u8* memory) { return (W*)(memory + ROWS); }
-
-    // Whether slots are others by now.
-    __device__ __forceinline__ bool is_stale() const {
-        const int t = threadIdx.x % 128;
-        if (t < TOKENS && slot_of(t) != lists().slots[t]) lists().changed = 1;
-        together();
-        const bool changed = lists().changed;
-        if (changed) together();                       // all know, before list() forgets
-        return changed;
-    }
-    // `low` comes to shared memory as two 16-bit floats each.
-    __device__ __forceinline__ void prepare(u8* memory) const {
+    // `low` comes to shared memory as two 16-bit floats each. Afterwards rows are there for good: where slots were stale, once more.
+    template <class Op> __device__ __forceinline__ void prepare(int q0, u32 rows, W* whole) const {
         const int me = threadIdx.x % 128;
-        W* const whole = low_at(memory);
+        if (me < TOKENS && slot_of(me) != lists().slots[me]) lists().changed = 1;
+        together();
+        if (lists().changed) {
+            copy_wait<0>();
+            together();
+            list();
+            fetch<Op>(q0, 0, rows);
+        }
         W* const rest = whole + TOKENS * STRIDE;
-#pragma unroll 2
         for (int i = me * 4; i < tokens * RANKS; i += 128 * 4) {
             const float4 v = *(const float4*)(low + i);
             const u32 a = pack2<W>(v.x, v.y), b = pack2<W>(v.z, v.w);
@@ -125,21 +115,16 @@ struct Adapted {
             *(uint2*)(rest + at) = make_uint2(pack2<W>(v.x - ::low<W>(a), v.y - high<W>(a)), pack2<W>(v.z - ::low<W>(b), v.w - high<W>(b)));
         }
     }
-    // A tile's low-rank sums, where those threads will look for them that have the product's: four of each eight tokens.
-    template <class Op> __device__ __forceinline__ void multiply(int q0, u8* memory, float4* of_tile) const {
+    // Onto the sums of a tile, a token a row of ROW floats. A warp has 16 of its 64 columns, and has written those itself.
+    template <class Op, int ROW> __device__ __forceinline__ void add(float* sums, int q0, u32 rows, u32 whole) const {
         constexpr int OUTPUTS = 64 / Op::PARTS, TOGETHER = 4;
         const Lists& all = lists();
-        const u32 rows = rows_at(memory), whole = shared_at(low_at(memory));
-        float* const sums = (float*)of_tile;
-        const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, warp = threadIdx.x % 128 / 32, row = warp * 16 + g;
-        const int part = part_of(Op::row(q0 + warp * 16 % OUTPUTS, warp * 16 / OUTPUTS)), items = count(all.begin), adapters = count(all.first);
-        together();                                    // all have read what lies there
-#pragma unroll
-        for (int j = 0; j < TOKENS / 8; j++) of_tile[j * 128 + threadIdx.x % 128] = make_float4(0, 0, 0, 0);   // tokens without an adapter
+        const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4, row = threadIdx.x % 128 / 32 * 16 + g;
+        const int part = part_of(Op::row(q0 + (row - g) % OUTPUTS, (row - g) / OUTPUTS)), items = count(all.begin), adapters = count(all.first);
         for (int from = 0; from < adapters; from += FITTING) {
             if (from > 0) {
                 together();                            // all have read those before
-                fetch<Op>(q0, from, memory);
+                fetch<Op>(q0, from, rows);
             }
             copy_wait<0>();
             together();
@@ -147,6 +132,7 @@ struct Adapted {
             for (int n = 0; n < items; n += TOGETHER) {
                 float some[TOGETHER][4];
                 bool is_here[TOGETHER];
+                int at[TOGETHER * 2];
 #pragma unroll
                 for (int i = 0; i < TOGETHER; i++) {
                     const Item& item = all.items[min(n + i, items - 1)];
@@ -165,24 +151,18 @@ struct Adapted {
                         mma(some[i], b0, b1, b2, b3, x0, x1, W{});
                     }
                 }
+                // All are read before the first is written, as no two are the same: so none waits for another.
 #pragma unroll
                 for (int i = 0; i < TOGETHER * 2; i++) {
                     const int token = is_here[i / 2] ? all.items[n + i / 2].tokens[q * 2 + i % 2] : -1;
-                    if (token < 0) continue;
-                    float* const to = sums + (token / 8 * 128 + warp * 32 + g * 4 + token % 8 / 2) * 4 + token % 2;
-                    to[0] = some[i / 2][i % 2], to[2] = some[i / 2][i % 2 + 2];
+                    at[i] = token < 0 ? -1 : token * ROW + row;
+                    some[i / 2][i % 2] += sums[max(at[i], 0)];
+                    some[i / 2][i % 2 + 2] += sums[max(at[i], 0) + 8];
                 }
+#pragma unroll
+                for (int i = 0; i < TOGETHER * 2; i++)
+                    if (at[i] >= 0) sums[at[i]] = some[i / 2][i % 2], sums[at[i] + 8] = some[i / 2][i % 2 + 2];
             }
         }
-    }
-    // Onto those of the product. A warp has written what it reads here; what lies there is others' afterwards.
-    __device__ __forceinline__ static void add(float (&sums)[TOKENS / 8][4], const float4* of_tile) {
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < TOKENS / 8; j++) {
-            const float4 v = of_tile[j * 128 + threadIdx.x % 128];
-            sums[j][0] += v.x, sums[j][1] += v.y, sums[j][2] += v.z, sums[j][3] += v.w;
-        }
-        together();
     }
 };

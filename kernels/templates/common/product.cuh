@@ -238,15 +238,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             float sums[TOKENS / 8][4];
             int w_before = 0, x_before = 0;
 {% if adapts is defined %}
-            // Banks are weights. Slots that are the step's input are there before the wait, and where a kernel makes them are read again.
-#pragma unroll 1
-            for (bool is_new = true; is_new;) {
-                if (rank == 0 && chunks == 0) op.adapted.list();
-                if (rank == 0) op.adapted.template fetch<Op>(place(turn.item).output, 0, adapted_memory());
-                if (chunks == 0) pdl_wait();
-                is_new = rank == 0 && chunks == 0 && op.adapted.is_stale();
-                if (is_new) copy_wait<0>();
-            }
+            if (rank == 0 && chunks > 0) op.adapted.template fetch<Op>(place(turn.item).output, 0, adapted_rows());
 {% endif %}
             const auto release = [&]() {
                 if (me == 0) barrier_arrive(w_empty + w_before * 8);
@@ -266,11 +258,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 wgmma_wait<1>();
                 if (step > 0) release();               // the step before has been read
 {% if adapts is defined %}
-                if (rank == 0 && step == steps / 4 && chunks == 0) op.adapted.prepare(adapted_memory());
-                if (rank == 0 && step == steps / 2) {
-                    if (MERGES && chunks > 0) barrier_wait(inbound_empty + group * 8, (chunks - 1) & 1);   // the tile's before have left
-                    op.adapted.template multiply<Op>(place(turn.item).output, adapted_memory(), adapted_sums());
-                }
+                if (step == steps / 2 && !prepared && rank == 0) op.adapted.template prepare<Op>(place(turn.item).output, adapted_rows(), adapted_low());
 {% endif %}
                 if (step == steps / 2 && !prepared) op.prepare(), prepared = true;  // the ring of weights has run dry, and fills again
                 w_before = w_slot, x_before = x_slot;
@@ -280,9 +268,6 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             wgmma_wait<0>();
             landed(sums);
             release();
-{% if adapts is defined %}
-            if (rank == 0) op.adapted.add(sums, adapted_sums());
-{% endif %}
             if (collect(sums, turn, group, me)) finish(sums, place(turn.item), group, me, chunks);
         }
     }
@@ -511,6 +496,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     own[(j * 8 + lane % 4 * 2 + i % 2) * ROW + warp % 4 * 16 + lane / 4 + i / 2 * 8] = sums[c * (CHUNK / 8) + j][i];
+{% if adapts is defined %}
+            if (rank == 0) op.adapted.template add<Op, ROW>(own, q0, adapted_rows(), shared_at(adapted_low()));
+{% endif %}
             if (MERGES) fence_products();
             together();
             if (MERGES) {
@@ -543,10 +531,11 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         }
     }
 {% if adapts is defined %}
-    // What adapted.cuh keeps in shared memory: sums where those of finish() will be, all else behind these.
+    // What adapted.cuh keeps in shared memory, behind the sums.
     static_assert(GROUPS == 1 && CHUNK == TOKENS && !STREAMS && !Op::CODED && !Op::GROUPED, "shape");
-    __device__ __forceinline__ float4* adapted_sums() const { return (float4*)(base + WEIGHTS * W_BYTES + ACTIVATIONS * X_BYTES); }
-    __device__ __forceinline__ u8* adapted_memory() const { return (u8*)adapted_sums() + CHUNK * ROW * 4 * (MERGES ? 2 : 1); }
+    __device__ __forceinline__ u8* adapted_memory() const { return base + WEIGHTS * W_BYTES + ACTIVATIONS * X_BYTES + CHUNK * ROW * 4 * (MERGES ? 2 : 1); }
+    __device__ __forceinline__ u32 adapted_rows() const { return shared_at(adapted_memory()); }
+    __device__ __forceinline__ {{ x.type }}* adapted_low() const { return ({{ x.type }}*)(adapted_memory() + 32768); }
 {% endif %}
     __device__ __forceinline__ void run() {
         if (warp >= GROUPS * 4) {
@@ -561,10 +550,10 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             if constexpr (MANY) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             pdl_launch();
 {% if adapts is defined %}
-            if (first().item >= work) pdl_wait();      // else multiply() waits
-{% else %}
-            pdl_wait();
+            // Banks are weights; slots that are the step's input are there, and where a kernel makes them are read again.
+            if (rank == 0 && first().item < work) op.adapted.list(), op.adapted.template fetch<Op>(place(first().item).output, 0, adapted_rows());
 {% endif %}
+            pdl_wait();
             if constexpr (EIGHT) multiply_eights();
             else if constexpr (Op::CODED) multiply_codes();
             else multiply();

@@ -47,8 +47,8 @@ struct Shrink {
         __syncthreads();
         const u32 slot = t < tokens ? of_tokens[t] : 0;
         int before = 0;
-#pragma unroll 4
-        for (int o = 0; o < tokens; o++) before += o < t && of_tokens[o] == slot;
+        if (slot != 0)
+            for (int o = 0; o < t; o++) before += of_tokens[o] == slot;
         const bool leads = slot != 0 && before % TOKENS == 0;
         const u32 all = __ballot_sync(0xffffffffu, leads);
         if (lane == 0) leaders[warp] = all;

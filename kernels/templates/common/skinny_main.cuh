@@ -1,5 +1,5 @@
-// The kernel of an `Op` of skinny.cuh, in the variant's body. Where it is adapted, registers are left for blocks of `shrink`, which come beside it.
-extern "C" __global__ void {% set ranks = p.ranks if p.ranks is defined else 1 %}{% if p.outputs is defined %}__cluster_dims__(2, 1, 1) {% elif ranks > 1 %}__cluster_dims__({{ ranks }}, 1, 1) {% elif p.split > 1 %}__cluster_dims__({{ p.split }}, 1, 1) {% endif %}__launch_bounds__({{ block }}, {{ 2 if adapts is defined else p.blocks }}) {{ kernel }}({{ params }}) {
+// The kernel of an `Op` of skinny.cuh, in the variant's body.
+extern "C" __global__ void {% set ranks = p.ranks if p.ranks is defined else 1 %}{% if p.outputs is defined %}__cluster_dims__(2, 1, 1) {% elif ranks > 1 %}__cluster_dims__({{ ranks }}, 1, 1) {% elif p.split > 1 %}__cluster_dims__({{ p.split }}, 1, 1) {% endif %}__launch_bounds__({{ block }}, {{ p.blocks }}) {{ kernel }}({{ params }}) {
     Op op;
     op.x = x;
     op.w = w;
