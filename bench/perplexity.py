@@ -46,12 +46,12 @@ def perplexity(args, text, *model):
 def of_format(args, folder, text, encoding, importance):
     name = encoding["name"]
     out = folder / (f"{name}.gguf" if encoding["gguf"] is not None else name)
-    words = ["quantise", "--to", name, "--out", out]
+    words = ["quantise", "--model", ROOT / "models/demo", "--to", name, "--out", out]
     code, said, error = run(args, *words, *(["--importance", importance] if importance else []))
     if code:
         return {"refused": error.strip().splitlines()[-1]}
     lost = re.search(r"relative squared error (\S+?);?( |$)", said)
-    return dict(perplexity(args, text, "--model", out), relative_squared_error=lost and lost.group(1), said=said.strip())
+    return dict(perplexity(args, text, "--model", out), relative_squared_error=lost and lost.group(1))
 
 
 def main():
@@ -64,6 +64,8 @@ def main():
     encodings = json.loads(run(args, "encodings", "--json")[1])
     only = args.only.split(",") if args.only else None
     wanted = [e for e in encodings if (e["name"] in only if only else not VARIANT.search(e["name"]))]
+    # What is not tried again stays.
+    kept = json.loads(args.out.read_text())["formats"] if args.out and args.out.exists() else {}
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
@@ -83,7 +85,7 @@ def main():
             cells = [f"{p['perplexity']:.4f}" if "perplexity" in p else "refused" for p in pair]
             print(f"| `{name}` | {encoding['bits']:.2f} | {' | '.join(cells)} |", flush=True)
     if args.out:
-        args.out.write_text(json.dumps({"own": own, "formats": results}, indent=1) + "\n")
+        args.out.write_text(json.dumps({"own": own, "formats": kept | results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
