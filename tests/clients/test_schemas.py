@@ -26,7 +26,7 @@ AT_ONCE = 16
 TOKENS = 300
 # How a server may say that it does not know a keyword, or that nothing fulfils a schema.
 REASONS = re.compile(r"Unimplemented keys|Unsatisfiable schema|Unknown format|oneOf|sibling keys|only supported when|not supported|look-?around|"
-                     r"[Pp]attern properties|Failed to resolve|retrieve|minProperties|a double is exactly")
+                     r"[Pp]attern properties|Failed to resolve|retrieve|minProperties|a double is exactly|are not disjoint|Unable to determine")
 
 
 def pattern(_, expression, instance, __):

@@ -92,15 +92,12 @@ impl Text {
                 Some((matcher, next))
             }));
             let mut state = locked(&desk.state);
-            match worked.ok().flatten() {
-                Some((matcher, next)) => {
-                    *state = DeskState { matcher: Some(matcher), next: Some(next) }
-                }
-                None => {
-                    let unknown = as_told((Vec::new(), Allowed::Unknown));
-                    *state = DeskState { matcher: None, next: Some(unknown) };
-                }
-            }
+            *state = if let Some((matcher, next)) = worked.ok().flatten() {
+                DeskState { matcher: Some(matcher), next: Some(next) }
+            } else {
+                let unknown = as_told((Vec::new(), Allowed::Unknown));
+                DeskState { matcher: None, next: Some(unknown) }
+            };
             desk.ready.notify_all();
         });
     }

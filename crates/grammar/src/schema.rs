@@ -29,6 +29,12 @@ const TIME: &str = concat!(
     "(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])",
 );
 
+/// Characters of a host's name, and of an address at one.
+const HOST: u64 = 253;
+const ADDRESS: u64 = 254;
+/// An address: its part before the @, and the labels behind it, are bounded too.
+const PARTS: &str = r"^[^@]{1,64}@[^@.]{1,63}(?:\.[^@.]{1,63})*$";
+
 /// A schema as llguidance takes it; in grammars, too, after `%json`.
 pub fn schema(schema: &Value) -> Result<Value, GrammarError> {
     let mut fields = match schema {
@@ -62,7 +68,7 @@ fn hold(fields: &mut Map<String, Value>) -> Result<(), GrammarError> {
             _ => hold_one(value)?,
         }
     }
-    dates(fields);
+    narrow(fields);
     Ok(())
 }
 
@@ -134,19 +140,38 @@ fn check_repeated(fields: &Map<String, Value>) -> Result<(), GrammarError> {
     )))
 }
 
-/// Has formats of days and times say which there are.
-fn dates(fields: &mut Map<String, Value>) {
+/// Has formats be as narrow as their standards: days and times are those that there are, and names of hosts as long as they may be.
+fn narrow(fields: &mut Map<String, Value>) {
     let pattern = match fields.get("format").and_then(Value::as_str) {
         Some("date") => format!("^(?:{DATE})$"),
         Some("time") => format!("^{TIME}$"),
         Some("date-time") => format!("^(?:{DATE})[tT]{TIME}$"),
+        Some("hostname") => return at_most(fields, HOST),
+        Some("email") => {
+            at_most(fields, ADDRESS);
+            return both(fields, PARTS.to_owned());
+        }
         _ => return,
     };
     fields.remove("format");
+    both(fields, pattern);
+}
+
+/// Has a text be no longer.
+fn at_most(fields: &mut Map<String, Value>, length: u64) {
+    let given = fields.get("maxLength").map(Value::as_u64);
+    // What is no length is refused later.
+    if given.is_none_or(|given| given.is_some_and(|given| given > length)) {
+        fields.insert("maxLength".to_owned(), json!(length));
+    }
+}
+
+/// Adds a pattern to the one that there may be.
+fn both(fields: &mut Map<String, Value>, pattern: String) {
     let Some(other) = fields.insert("pattern".to_owned(), json!(pattern)) else { return };
-    let both = fields.entry("allOf").or_insert_with(|| json!([]));
-    if let Some(both) = both.as_array_mut() {
-        both.push(json!({"pattern": other}));
+    let all = fields.entry("allOf").or_insert_with(|| json!([]));
+    if let Some(all) = all.as_array_mut() {
+        all.push(json!({"pattern": other}));
     }
 }
 
@@ -219,6 +244,13 @@ mod tests {
                 && !time.is_match("12:00:00")
         );
         assert!(both.is_match("2024-02-29T12:00:00Z") && !both.is_match("2023-02-29T12:00:00Z"));
+        assert_eq!(held(json!({"format": "hostname"}))["maxLength"], 253);
+        assert_eq!(held(json!({"format": "hostname", "maxLength": 9}))["maxLength"], 9);
+        assert_eq!(held(json!({"format": "email", "maxLength": 900}))["maxLength"], 254);
+        let address = pattern("email");
+        assert!(
+            address.is_match("a.b@c.d") && !address.is_match(&format!("a@{}.d", "c".repeat(64)))
+        );
         assert_eq!(held(json!({"format": "uuid"})), json!({"format": "uuid"}));
     }
 }

@@ -57,6 +57,8 @@ enum State {
     Body(Body),
     /// After a message.
     Outside,
+    /// After a call that was begun and cannot be read: nothing that follows is told, however it comes.
+    Lost,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +145,10 @@ impl Parser {
                 self.body(body, last)
             }
             State::Outside => self.outside(last),
+            State::Lost => {
+                self.held.clear();
+                false
+            }
         }
     }
 
@@ -292,6 +298,7 @@ impl Parser {
         if call.is_named() {
             self.calls += 1;
             self.held.clear();
+            self.state = State::Lost;
             return;
         }
         self.say(&call.into_raw());

@@ -418,6 +418,13 @@ fn a_call_that_is_cut_keeps_what_it_has() {
 }
 
 #[test]
+fn what_follows_a_call_that_cannot_be_read_is_lost_however_it_comes() {
+    let text = "Both.\n<tool_call>\n{\"name\": \"now\", uments\": {\"a\": \"x\"}}\nto";
+    let answer = read_anyhow(&named("granite"), "", text);
+    assert_eq!((answer.content.as_str(), answer.calls.len()), ("Both.", 1));
+}
+
+#[test]
 fn arguments_are_told_as_they_come() {
     let text = "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": \"bcd";
     let mut parser = Parser::new(&named("hermes"), &tools(), "");
