@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use infernum::CompileOptions;
-use infernum_codegen::{Asks, Plan};
 use infernum_codegen::compile::{Options, compile};
 use infernum_codegen::cuda::{Library, TunedVariants};
+use infernum_codegen::{Asks, Plan};
 use infernum_frontend_hf::LowerOptions;
 use infernum_frontend_hf::peft::Adapter;
 use infernum_ir::{DType, Sym};

@@ -213,7 +213,8 @@ fn launches_of_an_adapted_layer_at_every_size() {
 /// more than half of the memory.
 #[test]
 fn a_cache_of_codes_costs_a_launch_at_most() {
-    let compiled = [KvDtype::Auto, KvDtype::Fp8].map(|dtype| shape_with("llama-3.1-8b", dtype, None));
+    let compiled =
+        [KvDtype::Auto, KvDtype::Fp8].map(|dtype| shape_with("llama-3.1-8b", dtype, None));
     insta::assert_snapshot!(launches_of(&compiled[1]));
     let launches = |c: &Compiled, i: usize| {
         c.buckets[i].report.graphs.iter().find(|g| g.graph == "decoder").map(|g| g.launches.1)

@@ -75,7 +75,8 @@ fn build(
             graphs.push(Lowered { program: add_program(&mut plan, program), weights, states });
         }
         let calls = binder.calls(module, &graphs, &mut plan)?;
-        let reads_adapters = |(_, param, _): (_, &Param, _)| *param == Param::Step(StepInput::Adapters);
+        let reads_adapters =
+            |(_, param, _): (_, &Param, _)| *param == Param::Step(StepInput::Adapters);
         let adapts = module.graphs.iter().any(|g| g.params().any(reads_adapters));
         plan.schedules.push(Schedule { bucket: *bucket, adapts, calls });
     }

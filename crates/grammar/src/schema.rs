@@ -149,12 +149,12 @@ fn narrow(fields: &mut Map<String, Value>) {
         Some("hostname") => return at_most(fields, HOST),
         Some("email") => {
             at_most(fields, ADDRESS);
-            return both(fields, PARTS.to_owned());
+            return both(fields, PARTS);
         }
         _ => return,
     };
     fields.remove("format");
-    both(fields, pattern);
+    both(fields, &pattern);
 }
 
 /// Has a text be no longer.
@@ -167,7 +167,7 @@ fn at_most(fields: &mut Map<String, Value>, length: u64) {
 }
 
 /// Adds a pattern to the one that there may be.
-fn both(fields: &mut Map<String, Value>, pattern: String) {
+fn both(fields: &mut Map<String, Value>, pattern: &str) {
     let Some(other) = fields.insert("pattern".to_owned(), json!(pattern)) else { return };
     let all = fields.entry("allOf").or_insert_with(|| json!([]));
     if let Some(all) = all.as_array_mut() {
@@ -179,48 +179,48 @@ fn both(fields: &mut Map<String, Value>, pattern: String) {
 mod tests {
     use super::*;
 
-    fn held(given: Value) -> Value {
-        let mut held = schema(&given).expect("a schema");
+    fn held(given: &Value) -> Value {
+        let mut held = schema(given).expect("a schema");
         held.as_object_mut()
             .and_then(|fields| fields.remove("x-guidance"))
             .expect("how it is written");
         held
     }
 
-    fn refusal(given: Value) -> String {
-        schema(&given).expect_err("refused").to_string()
+    fn refusal(given: &Value) -> String {
+        schema(given).expect_err("refused").to_string()
     }
 
     #[test]
     fn bounds_are_doubles_that_keep_to_them() {
         let bounds = json!({"minimum": i64::MIN + 1, "maximum": i64::MAX});
-        let held_to = held(json!({"properties": {"maximum": bounds}, "default": bounds}));
+        let held_to = held(&json!({"properties": {"maximum": bounds}, "default": bounds}));
         let inner = &held_to["properties"]["maximum"];
         assert_eq!(inner["maximum"], json!(9_223_372_036_854_774_784_i64));
         assert_eq!(inner["minimum"], json!(-9_223_372_036_854_774_784_i64));
         assert_eq!(held_to["default"], bounds);
         let exact = json!({"minimum": 1_i64 << 53, "maximum": u64::MAX - 4095, "multipleOf": 3});
-        assert_eq!(held(exact.clone()), exact);
+        assert_eq!(held(&exact), exact);
     }
 
     #[test]
     fn what_would_come_out_as_something_else_is_refused() {
         for literal in [json!([{"a": 9_007_199_254_740_993_i64}]), json!(u64::MAX)] {
-            assert!(refusal(json!({"items": {"const": literal}})).contains("a double is exactly"));
-            held(json!({"default": literal, "properties": {"const": {"type": "string"}}}));
+            assert!(refusal(&json!({"items": {"const": literal}})).contains("a double is exactly"));
+            held(&json!({"default": literal, "properties": {"const": {"type": "string"}}}));
         }
-        assert!(refusal(json!({"enum": ["a", "\u{1}"]})).contains("control characters"));
-        held(json!({"enum": ["a", "\n\t\"\\", 0.1, 9_007_199_254_740_992_i64, i64::MIN]}));
+        assert!(refusal(&json!({"enum": ["a", "\u{1}"]})).contains("control characters"));
+        held(&json!({"enum": ["a", "\n\t\"\\", 0.1, 9_007_199_254_740_992_i64, i64::MIN]}));
         let free = json!({"type": "object", "minProperties": 3, "required": ["a"]});
-        assert!(refusal(free).contains("expected at most 2, found 3"));
-        held(json!({"minProperties": 2, "required": ["a"]}));
-        held(json!({"minProperties": 3, "additionalProperties": false, "properties": {}}));
+        assert!(refusal(&free).contains("expected at most 2, found 3"));
+        held(&json!({"minProperties": 2, "required": ["a"]}));
+        held(&json!({"minProperties": 3, "additionalProperties": false, "properties": {}}));
     }
 
     #[test]
     fn days_and_times_are_those_that_there_are() {
         let pattern = |format: &str| {
-            let held = held(json!({"format": format, "pattern": "x"}));
+            let held = held(&json!({"format": format, "pattern": "x"}));
             assert_eq!(held["allOf"], json!([{"pattern": "x"}]));
             regex::Regex::new(held["pattern"].as_str().expect("a pattern")).expect("it is one")
         };
@@ -244,13 +244,13 @@ mod tests {
                 && !time.is_match("12:00:00")
         );
         assert!(both.is_match("2024-02-29T12:00:00Z") && !both.is_match("2023-02-29T12:00:00Z"));
-        assert_eq!(held(json!({"format": "hostname"}))["maxLength"], 253);
-        assert_eq!(held(json!({"format": "hostname", "maxLength": 9}))["maxLength"], 9);
-        assert_eq!(held(json!({"format": "email", "maxLength": 900}))["maxLength"], 254);
+        assert_eq!(held(&json!({"format": "hostname"}))["maxLength"], 253);
+        assert_eq!(held(&json!({"format": "hostname", "maxLength": 9}))["maxLength"], 9);
+        assert_eq!(held(&json!({"format": "email", "maxLength": 900}))["maxLength"], 254);
         let address = pattern("email");
         assert!(
             address.is_match("a.b@c.d") && !address.is_match(&format!("a@{}.d", "c".repeat(64)))
         );
-        assert_eq!(held(json!({"format": "uuid"})), json!({"format": "uuid"}));
+        assert_eq!(held(&json!({"format": "uuid"})), json!({"format": "uuid"}));
     }
 }

@@ -211,9 +211,9 @@ async fn admit(
     known: &mut Known,
 ) -> Result<(), RemoteError> {
     let named = named(args, &offer);
-    if !known.0.contains_key(&named.name) {
+    let name = named.name.clone();
+    if !known.0.contains_key(&name) {
         let (address, own) = (dial.address.clone(), args.clone());
-        let name = named.name.clone();
         let opened = move || Model::open(&named, &own, &address, offer);
         let opened = tokio::task::spawn_blocking(opened).await;
         let panicked = |_| RemoteError::Unsuitable {
@@ -223,13 +223,8 @@ async fn admit(
         let model = opened.map_err(panicked)??;
         known.add(app, args, model);
         tracing::info!(model = name, engine = %dial.address, "ready");
-        return admitted(dial, &name, args, known);
     }
-    admitted(dial, &named.name, args, known)
-}
-
-fn admitted(dial: &Dial, name: &str, args: &Args, known: &Known) -> Result<(), RemoteError> {
-    if let Some(offered) = known.0.get(name) {
+    if let Some(offered) = known.0.get(&name) {
         offered.attach(dial.clone(), args, &|task| drop(tokio::spawn(task)));
     }
     Ok(())

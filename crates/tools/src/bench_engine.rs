@@ -18,6 +18,7 @@ use crate::subject::Subject;
 
 /// The command line.
 #[derive(clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct Args {
     /// Requests, all there from the start.
     #[arg(long, value_name = "N", default_value_t = 64)]

@@ -276,7 +276,10 @@ fn check_tile(place: &str, launch: &Launch, tile: &TileMap) -> Checked {
     }
     let bytes = |p: &Packing| p.columns == 128 && p.planes.iter().map(|p| p.bits).eq([8]);
     if tile.dealt && packing.is_some_and(|p| !bytes(p)) {
-        return fault(place, "expected codes of 8 bits in units of 128 columns where rows are dealt");
+        return fault(
+            place,
+            "expected codes of 8 bits in units of 128 columns where rows are dealt",
+        );
     }
     Ok(())
 }

@@ -9,7 +9,11 @@ pub(super) static OP: OpDef = OpDef {
     name: "shrink",
     doc: "The first half of `adapt`: `a[s - 1] · x` of each token, whose slot s is not 0, else zeros. x [T, K], a [L, R, K], \
           slots [T]: f32 [T, R].",
-    operands: &[OperandDef::required("x"), OperandDef::required("a"), OperandDef::required("slots")],
+    operands: &[
+        OperandDef::required("x"),
+        OperandDef::required("a"),
+        OperandDef::required("slots"),
+    ],
     attrs: &[],
     infer: |call| {
         let (x, a, slots) = (call.dense(0, 2)?, call.dense(1, 3)?, call.index(2, 1)?);

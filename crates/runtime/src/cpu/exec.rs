@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use infernum_codegen::{Arg, Asks, CacheLayout, Launch, Plan, Program, ProgramCall, TargetKind, Value};
+use infernum_codegen::{
+    Arg, Asks, CacheLayout, Launch, Plan, Program, ProgramCall, TargetKind, Value,
+};
 use infernum_ir::{DType, Dims, Task, TensorType, Type};
 use rayon::ThreadPool;
 

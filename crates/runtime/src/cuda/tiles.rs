@@ -75,9 +75,9 @@ fn matrix(
     let (columns, rows) = ty.shape.split_last().ok_or("an operand read in tiles is a scalar")?;
     let stored = match &ty.encoding {
         None => Stored::Elements(ty.dtype, tile.dealt),
-        Some(encoding) => encoding.packing().map_or(Stored::Codes, |p| {
-            Stored::Packed(p.bytes, p.columns, tile.dealt)
-        }),
+        Some(encoding) => encoding
+            .packing()
+            .map_or(Stored::Codes, |p| Stored::Packed(p.bytes, p.columns, tile.dealt)),
     };
     Ok(Matrix {
         address: frame.address(value)?,

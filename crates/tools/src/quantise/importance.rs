@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use infernum::{Capacity, CompileOptions, Loader, Machine, ModelOptions, RunOptions};
-use infernum_frontend_hf::Model;
 use infernum_frontend_hf::tokenizer::Tokenizer;
+use infernum_frontend_hf::{Checkpoint, Model};
 use infernum_ir::Sym;
 use infernum_runtime::SequenceSteps;
 use infernum_runtime::cpu::{self, CpuOptions};
@@ -35,7 +35,7 @@ impl Importance {
     ) -> Result<Importance, Box<dyn Error>> {
         let text = std::fs::read_to_string(path)
             .map_err(|e| format!("--importance: {}: {e}", path.display()))?;
-        let mut tensors = model.checkpoint.iter().flat_map(|c| c.tensors());
+        let mut tensors = model.checkpoint.iter().flat_map(Checkpoint::tensors);
         if let Some(coded) = tensors.find(|t| t.blocks.is_some()) {
             // Products read its values, not what is stored.
             let message = "expected a checkpoint of plain floats";
