@@ -382,6 +382,7 @@ fn only_these_ops_fall_back() {
             "alibi",
             "cast",
             "combine_heads",
+            "expand",
             "gather_rows",
             "group_rows",
             "mask_chunks",
