@@ -390,6 +390,7 @@ fn only_these_ops_fall_back() {
             "pick",
             "quantise_rows",
             "round_groups",
+            "shrink",
             "transpose"
         ]
     );
