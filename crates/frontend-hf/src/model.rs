@@ -230,9 +230,9 @@ impl Model {
         let encoding = |name: &str, shape: &[u64]| {
             if let (Some(random), [stack @ .., rows, columns]) = (random, shape) {
                 // A stack of biases has two dimensions as well, but no product reads it.
-                let is_matrix = stack.len() <= 1 && !name.ends_with("bias");
-                let holds = random.is_for(name) && random.layout(*rows, *columns).is_ok();
-                return (is_matrix && holds).then(|| random.clone());
+                let is_matrix = stack.len() <= 1 && !name.ends_with("bias") && random.is_for(name);
+                return (is_matrix && random.layout(*rows, *columns).is_ok())
+                    .then(|| random.clone());
             }
             let checkpoint = self.checkpoint.as_ref()?;
             if let Some(number) = checkpoint.tensor(name).and_then(|t| t.blocks) {

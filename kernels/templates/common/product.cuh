@@ -479,15 +479,13 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         for (int c = 0; c < TOKENS / CHUNK; c++, chunks++) {
             const int base_token = at.token + c * CHUNK, tokens = min(CHUNK, at.end - base_token);
             const int from = MERGES ? rank * SHARE : 0, to = MERGES ? min(tokens, from + SHARE) : tokens;
-            // What a thread will finish: eight outputs of a token each time. What that takes beside sums is asked for before they meet,
-            // where registers hold it.
+            // What a thread will finish: eight outputs of a token each time. What that takes beside sums is asked for before they meet.
             constexpr int EACH = (SHARE * (OUTPUTS / 8) + 127) / 128;
             const auto item = [&](int n) { return me + from * (OUTPUTS / 8) + n * 128; };
             const auto is_there = [&](int i) { return i < to * (OUTPUTS / 8) && q0 + i % (OUTPUTS / 8) * 8 < ALL; };
-            constexpr bool AHEAD = !(EIGHT && TOKENS > 128);
             typename Op::Early early[EACH];
 #pragma unroll
-            for (int n = 0; AHEAD && n < EACH; n++)
+            for (int n = 0; n < EACH; n++)
                 if (is_there(item(n))) early[n] = op.early(q0 + item(n) % (OUTPUTS / 8) * 8, base_token + item(n) / (OUTPUTS / 8));
             if (!MERGES) together();                   // all have read the chunk before
             else if (chunks > 0) barrier_wait(inbound_empty + group * 8, (chunks - 1) & 1);
@@ -521,7 +519,6 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                         v[part][0] += a.x, v[part][1] += a.y, v[part][2] += a.z, v[part][3] += a.w;
                         v[part][4] += b.x, v[part][5] += b.y, v[part][6] += b.z, v[part][7] += b.w;
                     }
-                if (!AHEAD) early[n] = op.early(q0 + q, base_token + t);
                 op.finish(q0 + q, base_token + t, v[0], v[1], early[n]);
             }
             if (MERGES) {

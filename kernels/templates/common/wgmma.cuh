@@ -3,10 +3,6 @@
 __device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 stride) {
     return (u64)((address & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 | 1ull << 62;
 }
-// The same of rows of 64 bytes, whose chunks are exchanged by half their number modulo 4.
-__device__ __forceinline__ u64 descriptor64(u32 address, u32 stride) {
-    return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | (u64)(stride >> 4) << 32 | 2ull << 62;
-}
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
