@@ -156,6 +156,11 @@ template <int GROUPS, int TYPE, int AT, int OUTER, int OUTER_AT> struct Scales {
         const float inner = TYPE == AS_BF16 ? __uint_as_float(G % 2 ? word & 0xffff0000 : word << 16) : to_f32(f16{(u16)half});
         return OUTER >= 0 ? inner * outer : inner;
     }
+    // The same with an outer scale that is not finite, too: `get` has infinity less infinity there.
+    template <int G> __device__ __forceinline__ float stored() const {
+        if constexpr (TYPE == AS_U8) return (__uint_as_float(__byte_perm(w[G / 4], 0x4b000000, 0x7440 + G % 4)) - 8388608.0f) * outer;
+        return get<G>();
+    }
 };
 
 // a * b + c of pairs, rounded once.

@@ -13,7 +13,9 @@
 // of odd ones. So a thread has eight neighbours of what it sums, and a scale is one of an eight. Order of summation: 32 columns after
 // 32 columns, ascending, within 128; these, ascending.
 //
-// An `Op` is that of cooperative.cuh: X, K, N, PARTS, tokens, Early, early(q, t), finish(q, t, a, b, early).
+// An `Op` is that of cooperative.cuh: X, K, N, PARTS, tokens, Early, early(q, t), finish(q, t, a, b, early). One that ROUNDS what it
+// makes of sums has join(q, t, a, b) in place of `finish`, whose results stay in a, and round(q, t, all), which four lanes call with a
+// group's, a row beyond the tokens too.
 
 template <class Op, int ROWS, int STAGES> struct Eights {
     typedef typename Op::Packed P;
@@ -176,23 +178,36 @@ template <class Op, int ROWS, int STAGES> struct Eights {
             for (int i = 0; i < 8; i++) v[i] = sums[i % 2][part * (SIDE / 2) + i / 2 * (SIDE / 8) + n / 2][r * 2 + n % 2];
             scale(v, output(n) + part * ALL);
         };
-        // What `finish` reads beside sums is asked for some outputs ahead: registers do not hold that of all.
-        constexpr int AHEAD = 2;
+        if constexpr (Op::ROUNDS) {
+            static_assert(Op::PARTS == 2 && OUTPUTS == 128 && ALL % 128 == 0, "a tile is a group");
+            float all[EACH][8];
 #pragma unroll
-        for (int first = 0; first < EACH; first += AHEAD) {
-            Early early[AHEAD];
-#pragma unroll
-            for (int n = first; n < first + AHEAD; n++)
-                if (t < op.tokens && output(n) < ALL) early[n - first] = op.early(output(n), t);
-#pragma unroll
-            for (int n = first; n < first + AHEAD; n++) {
-                if (t >= op.tokens || output(n) >= ALL) continue;
-                float a[8], b[8] = {};
-                take(a, 0, n);
-                if (Op::PARTS == 2) take(b, 1, n);
-                op.finish(output(n), t, a, b, early[n - first]);
+            for (int n = 0; n < EACH; n++) {
+                float b[8];
+                take(all[n], 0, n);
+                take(b, 1, n);
+                op.join(output(n), t, all[n], b);
             }
-            asm volatile("" ::: "memory");
+            op.round(at.output, t, all);
+        } else {
+            // What `finish` reads beside sums is asked for some outputs ahead: registers do not hold that of all.
+            constexpr int AHEAD = 2;
+#pragma unroll
+            for (int first = 0; first < EACH; first += AHEAD) {
+                Early early[AHEAD];
+#pragma unroll
+                for (int n = first; n < first + AHEAD; n++)
+                    if (t < op.tokens && output(n) < ALL) early[n - first] = op.early(output(n), t);
+#pragma unroll
+                for (int n = first; n < first + AHEAD; n++) {
+                    if (t >= op.tokens || output(n) >= ALL) continue;
+                    float a[8], b[8] = {};
+                    take(a, 0, n);
+                    if (Op::PARTS == 2) take(b, 1, n);
+                    op.finish(output(n), t, a, b, early[n - first]);
+                }
+                asm volatile("" ::: "memory");
+            }
         }
     }
     __device__ __forceinline__ void run() {

@@ -33,6 +33,10 @@
 {% include "common/vec.cuh" %}
 {% include "common/wgmma.cuh" %}
 {% include "common/tile_product.cuh" %}
-{% if x.quantised %}{% include "common/eights.cuh" %}{% else %}{% include "common/cooperative.cuh" %}{% endif %}
+{% if x.quantised %}
+{% include "common/e4m3.cuh" %}
+{% include "common/quantise.cuh" %}
+{% include "common/eights.cuh" %}
+{% else %}{% include "common/cooperative.cuh" %}{% endif %}
 {% endif %}
 {% include "common/skinny_op.cuh" %}

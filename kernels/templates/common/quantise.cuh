@@ -1,3 +1,14 @@
+// The scale of a group whose largest magnitude is `most`, and what its numbers are multiplied by: none, if they cannot be.
+__device__ __forceinline__ float group_scale(float most, bool finite, float& inverse) {
+    const float scale = __fdiv_rn(most, 448.0f);
+    inverse = __fdiv_rn(1.0f, scale);
+    if (!(finite && inverse <= 3.402823466e38f)) inverse = 0;
+    return finite ? scale : __uint_as_float(0x7fc00000);
+}
+// Four codes of four columns as two words' halves: a word has a pair of columns of the upper and of the lower eight of sixteen in turn.
+__device__ __forceinline__ u32 first_pair(u32 lower, u32 upper) { return __byte_perm(lower, upper, 0x1504); }
+__device__ __forceinline__ u32 second_pair(u32 lower, u32 upper) { return __byte_perm(lower, upper, 0x3726); }
+
 // Rounds a group of 128 columns to 8-bit floats: sixteen threads side by side have eight neighbours of it each, and are all there.
 // crates/ir/src/encoding/quantised_rows.rs says how codes and scales are stored. `codes` is where the group begins. Gives its
 // scale, NaN with a NaN or an infinity.
@@ -13,22 +24,54 @@ __device__ __forceinline__ float quantise_group(const float (&x)[8], u8* codes) 
 #pragma unroll
     for (int d = 1; d < 16; d *= 2) most = fmaxf(most, __shfl_xor_sync(together, most, d));
     finite = __all_sync(together, finite);
-    const float scale = __fdiv_rn(most, 448.0f);
-    float inverse = __fdiv_rn(1.0f, scale);
-    if (!(finite && inverse <= 3.402823466e38f)) inverse = 0;
-    float v[8];
+    float inverse, v[8];
+    const float scale = group_scale(most, finite, inverse);
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i] = finite ? __fmul_rn(x[i], inverse) : 0;
-    // A word has a pair of columns of the upper and of the lower eight of sixteen in turn: a thread has one of the eights, gives
-    // away half of it, and stores two words. Those of the same pairs of 64 columns are side by side.
+    // A thread has one of a sixteen's eights, gives away half of it, and stores two words. Those of the same pairs of 64 columns are
+    // side by side.
     const u32 first = e4m3x2(v[0], v[1]) | e4m3x2(v[2], v[3]) << 16, second = e4m3x2(v[4], v[5]) | e4m3x2(v[6], v[7]) << 16;
     const bool upper = threadIdx.x % 2;
     const u32 other = __shfl_xor_sync(together, upper ? first : second, 1);
     const u32 low = upper ? other : first, high = upper ? second : other;
     u32* const to = (u32*)codes + threadIdx.x % 16 / 8 * 16 + upper * 8 + threadIdx.x % 8 / 2;
-    to[0] = __byte_perm(low, high, 0x1504);
-    to[4] = __byte_perm(low, high, 0x3726);
-    return finite ? scale : __uint_as_float(0x7fc00000);
+    to[0] = first_pair(low, high);
+    to[4] = second_pair(low, high);
+    return scale;
+}
+// The same where four lanes have a group, each the eights 2 i and 2 i + 1 for i its place and four more; all lanes of the warp are there.
+// Stores nothing of a row that is `absent`.
+__device__ __forceinline__ float quantise_quarters(const float (&x)[4][8], u8* codes, bool absent) {
+    const int quad = threadIdx.x % 4;
+    float most = 0, inverse;
+    bool finite = true;
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        most = fmaxf(most, fabsf(x[i / 8][i % 8]));
+        finite &= fabsf(x[i / 8][i % 8]) <= 3.402823466e38f;
+    }
+#pragma unroll
+    for (int d = 1; d < 4; d *= 2) {
+        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
+        finite &= __shfl_xor_sync(0xffffffffu, (int)finite, d) != 0;
+    }
+    const float scale = group_scale(most, finite, inverse);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        u32 of[2][2];                                  // of the lower and of the upper eight, four columns each
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float(&from)[8] = x[half * 2 + i / 2];
+            float v[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) v[j] = finite ? __fmul_rn(from[i % 2 * 4 + j], inverse) : 0;
+            of[i / 2][i % 2] = e4m3x2(v[0], v[1]) | e4m3x2(v[2], v[3]) << 16;
+        }
+        u32 words[4] = {first_pair(of[0][0], of[1][0]), second_pair(of[0][0], of[1][0]), first_pair(of[0][1], of[1][1]), second_pair(of[0][1], of[1][1])};
+        transpose4(words, quad);
+        if (!absent) *(Vec16*)(codes + half * 64 + quad * 16) = Vec16{ {words[0], words[1], words[2], words[3]} };
+    }
+    return scale;
 }
 // Keeps the scale of a row's group, whose first column is `column`; one thread of the group calls. Scales lie by groups, padded to
 // whole 16 bytes, which the last row fills.

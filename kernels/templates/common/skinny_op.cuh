@@ -18,6 +18,7 @@ struct Linear {
     static constexpr int UNIT = 0, TILE_BYTES = 64 * 128, TILE_STEPS = 1;
 {% endif %}
     typedef {{ x.type }} X;
+    static constexpr bool ROUNDS = false;                              // results to 8-bit floats: see eights.cuh
     static constexpr bool EIGHT = {{ "true" if x.quantised else "false" }};
     static constexpr int K = {{ w.cols }}, N = {{ w.rows }}, ROW = K;   // ROW: elements from one row of x to the next
     static constexpr bool GROUPED = false;

@@ -29,6 +29,17 @@ template <int N, class T> __device__ __forceinline__ void store(T* p, const floa
     }
 }
 
+// Four lanes side by side have four words each: lane `quad` of them gets the words of place `quad`, in the order of lanes.
+__device__ __forceinline__ void transpose4(u32 (&t)[4], int quad) {
+    const bool odd = quad & 1, upper = quad & 2;
+    const u32 a = __shfl_xor_sync(0xffffffffu, odd ? t[0] : t[1], 1), b = __shfl_xor_sync(0xffffffffu, odd ? t[2] : t[3], 1);
+    if (odd) t[0] = a, t[2] = b;
+    else t[1] = a, t[3] = b;
+    const u32 c = __shfl_xor_sync(0xffffffffu, upper ? t[0] : t[2], 2), d = __shfl_xor_sync(0xffffffffu, upper ? t[1] : t[3], 2);
+    if (upper) t[0] = c, t[1] = d;
+    else t[2] = c, t[3] = d;
+}
+
 // Threads take elements in turn: whatever the grid, all are done.
 __device__ __forceinline__ i64 thread_index() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ i64 thread_count() { return (i64)gridDim.x * blockDim.x; }

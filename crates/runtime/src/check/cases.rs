@@ -271,6 +271,10 @@ impl Case {
     }
 }
 
+/// Calls that take activations of 8 bits, and no others.
+pub(super) const OF_EIGHT_BITS: &[Case] =
+    &[Case("%r = quantise_linear_swiglu(%k, %w2, _) : quantised_rows DT[T, $N]", "%r")];
+
 /// Weights that are tried as packed codes, too.
 const CODED: [&str; 7] = ["%w", "%wr", "%w2", "%wqkv", "%gate", "%up", "%down"];
 
@@ -357,7 +361,12 @@ pub(super) fn made(
 
 /// Whether calls of an op are written here.
 pub(super) fn is_written(op: Op) -> bool {
-    CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).any(|case| case.op() == op.name)
+    CASES
+        .iter()
+        .chain(ON_GPUS)
+        .chain(PRIMITIVES)
+        .chain(OF_EIGHT_BITS)
+        .any(|case| case.op() == op.name)
 }
 
 /// Calls of fused ops.

@@ -7,11 +7,13 @@ use infernum_ir::{DType, Encoding, Op, OpSet};
 use infernum_passes::data::Kernels;
 
 use super::super::batches::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, RAGGED, SINGLE, SIXTEEN};
-use super::super::cases::{CASES, Case, ON_GPUS, PRIMITIVES, Tried, is_written, made};
+use super::super::cases::{
+    CASES, Case, OF_EIGHT_BITS, ON_GPUS, PRIMITIVES, Tried, is_written, made,
+};
 use super::super::sizes::{HEADS, Sizes};
 use super::super::{Batch, encodings};
 use super::Setup;
-use super::shapes::{CODED, CODED_ONCE, SHAPES};
+use super::shapes::{CODED, CODED_ONCE, ROUNDED, SHAPES, Shape};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 
@@ -131,6 +133,7 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
     let scales = |e: &Encoding| Some(e.packed().ok()?.packing()?.scale_bytes());
     let is_rich = |e: &&&Encoding| e.minimum().is_some() && scales(e).is_some_and(|n| n <= 24);
     let richest = packable.iter().find(is_rich).or(packable.first()).copied();
+    let eights = packable.iter().find(|e| e.activations().is_some());
     let (mut all, mut seen_ops) = (Vec::new(), HashSet::new());
     for case in CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).filter(|c| c.may_be_coded()) {
         let Ok(op) = ops.find(case.op()) else { continue };
@@ -182,16 +185,27 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                 all.push(Setup { op, call, dtype, batch, variants });
             }
         }
-        if let Some(encoding) = packable.iter().find(|e| e.activations().is_some()) {
-            quantised(op, case, encoding.name(), ops, &mut all);
+        if let Some(encoding) = eights {
+            quantised(op, case, encoding.name(), CODED.iter().chain(&CODED_ONCE), ops, &mut all);
         }
+    }
+    for (case, encoding) in OF_EIGHT_BITS.iter().flat_map(|case| eights.map(|e| (case, e))) {
+        let Ok(op) = ops.find(case.op()) else { continue };
+        quantised(op, case, encoding.name(), ROUNDED.iter(), ops, &mut all);
     }
     all
 }
 
 /// The same with activations of 8 bits, of the shapes that have such.
-fn quantised(op: Op, case: &'static Case, encoding: &str, ops: &OpSet, all: &mut Vec<Setup>) {
-    for shape in CODED.iter().chain(&CODED_ONCE) {
+fn quantised(
+    op: Op,
+    case: &'static Case,
+    encoding: &str,
+    shapes: impl Iterator<Item = &'static Shape>,
+    ops: &OpSet,
+    all: &mut Vec<Setup>,
+) {
+    for shape in shapes {
         for (dtype, batch) in shape.steps() {
             // Tensor cores keep too few bits of sums of such products for f32.
             if dtype == DType::F32 {

@@ -59,6 +59,10 @@ pub(super) const CODED_ONCE: [Shape; 4] = [
     Shape { inputs: 256, heads: [3, 1, 10], batches: &[&FEW, &SIXTEEN], variants: &[] },
 ];
 
+/// Products whose results are rounded to 8 bits, in whole groups.
+pub(super) const ROUNDED: [Shape; 1] =
+    [Shape { inputs: 512, heads: [12, 2, 64], batches: &[&HUNDREDS, &TWO_HUNDRED], variants: &[] }];
+
 pub(super) const SHAPES: [Shape; 13] = [
     Shape {
         inputs: 2048,
