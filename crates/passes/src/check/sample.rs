@@ -268,9 +268,9 @@ fn type_of(ty: &VarType, dtype: DType, sizes: &Sizes) -> Option<Type> {
     }
     if ty.encoded {
         let shape = shape.iter().map(|d| d.as_const()).collect::<Option<Vec<u64>>>()?;
-        // Which, the sizes say: rows come in ones or in sixteens.
+        // Which, the sizes say: rows come in ones, in sixteens or in groups of 256.
         let rows = shape.iter().rev().nth(1).copied().unwrap_or(0);
-        let stored = trial_encoding(rows / 16 % 2 == 1)?;
+        let stored = trial_encoding(rows / 16 % 2 == 1 || rows > 0 && rows % 256 == 0)?;
         let encoding = if ty.packed { stored.packed().ok()? } else { stored };
         return Some(TensorType::encoded(encoding, &shape).into());
     }

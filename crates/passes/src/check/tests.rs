@@ -34,9 +34,9 @@ fn the_shipped_rules_hold() {
 #[test]
 fn each_shipped_rule_fires_on_its_left_side_a_hundred_times() {
     let kernels = shipped();
-    // Some rules are for one token, some for tens, some for prompts.
+    // Some rules are for one token, some for tens, some for prompts, short or long.
     let steps = |min, max| Bucket { min, max, decode: true };
-    let prompts = Bucket { decode: false, ..steps(17, 64) };
+    let prompts = |min, max| Bucket { decode: false, ..steps(min, max) };
     for rule in &kernels.rules {
         // Kernels that round to fewer bits are the CPU's, or tensor cores'.
         let targets: &[&str] = match rule.numerics {
@@ -46,7 +46,7 @@ fn each_shipped_rule_fires_on_its_left_side_a_hundred_times() {
         let options: Vec<FuseOptions> = (targets.iter())
             .flat_map(|target| {
                 let costs = CostTable::named(target, None).unwrap_or_else(|e| panic!("{e}"));
-                [steps(1, 1), steps(17, 64), prompts].map(|bucket| {
+                [steps(1, 1), steps(17, 64), prompts(17, 64), prompts(129, 512)].map(|bucket| {
                     let rules = Some(vec![rule.name.clone()]);
                     let numerics = Numerics::Lossy;
                     FuseOptions {
