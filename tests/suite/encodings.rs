@@ -1,5 +1,6 @@
 //! Checkpoints of encoded weights against the same ones decoded.
 
+mod cache_scales;
 mod damaged;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,7 @@
 //! Whether a checkpoint is what a module wants: which encodings its weights are in, and what does not fit.
 
 use infernum_ir::encoding::StoredTensor;
+use infernum_ir::expr::Value;
 use infernum_ir::{CallSite, Encoding, Module, NodeKind, Param, TensorType};
 
 use crate::checkpoint::{Checkpoint, TensorView, part_of};
@@ -52,6 +53,29 @@ fn likeness(wanted: &StoredTensor, found: &TensorView<'_>) -> usize {
 /// How many problems a message lists before it only counts.
 const LISTED: usize = 40;
 
+/// What checkpoints call the scales and zeros that a KV cache in few bits would have.
+const CACHE_SCALES: [&str; 6] =
+    ["*.k_scale", "*.v_scale", "*.q_scale", "*.kv_scale", "*.k_zero_point", "*.v_zero_point"];
+/// The keys of `quantization_config` that say how the cache is stored.
+const CACHE_KEYS: [&str; 3] = ["kv_cache_scheme", "kv_cache_quant_algo", "kv_cache_quant"];
+
+/// Whether a tensor is a scale of the cache: rows are cached with scales that follow from what they are, so that it changes
+/// nothing.
+fn is_cache_scale(name: &str) -> bool {
+    CACHE_SCALES.iter().any(|pattern| matches(pattern, name))
+}
+
+/// What a checkpoint says of how its cache is stored: a key of its config, or the tensors of scales.
+pub(crate) fn cache_scheme(checkpoint: &Checkpoint, quantisation: &Value) -> Option<String> {
+    let mut scales = checkpoint.names().filter(|name| is_cache_scale(name));
+    if let Some(first) = scales.next() {
+        return Some(format!("`{first}` and {} more scales of the KV cache", scales.count()));
+    }
+    let Value::Map(_) = quantisation else { return None };
+    let said = CACHE_KEYS.iter().find(|key| quantisation.member(key) != Value::Null);
+    said.map(|key| format!("`{key}` of quantization_config"))
+}
+
 /// Everything about a checkpoint that does not fit the module.
 pub(crate) fn binding_problems(
     checkpoint: &Checkpoint,
@@ -89,8 +113,8 @@ pub(crate) fn binding_problems(
             }
         }
     }
-    let left_over =
-        checkpoint.names().filter(|n| !used.contains(*n) && !ignore.iter().any(|p| matches(p, n)));
+    let is_ignored = |n: &str| is_cache_scale(n) || ignore.iter().any(|p| matches(p, n));
+    let left_over = checkpoint.names().filter(|n| !used.contains(*n) && !is_ignored(n));
     problems.extend(left_over.map(|n| format!("  `{n}`: unexpected; the spec does not use it")));
     let more = problems.len().saturating_sub(LISTED);
     if more > 0 {

@@ -5,7 +5,7 @@ use std::path::Path;
 use infernum_ir::expr::{Expr, Value};
 use infernum_ir::{DType, Encoding, Graph, Indices, Module, Sym, Task, Type, row_picks};
 
-use crate::binding::{binding_problems, stored_as};
+use crate::binding::{binding_problems, cache_scheme, stored_as};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::{Config, ConfigError};
 use crate::gguf::{ContainerMap, MapError, Mapped};
@@ -175,6 +175,17 @@ impl Model {
         map.is_ok_and(|map| map.wide.iter().any(|pattern| matches(pattern, name)))
     }
 
+    /// What a user should know of how the checkpoint would have its KV cache stored, where it says that: it is not followed.
+    pub fn cache_notice(&self) -> Option<String> {
+        let quantisation = self.config.value("quantization_config").unwrap_or(Value::Null);
+        let said = cache_scheme(self.checkpoint.as_ref()?, &quantisation)?;
+        Some(format!(
+            "{}: {said} change nothing: rows are cached as they are or, with --kv-dtype fp8, with a scale that is computed \
+             for each head",
+            self.files.name()
+        ))
+    }
+
     /// The data files that it was opened with.
     pub fn library(&self) -> &Library {
         &self.library
@@ -341,9 +352,10 @@ impl Model {
         let mut problems = binding_problems(checkpoint, &lowered.module, &ignore);
         let is_encoded = |p: &Type| matches!(p, Type::Tensor(t) if t.encoding.is_some());
         let mut types = lowered.module.graphs.iter().flat_map(Graph::params).map(|(.., ty)| ty);
-        // A config that asks for what no encoding knows is not followed in silence.
+        // A config that asks for what no encoding knows is not followed in silence, but it may speak of the cache alone.
         if let Some(config @ Value::Map(_)) = self.config.value("quantization_config")
             && !types.any(is_encoded)
+            && (!problems.is_empty() || self.cache_notice().is_none())
         {
             let method = config.member("quant_method");
             problems.push(format!(
