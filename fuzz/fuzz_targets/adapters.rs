@@ -20,7 +20,8 @@ const READ: Bound = Bound { factor: 1 << 15, slack: 1 << 20 };
 const FITTED: Bound = Bound { factor: 64, slack: 32 << 20 };
 
 static BANKS: LazyLock<AdapterBanks> = LazyLock::new(|| {
-    let mut options = ModelOptions { compile: CompileOptions::default(), ..ModelOptions::default() };
+    let mut options =
+        ModelOptions { compile: CompileOptions::default(), ..ModelOptions::default() };
     options.compile.lora.max_loras = Some(2);
     let model = options.open().expect("the demo model");
     let run = RunOptions::default();
@@ -45,7 +46,8 @@ fuzz_target!(|data: &[u8]| {
         assert!(!adapter.a(low).1.is_empty() && !adapter.b(low).1.is_empty(), "outside the file");
     }
     let banks = &*BANKS;
-    let fitted = bounded("fit", data.len(), FITTED, || banks.fit(&adapter).map_err(|e| e.to_string()));
+    let fitted =
+        bounded("fit", data.len(), FITTED, || banks.fit(&adapter).map_err(|e| e.to_string()));
     if let Err(message) = fitted {
         assert!(message.len() < 4096, "{message}");
     }

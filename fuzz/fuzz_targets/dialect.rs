@@ -20,7 +20,8 @@ static DIALECTS: LazyLock<Vec<Arc<Dialect>>> = LazyLock::new(|| {
 });
 
 static TOOLS: LazyLock<Arc<Tools>> = LazyLock::new(|| {
-    let schema = serde_json::json!({"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}});
+    let schema =
+        serde_json::json!({"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}});
     Arc::new(Tools(vec![("f".to_owned(), schema)]))
 });
 
@@ -45,8 +46,17 @@ fuzz_target!(|data: &[u8]| {
     let dialect = &DIALECTS[usize::from(*which) % DIALECTS.len()];
     bounded(&dialect.name, data.len(), BOUND, || {
         let whole = read(dialect, std::iter::once(text));
-        let chars: Vec<String> =
-            text.chars().collect::<Vec<_>>().chunks(usize::from(*size) % 16 + 1).map(|c| c.iter().collect()).collect();
-        assert_eq!(read(dialect, chars.iter().map(String::as_str)), whole, "{}: {text:?}", dialect.name);
+        let chars: Vec<String> = text
+            .chars()
+            .collect::<Vec<_>>()
+            .chunks(usize::from(*size) % 16 + 1)
+            .map(|c| c.iter().collect())
+            .collect();
+        assert_eq!(
+            read(dialect, chars.iter().map(String::as_str)),
+            whole,
+            "{}: {text:?}",
+            dialect.name
+        );
     });
 });

@@ -26,7 +26,8 @@ static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
 });
 
 fuzz_target!(|data: &[u8]| {
-    let read = bounded("parse", data.len(), TABLES, || Gguf::parse(data).map_err(|e| e.to_string()));
+    let read =
+        bounded("parse", data.len(), TABLES, || Gguf::parse(data).map_err(|e| e.to_string()));
     let Ok(read) = read else { return };
     for tensor in read.tensors() {
         assert!(tensor.offset() + tensor.room() <= data.len() as u64, "outside the file");
@@ -42,7 +43,8 @@ fuzz_target!(|data: &[u8]| {
     std::fs::write(&*FILE, data).expect("a file");
     let files = ModelFiles::open(&*FILE).expect("a GGUF file");
     bounded("a model", data.len(), MODEL, || {
-        let model = Model::open(files.clone(), None, &Library::default()).map_err(|e| e.to_string());
+        let model =
+            Model::open(files.clone(), None, &Library::default()).map_err(|e| e.to_string());
         if let Ok(model) = model {
             let options = LowerOptions { dtype: None, max_length: None, rows: Sym::B };
             let _ = std::hint::black_box(model.lower(options, []).map_err(|e| e.to_string()));

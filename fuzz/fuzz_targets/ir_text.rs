@@ -7,7 +7,7 @@ mod common;
 
 use common::{TEXT, bounded};
 use infernum_ir::text::{parse, print};
-use infernum_ir::{OpCall, Dims, Graph, Module, NodeKind, verify};
+use infernum_ir::{Dims, Graph, Module, NodeKind, OpCall, verify};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -25,7 +25,8 @@ static OPS: LazyLock<OpSet> = LazyLock::new(OpSet::default);
 
 /// The plan of a small model, and the places of its numbers.
 static REAL: LazyLock<(Value, Vec<String>)> = LazyLock::new(|| {
-    let module = text::parse(include_str!("../seeds/ir_text/gemma2.ir"), "seed").expect("it parses");
+    let module =
+        text::parse(include_str!("../seeds/ir_text/gemma2.ir"), "seed").expect("it parses");
     let limits = Dims { t: 16, b: 2, s: 64, pairs: 1024, seqs: 2 };
     let plan = plan(&module, TargetKind::Cpu, limits).expect("a plan");
     let value = serde_json::to_value(plan).expect("JSON");

@@ -6,13 +6,14 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use infernum_codegen::cuda::{TunedVariants, Device, Library, attach};
+use infernum_codegen::cuda::{Device, Library, TunedVariants, attach};
 use infernum_codegen::{Plan, TargetKind, plan};
 use infernum_ir::{Dims, OpSet, text};
 use libfuzzer_sys::fuzz_target;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
-    let folder = std::env::temp_dir().join(format!("infernum-fuzz-template-{}", std::process::id()));
+    let folder =
+        std::env::temp_dir().join(format!("infernum-fuzz-template-{}", std::process::id()));
     std::fs::create_dir_all(folder.join("kernels/templates")).expect("a folder");
     folder
 });

@@ -12,7 +12,8 @@ use infernum_frontend_hf::tokenizer::Tokenizer;
 use libfuzzer_sys::fuzz_target;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
-    let folder = std::env::temp_dir().join(format!("infernum-fuzz-tokenizer-{}", std::process::id()));
+    let folder =
+        std::env::temp_dir().join(format!("infernum-fuzz-tokenizer-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     folder
 });
@@ -49,7 +50,9 @@ fuzz_target!(|data: &[u8]| {
         Ok(template) => {
             let messages = [Message::new("system", "be brief"), Message::new("user", "hello")];
             let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-            let _ = std::hint::black_box(template.render(&messages, &options).map_err(|e| e.to_string()));
+            let _ = std::hint::black_box(
+                template.render(&messages, &options).map_err(|e| e.to_string()),
+            );
         }
         Err(e) => {
             std::hint::black_box(e.to_string());

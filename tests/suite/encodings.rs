@@ -1,7 +1,11 @@
 //! Checkpoints of encoded weights against the same ones decoded.
 
+mod cache_scales;
+mod damaged;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use infernum_codegen::Plan;
 use infernum_frontend_hf::spec::Library;
@@ -26,7 +30,11 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("infernum-{name}-{}", std::process::id()));
+        // Tests of one process run beside each other.
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("infernum-{name}-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).expect("a folder");
         Folder(path)
     }
@@ -60,7 +68,8 @@ struct Checkpoints {
 
 fn stored_type(element: Element) -> Dtype {
     match element {
-        Element::U8 => Dtype::U8,
+        // Powers of two are called bytes.
+        Element::U8 | Element::F8e8m0 => Dtype::U8,
         Element::F32 => Dtype::F32,
         Element::I32 => Dtype::I32,
         Element::F8e4m3 => Dtype::F8_E4M3,
@@ -434,7 +443,8 @@ fn schemes_that_are_not_whole_are_refused() {
     };
     let found = message("fp8_row", square, &shorter).expect_err("too few scales");
     assert!(
-        found.contains("weight_scale`: expected shape") && found.contains("found [383, 1]"),
+        found.contains("weight_scale` in model.safetensors: expected shape")
+            && found.contains("found [383, 1]"),
         "{found}"
     );
 }

@@ -1,5 +1,6 @@
 //! GGUF files that llama.cpp's converter made of fixtures, against the same float64 logits.
 
+mod damaged;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -106,6 +107,7 @@ fn blocks_give_the_logits_of_their_values(kernels: &Kernels, layers: &[Encoding]
     let other = kernels.ops.encodings().filter(|e| e.def().gguf != layers[0].def().gguf);
     let error = blocks.model.lower(blocks.options(DType::F32), other).expect_err("an unknown type");
     let number = layers[0].def().gguf.expect("a number");
-    let expected = format!("`blk.0.attn_q.weight`: is of GGUF type {number}, and no encoding");
+    let expected =
+        format!("`blk.0.attn_q.weight` in model.gguf: is of GGUF type {number}, and no encoding");
     assert!(error.to_string().contains(&expected), "{error}");
 }

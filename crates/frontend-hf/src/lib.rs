@@ -1,5 +1,6 @@
 //! Reads specs and checkpoints: Hugging Face's folders, and GGUF files.
 
+mod binding;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;

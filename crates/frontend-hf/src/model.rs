@@ -2,14 +2,11 @@
 
 use std::path::Path;
 
-use infernum_ir::encoding::StoredTensor;
 use infernum_ir::expr::{Expr, Value};
-use infernum_ir::{
-    CallSite, DType, Encoding, Graph, Indices, Module, NodeKind, Param, Sym, Task, TensorType,
-    Type, row_picks,
-};
+use infernum_ir::{DType, Encoding, Graph, Indices, Module, Sym, Task, Type, row_picks};
 
-use crate::checkpoint::{Checkpoint, CheckpointError, TensorView, part_of};
+use crate::binding::{binding_problems, cache_scheme, stored_as};
+use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::{Config, ConfigError};
 use crate::gguf::{ContainerMap, MapError, Mapped};
 use crate::lower::{LowerError, Lowered, Request, lower};
@@ -178,6 +175,17 @@ impl Model {
         map.is_ok_and(|map| map.wide.iter().any(|pattern| matches(pattern, name)))
     }
 
+    /// What a user should know of how the checkpoint would have its KV cache stored, where it says that: it is not followed.
+    pub fn cache_notice(&self) -> Option<String> {
+        let quantisation = self.config.value("quantization_config").unwrap_or(Value::Null);
+        let said = cache_scheme(self.checkpoint.as_ref()?, &quantisation)?;
+        Some(format!(
+            "{}: {said} change nothing: rows are cached as they are or, with --kv-dtype fp8, with a scale that is computed \
+             for each head",
+            self.files.name()
+        ))
+    }
+
     /// The data files that it was opened with.
     pub fn library(&self) -> &Library {
         &self.library
@@ -344,9 +352,10 @@ impl Model {
         let mut problems = binding_problems(checkpoint, &lowered.module, &ignore);
         let is_encoded = |p: &Type| matches!(p, Type::Tensor(t) if t.encoding.is_some());
         let mut types = lowered.module.graphs.iter().flat_map(Graph::params).map(|(.., ty)| ty);
-        // A config that asks for what no encoding knows is not followed in silence.
+        // A config that asks for what no encoding knows is not followed in silence, but it may speak of the cache alone.
         if let Some(config @ Value::Map(_)) = self.config.value("quantization_config")
             && !types.any(is_encoded)
+            && (!problems.is_empty() || self.cache_notice().is_none())
         {
             let method = config.member("quant_method");
             problems.push(format!(
@@ -439,128 +448,6 @@ fn all_named<'e>(
         _ => Err(fault("?", "`encodings`: expected names")),
     };
     names.iter().map(find).collect()
-}
-
-/// How the weight of that name is stored: of the encodings whose tensors are all there the one that has the most.
-/// Where none is there whole, the one of which the most is there, the first tensor at least: codes without scales are not taken for numbers, and what
-/// is missing is told when weights are bound.
-fn stored_as<'e>(
-    checkpoint: &Checkpoint,
-    encodings: &'e [Encoding],
-    name: &str,
-    shape: &[u64],
-) -> Option<&'e Encoding> {
-    let is_there = |t: &StoredTensor| {
-        let found = checkpoint.tensor(&t.name);
-        found.is_some_and(|f| f.dtype.element().is_some_and(|e| t.is_held_by(e, f.shape)))
-    };
-    let mut best: Option<(&Encoding, (bool, usize))> = None;
-    for encoding in encodings.iter().filter(|e| e.is_for(name)) {
-        let tensors = encoding.tensors_of(name, shape).unwrap_or_default();
-        if !tensors.first().is_some_and(is_there) {
-            continue;
-        }
-        let there = tensors.iter().filter(|t| is_there(t)).count();
-        // Whole ones before all others.
-        let score = (there == tensors.len(), there);
-        if best.is_none_or(|(_, most)| score > most) {
-            best = Some((encoding, score));
-        }
-    }
-    best.map(|(encoding, _)| encoding)
-}
-
-/// How many problems a message lists before it only counts.
-const LISTED: usize = 40;
-
-/// Everything about a checkpoint that does not fit the module.
-fn binding_problems(checkpoint: &Checkpoint, module: &Module, ignore: &[&String]) -> Vec<String> {
-    let mut used = std::collections::HashSet::new();
-    let mut problems = Vec::new();
-    for CallSite { graph, layer } in &module.schedule {
-        for (_, node) in module.graphs[*graph].nodes() {
-            let (NodeKind::Param(Param::Weight(weight)), Ok(ty)) =
-                (&node.kind, node.types[0].tensor())
-            else {
-                continue;
-            };
-            let shape: Vec<u64> = ty.shape.iter().filter_map(|d| d.as_const()).collect();
-            let shape = &shape[usize::from(weight.stack.is_some())..];
-            let tensors = weight.tensors(*layer).into_iter();
-            let shape = &shape.to_vec();
-            let all = tensors.flat_map(|name| wanted(name, ty, shape));
-            for stored in all {
-                if !used.insert(stored.name.clone()) {
-                    continue;
-                }
-                if let Some((whole, _)) = part_of(&stored.name) {
-                    used.insert(whole.to_owned());
-                }
-                let wrong = match checkpoint.tensor(&stored.name) {
-                    None => Some("missing".to_owned()),
-                    Some(t) => misfit(&t, &stored, shape, ty),
-                };
-                let place = node.loc.as_ref().map(|l| format!(" ({l})")).unwrap_or_default();
-                problems.extend(wrong.map(|w| format!("  `{}`: {w}{place}", stored.name)));
-            }
-        }
-    }
-    let left_over =
-        checkpoint.names().filter(|n| !used.contains(*n) && !ignore.iter().any(|p| matches(p, n)));
-    problems.extend(left_over.map(|n| format!("  `{n}`: unexpected; the spec does not use it")));
-    let more = problems.len().saturating_sub(LISTED);
-    if more > 0 {
-        problems.truncate(LISTED);
-        problems.push(format!("  and {more} more"));
-    }
-    problems
-}
-
-/// Why a tensor is not the one that is wanted: a part of a weight of type `ty` and of this shape.
-fn misfit(
-    found: &TensorView<'_>,
-    wanted: &StoredTensor,
-    shape: &[u64],
-    ty: &TensorType,
-) -> Option<String> {
-    let blocks = found.blocks.is_some();
-    if let (Some(number), None) = (found.blocks, &ty.encoding) {
-        return Some(format!(
-            "is of GGUF type {number}, and no encoding that is known (`infernum encodings`) has that number for a \
-             weight of shape {shape:?}; one can be added with --data"
-        ));
-    }
-    let is_held = |e| wanted.is_held_by(e, found.shape);
-    if !found.is_loose && found.dtype.element().is_some_and(is_held) {
-        return None;
-    }
-    // The shape of what is in blocks counts values; that of any other encoding what its tensor holds.
-    let shape = if blocks { shape } else { &wanted.shape };
-    if !found.is_stored_as(wanted) {
-        let (element, found) = (wanted.element, found.stored_as());
-        return Some(format!("expected element type {element}, found {found}"));
-    }
-    if !found.has_shape(shape) {
-        return Some(format!("expected shape {shape:?}, found {:?}", found.shape));
-    }
-    if blocks && found.place(wanted.bytes).is_none() {
-        let (needed, room) = (wanted.bytes, found.location.len);
-        return Some(format!(
-            "its blocks need {needed} bytes (of each part), and {room} are there before the next tensor or the end of \
-             the file; the file is corrupt"
-        ));
-    }
-    let element = if blocks { None } else { found.dtype.element() };
-    found.change.and_then(|change| change.check(found.shape, element).err())
-}
-
-/// The tensors that hold a weight of this name, type and shape.
-fn wanted(name: String, ty: &TensorType, shape: &[u64]) -> Vec<StoredTensor> {
-    if let Some(encoding) = &ty.encoding {
-        return encoding.tensors_of(&name, shape).unwrap_or_default();
-    }
-    let shape = shape.to_vec();
-    vec![StoredTensor::plain(name, ty.dtype.into(), shape)]
 }
 
 /// Whether `name` fits `pattern`, in which `*` stands for any text.

@@ -15,6 +15,7 @@ mod options;
 mod plan_file;
 mod prefill;
 mod progress;
+mod read_ahead;
 #[cfg(feature = "cli")]
 mod sampling;
 pub mod tune;

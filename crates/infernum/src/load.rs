@@ -3,7 +3,7 @@
 use infernum_codegen::compile::{self, Options};
 use infernum_codegen::cuda::{Compiler, Cubin, Library, TunedVariants};
 use infernum_codegen::{CacheLayout, Limits, Plan};
-use infernum_frontend_hf::{Checkpoint, LowerOptions, Model};
+use infernum_frontend_hf::{LowerOptions, Model};
 use infernum_ir::Sym;
 use infernum_runtime::cpu::{CpuExecutor, CpuOptions};
 use infernum_runtime::cuda::{CudaExecutor, CudaOptions, Gpu};
@@ -18,6 +18,7 @@ use crate::machine::Machine;
 use crate::options::{CompileOptions, RunOptions};
 use crate::plan_file;
 use crate::progress::{Progress, Stage};
+use crate::read_ahead;
 
 /// Compiles a model for a machine and loads it there.
 #[derive(Clone, Copy)]
@@ -30,8 +31,8 @@ pub struct Loader<'a> {
     pub run: &'a RunOptions,
     /// Where.
     pub machine: &'a Machine,
-    /// Is told how far it is.
-    pub progress: &'a dyn Fn(Progress<'_>),
+    /// Is told how far it is, by threads of its own, too.
+    pub progress: &'a (dyn Fn(Progress<'_>) + Sync),
 }
 
 impl<'a> Loader<'a> {
@@ -47,7 +48,7 @@ impl<'a> Loader<'a> {
 
     /// The same, telling how far it is.
     #[must_use]
-    pub fn with_progress(self, progress: &'a dyn Fn(Progress<'_>)) -> Loader<'a> {
+    pub fn with_progress(self, progress: &'a (dyn Fn(Progress<'_>) + Sync)) -> Loader<'a> {
         Loader { progress, ..self }
     }
 
@@ -164,9 +165,6 @@ impl<'a> Loader<'a> {
 
     /// Loads a plan with the model's weights, or random ones where it has none.
     pub fn load(&self, plan: Plan, capacity: Capacity) -> Result<Box<dyn PlanExecutor>, Error> {
-        if let Some(checkpoint) = &self.model.checkpoint {
-            self.warm(checkpoint);
-        }
         if let (None, Some(free)) = (&self.model.checkpoint, free_memory())
             && matches!(self.machine, Machine::Cpu)
             && plan.stored_bytes() > free
@@ -174,8 +172,15 @@ impl<'a> Loader<'a> {
             let (what, bytes) = ("random weights", plan.stored_bytes());
             return Err(LoadError::Memory { what, bytes }.into());
         }
+        if let Some(notice) = self.model.cache_notice() {
+            (self.progress)(Progress::Notice(&notice));
+        }
         let weights = self.weights(&plan);
-        self.load_with(plan, &*weights, capacity)
+        let load = || self.load_with(plan, &*weights, capacity);
+        let Some(checkpoint) = &self.model.checkpoint else { return load() };
+        // More would push out what is yet to be loaded.
+        let most = free_memory().map_or(u64::MAX, |free| free / 2);
+        read_ahead::while_loading(checkpoint, most, self.progress, load)
     }
 
     /// Loads a plan with weights from elsewhere.
@@ -231,23 +236,6 @@ impl<'a> Loader<'a> {
     ) -> Result<Engine<Box<dyn PlanExecutor>>, Error> {
         let limits = engine_limits(&*executor, self.chunk(), capacity);
         Ok(Engine::new(executor, limits, options)?)
-    }
-
-    /// Reads a checkpoint's pages, so that the first step does not wait for the disk. A checkpoint
-    /// in the page cache takes no time.
-    fn warm(&self, checkpoint: &Checkpoint) {
-        const PAGE: usize = 4096;
-        let total = checkpoint.data_len();
-        (self.progress)(Progress::Begin { stage: Stage::Weights, total });
-        let mut sum = 0u8;
-        for tensor in checkpoint.tensors() {
-            for part in tensor.data.chunks(1 << 24) {
-                sum = part.iter().step_by(PAGE).fold(sum, |s, b| s.wrapping_add(*b));
-                (self.progress)(Progress::Advance(part.len() as u64));
-            }
-        }
-        std::hint::black_box(sum);
-        (self.progress)(Progress::End);
     }
 }
 

@@ -1,8 +1,7 @@
 //! How engines load, here or for front ends elsewhere.
 
-use std::cell::Cell;
 use std::error::Error;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -123,7 +122,7 @@ const DOWNLOAD_TOLD: Duration = Duration::from_secs(10);
 
 /// What was told of a download.
 #[derive(Default)]
-pub(super) struct Told(Cell<Option<Download>>);
+pub(super) struct Told(Mutex<Option<Download>>);
 
 #[derive(Clone, Copy)]
 struct Download {
@@ -136,15 +135,16 @@ struct Download {
 impl Told {
     /// A line for each part of loading that takes a while, for how far a download is, and for each doubt about the spec.
     pub(super) fn log(&self, progress: Progress<'_>) {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match progress {
             Progress::Begin { stage, total } => {
                 tracing::info!("{stage}");
                 let now = Instant::now();
                 let download = Download { total, done: 0, start: now, told: now };
-                self.0.set(Some(download).filter(|_| stage == Stage::Download));
+                *told = Some(download).filter(|_| stage == Stage::Download);
             }
-            Progress::Advance(by) => self.0.set(self.0.get().map(|d| d.advanced(by))),
-            Progress::End => self.0.set(None),
+            Progress::Advance(by) => *told = told.map(|d| d.advanced(by)),
+            Progress::End => *told = None,
             Progress::Warning(warning) => tracing::warn!("{warning}"),
             Progress::Notice(notice) => tracing::warn!("{notice}"),
         }

@@ -1,7 +1,7 @@
 //! Engines in other processes: which models they have, and how they are asked.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use infernum::{CompileOptions, Frontend, ModelOptions};
@@ -9,6 +9,7 @@ use infernum_link::client::{Dial, FrontEnd};
 use infernum_link::{Address, LinkError, Offer, Refusal, Report};
 use infernum_runtime::StepInputs;
 use sha2::{Digest, Sha256};
+use tokio::sync::OnceCell;
 
 use super::Args;
 use super::app::App;
@@ -94,13 +95,18 @@ impl Remote {
 
     /// Has the models served by their engines, as far as and as soon as they are there.
     pub(crate) fn serve(self, app: &Arc<App>, args: &Arc<Args>, spawn: Spawn<'_>) {
-        let mut known = Known::new();
-        let places: Vec<Offered> =
-            self.models.into_iter().map(|model| known.add(app, args, model).clone()).collect();
+        let known = Arc::new(Known::default());
+        let mut places = Vec::new();
+        for model in self.models {
+            let place = known.place(&model.name);
+            let offered = Offered::of(app, args, model);
+            // Their names differ, and nobody else knows of it yet.
+            let _ = place.set(offered.clone());
+            places.push(offered);
+        }
         for (dial, place) in self.found {
             places[place].attach(dial, args, spawn);
         }
-        let known = Arc::new(tokio::sync::Mutex::new(known));
         for dial in self.missing {
             spawn(Box::pin(await_engine(dial, app.clone(), args.clone(), known.clone())));
         }
@@ -133,6 +139,24 @@ struct Offered {
 }
 
 impl Offered {
+    /// Serves a model, without engines yet.
+    fn of(app: &App, args: &Args, model: Model) -> Offered {
+        let Model { name, frontend, offer } = model;
+        let blocks = offer.facts.blocks;
+        let metrics = Arc::new(app.metrics.model(&name, StepInputs::BLOCK_SIZE, blocks));
+        let worker = Worker::new(Vec::new(), args.limits.unread());
+        let served = Served::new(&name, frontend, offer.facts.clone(), worker, metrics);
+        let (entry, is_new) = match app.entry(&name) {
+            Some(entry) => (entry, false),
+            None => (Arc::new(Entry::new(&name)), true),
+        };
+        let served = entry.set(served);
+        if is_new {
+            app.add_model(entry);
+        }
+        Offered { served, expected: offer }
+    }
+
     /// Has an engine asked for it, whenever it is there.
     fn attach(&self, dial: Dial, args: &Args, spawn: Spawn<'_>) {
         let (metrics, facts) = (self.served.metrics.clone(), &self.expected.facts);
@@ -151,46 +175,26 @@ impl Offered {
     }
 }
 
-/// The models that engines were found to have, by name.
-struct Known(HashMap<String, Offered>);
+/// The models that engines were found to have, by name. Of engines with one model the first opens it, and others wait for that;
+/// engines of other models do not.
+#[derive(Default)]
+struct Known(Mutex<HashMap<String, Arc<OnceCell<Offered>>>>);
 
 impl Known {
-    fn new() -> Known {
-        Known(HashMap::new())
-    }
-
-    /// Serves a model, without engines yet.
-    fn add(&mut self, app: &App, args: &Args, model: Model) -> &Offered {
-        let Model { name, frontend, offer } = model;
-        let blocks = offer.facts.blocks;
-        let metrics = Arc::new(app.metrics.model(&name, StepInputs::BLOCK_SIZE, blocks));
-        let worker = Worker::new(Vec::new(), args.limits.unread());
-        let served = Served::new(&name, frontend, offer.facts.clone(), worker, metrics);
-        let (entry, is_new) = match app.entry(&name) {
-            Some(entry) => (entry, false),
-            None => (Arc::new(Entry::new(&name)), true),
-        };
-        let served = entry.set(served);
-        if is_new {
-            app.add_model(entry);
-        }
-        self.0.entry(name).or_insert(Offered { served, expected: offer })
+    /// Where the model of that name is, or will be.
+    fn place(&self, name: &str) -> Arc<OnceCell<Offered>> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.entry(name.to_owned()).or_default().clone()
     }
 }
 
 /// Waits for an engine that was not there at first, and has it asked for the model that it turns out to have.
-async fn await_engine(
-    dial: Dial,
-    app: Arc<App>,
-    args: Arc<Args>,
-    known: Arc<tokio::sync::Mutex<Known>>,
-) {
+async fn await_engine(dial: Dial, app: Arc<App>, args: Arc<Args>, known: Arc<Known>) {
     let mut said = String::new();
     loop {
-        // Of engines with one model the first opens it.
         let error = match dial.offer().await {
             Err(error) => error.to_string(),
-            Ok(offer) => match admit(&dial, offer, &app, &args, &mut *known.lock().await).await {
+            Ok(offer) => match admit(&dial, offer, &app, &args, &known).await {
                 Ok(()) => return,
                 Err(error) => error.to_string(),
             },
@@ -208,11 +212,12 @@ async fn admit(
     offer: Offer,
     app: &Arc<App>,
     args: &Arc<Args>,
-    known: &mut Known,
+    known: &Known,
 ) -> Result<(), RemoteError> {
     let named = named(args, &offer);
     let name = named.name.clone();
-    if !known.0.contains_key(&name) {
+    let place = known.place(&name);
+    let opened = place.get_or_try_init(async || {
         let (address, own) = (dial.address.clone(), args.clone());
         let opened = move || Model::open(&named, &own, &address, offer);
         let opened = tokio::task::spawn_blocking(opened).await;
@@ -220,13 +225,11 @@ async fn admit(
             address: dial.address.clone(),
             message: "reading its model panicked".to_owned(),
         };
-        let model = opened.map_err(panicked)??;
-        known.add(app, args, model);
+        let offered = Offered::of(app, args, opened.map_err(panicked)??);
         tracing::info!(model = name, engine = %dial.address, "ready");
-    }
-    if let Some(offered) = known.0.get(&name) {
-        offered.attach(dial.clone(), args, &|task| drop(tokio::spawn(task)));
-    }
+        Ok(offered)
+    });
+    opened.await?.attach(dial.clone(), args, &|task| drop(tokio::spawn(task)));
     Ok(())
 }
 

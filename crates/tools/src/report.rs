@@ -1,6 +1,5 @@
 //! How results and errors reach the user.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::io::{self, Write};
@@ -89,9 +88,9 @@ pub fn text(text: &str) -> Outcome {
 }
 
 /// Draws how far the library is on standard error: a bar for each stage, hidden where that is no terminal.
-pub fn progress() -> impl Fn(Progress<'_>) {
-    let shown: RefCell<Option<ProgressBar>> = RefCell::new(None);
-    move |progress| match (progress, &mut *shown.borrow_mut()) {
+pub fn progress() -> impl Fn(Progress<'_>) + Sync {
+    let shown: Mutex<Option<ProgressBar>> = Mutex::new(None);
+    move |progress| match (progress, &mut *shown.lock().unwrap_or_else(PoisonError::into_inner)) {
         (Progress::Begin { stage, total }, shown) => {
             let style = match stage {
                 Stage::Download => {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use infernum_ir::{Encoding, random};
 use safetensors::Dtype;
@@ -15,11 +16,11 @@ const HEAD: u64 = 64;
 const EXPERTS: u64 = 3;
 
 /// A tensor of the GGUF file: outermost dimension first.
-struct Tensor {
+pub(super) struct Tensor {
     name: String,
-    shape: Vec<u64>,
-    kind: u32,
-    bytes: Vec<u8>,
+    pub(super) shape: Vec<u64>,
+    pub(super) kind: u32,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// Both forms of a model.
@@ -43,7 +44,11 @@ fn floats(values: &[f32]) -> Vec<u8> {
 impl Written {
     /// A layer for each encoding.
     pub(super) fn mixture(encodings: &[Encoding]) -> Written {
-        let folder = std::env::temp_dir().join(format!("infernum-gguf-{}", std::process::id()));
+        // Tests of one process run beside each other.
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("infernum-gguf-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&folder).expect("a folder");
         let layers = encodings.len() as u64;
         let (blocks, values) = (Vec::new(), BTreeMap::new());
@@ -122,6 +127,12 @@ impl Written {
         }
         let (kind, shape) = (encoding.def().gguf.expect("a number"), vec![EXPERTS, HIDDEN, HIDDEN]);
         self.blocks.push(Tensor { name: to.into(), shape, kind, bytes: all });
+    }
+
+    /// The tensor of the GGUF file that has this name.
+    pub(super) fn tensor(&mut self, name: &str) -> &mut Tensor {
+        let tensor = self.blocks.iter_mut().find(|t| t.name == name);
+        tensor.unwrap_or_else(|| panic!("no {name}"))
     }
 
     /// Writes the GGUF file.

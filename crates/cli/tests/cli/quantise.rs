@@ -120,6 +120,9 @@ fn a_text_says_which_columns_matter() {
     let own = dir.path().join("a.gguf");
     let error = refused(&["--to", "q8_0", "--model", text(&own), weighed[0], weighed[1]]);
     assert!(error.contains("expected a checkpoint of plain floats"), "{error}");
+    let codes = fixture("llama/gptq");
+    let error = refused(&["--to", "q8_0", "--model", text(&codes), weighed[0], weighed[1]]);
+    assert!(error.contains("expected a checkpoint of plain floats"), "{error}");
 }
 
 #[test]

@@ -302,16 +302,17 @@ impl Call {
         let Form::Json { name, arguments, .. } = self.form.clone() else { return Progress::Failed };
         let (bytes, ends) = scan.take(held);
         let taken = self.take(held, bytes);
-        let is_text = |text: &str| text.trim_start().starts_with('"');
+        // White space before it is no part of it, whether or not it comes with it.
+        let taken = if text.is_empty() { taken.trim_start() } else { taken.as_str() };
         let argues = arguments.contains(&key);
-        if argues && !is_text(if text.is_empty() { &taken } else { &text }) {
-            let taken = if text.is_empty() { taken.trim_start() } else { taken.as_str() };
+        let is_text = argues && if text.is_empty() { taken } else { &text }.starts_with('"');
+        if argues && !is_text {
             self.arguments.push_str(taken);
             if text.is_empty() && !taken.is_empty() {
                 text.push('{'); // only that it has begun
             }
         } else {
-            text.push_str(&taken);
+            text.push_str(taken);
         }
         if !ends {
             return self.stay(At::Value(key, scan, text));
@@ -322,7 +323,7 @@ impl Call {
                 Some(name) => self.name = Some(name),
                 None => return Progress::Failed,
             }
-        } else if argues && is_text(&text) {
+        } else if is_text {
             // JSON within JSON.
             let inner: Option<String> = serde_json::from_str(text.trim()).ok();
             self.arguments.push_str(&inner.unwrap_or(text));

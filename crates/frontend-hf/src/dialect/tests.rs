@@ -425,6 +425,13 @@ fn what_follows_a_call_that_cannot_be_read_is_lost_however_it_comes() {
 }
 
 #[test]
+fn arguments_in_a_text_that_is_no_json_are_told_as_they_are_however_they_come() {
+    let text = "<tool_call>\n{\"name\": \"now\", \"arguments\":  \"\u{1}\"}\n</tool_call>";
+    let answer = read_anyhow(&named("hermes"), "", text);
+    assert_eq!(answer.calls, [("now".to_owned(), "\"\u{1}\"".to_owned())]);
+}
+
+#[test]
 fn arguments_are_told_as_they_come() {
     let text = "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": \"bcd";
     let mut parser = Parser::new(&named("hermes"), &tools(), "");

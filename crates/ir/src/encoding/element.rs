@@ -93,6 +93,20 @@ impl Element {
         }
     }
 
+    /// Whether `bytes`, of which there are [`Element::size`], are a finite number.
+    pub(super) fn is_finite(self, bytes: &[u8]) -> bool {
+        match (self, bytes) {
+            // All bits of the exponent are set.
+            (Element::F16, [_, b]) | (Element::F8e5m2, [b]) => b & 0x7c != 0x7c,
+            (Element::Bf16, [a, b]) | (Element::F32, [_, _, a, b]) => {
+                b & 0x7f != 0x7f || a & 0x80 == 0
+            }
+            (Element::F8e4m3, [b]) => b & 0x7f != 0x7f,
+            (Element::F8e8m0, [b]) => *b != 255,
+            _ => self.is_whole(),
+        }
+    }
+
     /// Changes random bytes of one float so that its magnitude is from 2^exponent to 2^(exponent + 1), or the
     /// nearest that it has, of whole numbers nothing.
     pub(super) fn tame(self, bytes: &mut [u8], exponent: i32) {
@@ -194,6 +208,21 @@ mod tests {
                 let value = element.read(&bytes).float().abs();
                 let from = 2f32.powi(exponent);
                 assert!((from..2.0 * from).contains(&value), "{element}: {value}");
+            }
+        }
+    }
+
+    #[test]
+    fn finite_is_what_reads_as_finite() {
+        for (element, _) in Element::ALL {
+            for high in 0..=u16::MAX {
+                let mut bytes = [1, 0, 0, 0];
+                let size = element.size() as usize;
+                let word = high.to_le_bytes();
+                bytes[size.saturating_sub(2)..size].copy_from_slice(&word[2 - size.min(2)..]);
+                let bytes = &bytes[..size];
+                let finite = element.read(bytes).float().is_finite();
+                assert_eq!(element.is_finite(bytes), finite, "{element}: {bytes:?}");
             }
         }
     }

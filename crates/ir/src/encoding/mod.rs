@@ -18,6 +18,7 @@ mod packer;
 pub mod packing;
 pub mod quantised_rows;
 mod run;
+mod sound;
 mod term;
 
 use std::cmp::Ordering;
@@ -33,6 +34,7 @@ pub use element::Element;
 pub use layout::{Blocks, Layout, PartLayout, StoredTensor};
 pub use packer::Packer;
 pub use packing::Packing;
+pub use sound::Unsound;
 pub use term::{Number, Place, Term};
 
 use crate::expr::Expr;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use infernum_ir::Dims;
-use infernum_ir::encoding::Element;
+use infernum_ir::encoding::{Element, Unsound};
 
 /// Why a plan could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +63,18 @@ pub enum TensorProblem {
         expected: (Element, Vec<u64>),
         /// What the checkpoint has.
         found: (Element, Vec<u64>),
+    },
+    /// It holds what no weight of its encoding can.
+    #[error(
+        "tensor `{name}` in {file}: {unsound}; the file is damaged, or was not written well: fetch or convert it again"
+    )]
+    Damaged {
+        /// The file that holds it.
+        file: String,
+        /// Its name.
+        name: String,
+        /// The element, what it may be and what it is.
+        unsound: Unsound,
     },
     /// A constant that could not be computed.
     #[error("a constant made by `{op}`: {message}")]

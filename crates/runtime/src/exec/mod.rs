@@ -3,6 +3,7 @@
 
 mod adapters;
 pub(crate) mod cores;
+mod damage;
 pub(crate) mod elements;
 mod error;
 mod executor;

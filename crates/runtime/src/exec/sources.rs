@@ -27,6 +27,10 @@ impl<'a> CheckpointWeights<'a> {
 }
 
 impl WeightSource for CheckpointWeights<'_> {
+    fn file(&self, name: &str) -> Option<&str> {
+        Some(self.checkpoint.tensor(name)?.file)
+    }
+
     fn tensor(&self, name: &str) -> Option<TensorBytes> {
         let view = self.checkpoint.tensor(name)?;
         let at = view.location;

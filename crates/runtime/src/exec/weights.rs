@@ -11,6 +11,7 @@ use infernum_ir::{
 };
 
 use super::cores::on_all_cores;
+use super::damage::damage;
 use super::{LoadError, TensorProblem, elements};
 
 /// Where tensors come from: a checkpoint, or a test.
@@ -22,6 +23,11 @@ pub trait WeightSource {
     /// tensor is learns it here.
     fn find(&self, wanted: &StoredTensor) -> Option<TensorBytes> {
         self.tensor(&wanted.name)
+    }
+
+    /// The file that holds the tensor of that name, where one does: what comes of files is checked.
+    fn file(&self, _name: &str) -> Option<&str> {
+        None
     }
 }
 
@@ -289,7 +295,7 @@ pub(crate) fn load(plan: &Plan, source: &dyn WeightSource) -> Result<Vec<Loaded>
     }
 }
 
-fn sizes(ty: &TensorType) -> Vec<usize> {
+pub(super) fn sizes(ty: &TensorType) -> Vec<usize> {
     ty.sizes(&Dims::default())
 }
 
@@ -488,13 +494,17 @@ fn tensors(
     };
     // Every one is looked at, so that every problem is found.
     let found: Vec<_> =
-        wanted.into_iter().map(|t| (t.offset, tensor(t, source, problems))).collect();
+        wanted.iter().map(|t| (t.offset, tensor(t.clone(), source, problems))).collect();
     let found = found.into_iter().map(|(at, bytes)| Some((at as usize, bytes?)));
     let found = found.collect::<Option<Vec<_>>>()?;
     let matrices = match (&ty.encoding, &sizes(ty)[..]) {
         (Some(_), [leading @ .., _, _]) => leading.iter().product(),
         _ => 1,
     };
+    if let Some(problem) = damage(ty, matrices, &wanted, &found, source) {
+        problems.push(problem);
+        return None;
+    }
     let end = size as usize / matrices;
     let zeros = |segments: &mut Vec<Bytes>, count: usize| {
         if count > 0 {

@@ -30,7 +30,7 @@ pub struct Args {
     /// Weights to leave as they are, `*` standing for any text, as `*.gate.weight` of routers; may be given often.
     #[arg(long, value_name = "PATTERN")]
     skip: Vec<String>,
-    /// A text, UTF-8, which the model reads first: errors of a weight count by the squares of what it is multiplied with there.
+    /// A text, UTF-8, which the model reads first: errors of a weight count by the size of what it is multiplied with there.
     #[arg(long, value_name = "FILE")]
     importance: Option<PathBuf>,
     #[command(flatten)]
@@ -72,11 +72,13 @@ pub fn run(args: &Args) -> Outcome {
         }
         (None, _) => Importance::default(),
     };
-    match target {
+    let done = match target {
         target if is_file => gguf::run(args, &model, &kernels, &target, &importance),
         Target::Encoded(encoding) => folder::run(args, &model, encoding, &importance),
         Target::Plain(_) => Err("--to: expected an encoding".into()),
-    }
+    };
+    importance.notice().iter().for_each(|text| report::notice(text));
+    done
 }
 
 /// The matrices of layers that may be encoded, by what the model's files call them: rows and columns.
