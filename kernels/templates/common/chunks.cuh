@@ -1,11 +1,6 @@
 // What kernels share that compute a recurrence in chunks of tokens, by products on tensor cores (sm_80 and later). Sums are in f32; what is not in 16
 // bits already comes to tensor cores as two of them, its value rounded and what is left of it, so that 16 bits of a mantissa count.
-// 2 to the x.
-__device__ __forceinline__ float power(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+{% include "common/power.cuh" %}
 // Two floats as two pairs.
 __device__ __forceinline__ void split(float a, float b, u32& high_part, u32& low_part) {
     high_part = pack_pair(a, b);
