@@ -6,7 +6,7 @@ use super::python::{self, ParenScan};
 use super::scan::{Begins, Found, JsonScan, begins, find};
 use super::{Form, Kind, Tools};
 
-/// Bytes of a name at most.
+/// Bytes of a name at most. What is longer is none whether or not its end is there, so that it is none however the text is cut.
 const LONGEST_NAME: usize = 256;
 
 /// How far a call is.
@@ -217,6 +217,7 @@ impl Call {
             _ => vec!["("],
         };
         match find(held, &markers, last) {
+            Found::Marker(at, ..) | Found::Maybe(at) if at > LONGEST_NAME => Progress::Failed,
             Found::Marker(start, end, _) => {
                 let text = self.take(held, end)[..start].to_owned();
                 let Some(name) = self.read_name(&text, tools) else { return Progress::Failed };
@@ -228,7 +229,6 @@ impl Call {
                 };
                 Progress::More
             }
-            Found::Maybe(_) if held.len() > LONGEST_NAME => Progress::Failed,
             Found::Maybe(_) => self.stay(At::Name),
         }
     }
@@ -267,8 +267,11 @@ impl Call {
             return Progress::Failed;
         }
         let (bytes, ends) = JsonScan::default().take(held);
+        if bytes > LONGEST_NAME {
+            return Progress::Failed;
+        }
         if !ends {
-            return if bytes > LONGEST_NAME { Progress::Failed } else { self.stay(At::Key) };
+            return self.stay(At::Key);
         }
         let text = self.take(held, bytes);
         match serde_json::from_str(&text) {
@@ -375,6 +378,7 @@ impl Call {
         let Form::Tagged { value, .. } = &form else { return Progress::Failed };
         let markers: Vec<&str> = value.iter().map(|(text, _)| text.as_str()).collect();
         match find(held, &markers, last) {
+            Found::Marker(at, ..) | Found::Maybe(at) if at > LONGEST_NAME => Progress::Failed,
             Found::Marker(start, end, which) => {
                 let key = self.take(held, end)[..start].trim().to_owned();
                 self.arguments.push_str(if count == 0 { "{" } else { ", " });
@@ -383,7 +387,6 @@ impl Call {
                 let tag = Tag { key, kind: value[which].1, value: String::new() };
                 self.stay(At::TagValue(count, tag))
             }
-            Found::Maybe(_) if held.len() > LONGEST_NAME => Progress::Failed,
             Found::Maybe(_) => self.stay(At::TagKey(count)),
         }
     }

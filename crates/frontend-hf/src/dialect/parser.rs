@@ -6,7 +6,7 @@ use super::forms::{Call, Progress};
 use super::scan::{Begins, Found, begins, find};
 use super::{Dialect, Tools};
 
-/// Characters of a header at most.
+/// Bytes of a header at most.
 const LONGEST_HEADER: usize = 1024;
 
 /// A part of an answer.
@@ -334,6 +334,11 @@ impl Parser {
         let dialect = self.dialect.clone();
         let Some(channels) = &dialect.channels else { return false };
         match find(&self.held, &[&channels.body], last) {
+            // However the text is cut.
+            Found::Marker(at, ..) | Found::Maybe(at) if at > LONGEST_HEADER => {
+                self.state = State::Body(Body::Content);
+                true
+            }
             Found::Marker(start, end, _) => {
                 let header = self.take(end);
                 let header = &header[..start];
@@ -361,7 +366,7 @@ impl Parser {
                 self.held.clear();
                 false
             }
-            Found::Maybe(_) if last || self.held.len() > LONGEST_HEADER => {
+            Found::Maybe(_) if last => {
                 self.state = State::Body(Body::Content);
                 true
             }
