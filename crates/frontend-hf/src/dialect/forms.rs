@@ -12,8 +12,10 @@ const LONGEST_NAME: usize = 256;
 /// How far a call is.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Not at its end, or not yet known to be there.
+    /// Not at its end, or not yet known to be there: where nothing was taken, it takes more text.
     More,
+    /// Not at its end, and further than before, though nothing may have been taken.
+    Further,
     /// At its end, and another one of the same list begins.
     Next,
     /// At its end.
@@ -331,7 +333,9 @@ impl Call {
             let inner: Option<String> = serde_json::from_str(text.trim()).ok();
             self.arguments.push_str(&inner.unwrap_or(text));
         }
-        self.stay(At::Key)
+        // A value may be missing.
+        self.at = At::Key;
+        Progress::Further
     }
 
     fn json(&mut self, held: &mut String, mut scan: JsonScan) -> Progress {

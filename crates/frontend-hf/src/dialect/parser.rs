@@ -274,6 +274,7 @@ impl Parser {
         }
         match progress {
             Progress::More => before != self.held.len(),
+            Progress::Further => true,
             Progress::Next => {
                 self.calls += 1;
                 call.renew();
@@ -315,7 +316,8 @@ impl Parser {
         self.held.drain(..self.held.len() - self.held.trim_start_matches(blank).len());
         let ends: Vec<&str> = calls.end.iter().map(|end| end.trim_start_matches(blank)).collect();
         let ends: Vec<&str> = ends.into_iter().filter(|end| !end.is_empty()).collect();
-        if self.held.is_empty() && !ends.is_empty() {
+        // More of these may come.
+        if self.held.is_empty() {
             return false;
         }
         match begins(&self.held, &ends, last) {
