@@ -6,14 +6,16 @@ use super::python::{self, ParenScan};
 use super::scan::{Begins, Found, JsonScan, begins, find};
 use super::{Form, Kind, Tools};
 
-/// Bytes of a name at most.
+/// Bytes of a name at most. What is longer is none whether or not its end is there, so that it is none however the text is cut.
 const LONGEST_NAME: usize = 256;
 
 /// How far a call is.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Not at its end, or not yet known to be there.
+    /// Not at its end, or not yet known to be there: where nothing was taken, it takes more text.
     More,
+    /// Not at its end, and further than before, though nothing may have been taken.
+    Further,
     /// At its end, and another one of the same list begins.
     Next,
     /// At its end.
@@ -217,6 +219,7 @@ impl Call {
             _ => vec!["("],
         };
         match find(held, &markers, last) {
+            Found::Marker(at, ..) | Found::Maybe(at) if at > LONGEST_NAME => Progress::Failed,
             Found::Marker(start, end, _) => {
                 let text = self.take(held, end)[..start].to_owned();
                 let Some(name) = self.read_name(&text, tools) else { return Progress::Failed };
@@ -228,7 +231,6 @@ impl Call {
                 };
                 Progress::More
             }
-            Found::Maybe(_) if held.len() > LONGEST_NAME => Progress::Failed,
             Found::Maybe(_) => self.stay(At::Name),
         }
     }
@@ -267,8 +269,11 @@ impl Call {
             return Progress::Failed;
         }
         let (bytes, ends) = JsonScan::default().take(held);
+        if bytes > LONGEST_NAME {
+            return Progress::Failed;
+        }
         if !ends {
-            return if bytes > LONGEST_NAME { Progress::Failed } else { self.stay(At::Key) };
+            return self.stay(At::Key);
         }
         let text = self.take(held, bytes);
         match serde_json::from_str(&text) {
@@ -328,7 +333,9 @@ impl Call {
             let inner: Option<String> = serde_json::from_str(text.trim()).ok();
             self.arguments.push_str(&inner.unwrap_or(text));
         }
-        self.stay(At::Key)
+        // A value may be missing.
+        self.at = At::Key;
+        Progress::Further
     }
 
     fn json(&mut self, held: &mut String, mut scan: JsonScan) -> Progress {
@@ -375,6 +382,7 @@ impl Call {
         let Form::Tagged { value, .. } = &form else { return Progress::Failed };
         let markers: Vec<&str> = value.iter().map(|(text, _)| text.as_str()).collect();
         match find(held, &markers, last) {
+            Found::Marker(at, ..) | Found::Maybe(at) if at > LONGEST_NAME => Progress::Failed,
             Found::Marker(start, end, which) => {
                 let key = self.take(held, end)[..start].trim().to_owned();
                 self.arguments.push_str(if count == 0 { "{" } else { ", " });
@@ -383,7 +391,6 @@ impl Call {
                 let tag = Tag { key, kind: value[which].1, value: String::new() };
                 self.stay(At::TagValue(count, tag))
             }
-            Found::Maybe(_) if held.len() > LONGEST_NAME => Progress::Failed,
             Found::Maybe(_) => self.stay(At::TagKey(count)),
         }
     }

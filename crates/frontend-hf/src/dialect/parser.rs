@@ -6,7 +6,7 @@ use super::forms::{Call, Progress};
 use super::scan::{Begins, Found, begins, find};
 use super::{Dialect, Tools};
 
-/// Characters of a header at most.
+/// Bytes of a header at most.
 const LONGEST_HEADER: usize = 1024;
 
 /// A part of an answer.
@@ -274,6 +274,7 @@ impl Parser {
         }
         match progress {
             Progress::More => before != self.held.len(),
+            Progress::Further => true,
             Progress::Next => {
                 self.calls += 1;
                 call.renew();
@@ -315,7 +316,8 @@ impl Parser {
         self.held.drain(..self.held.len() - self.held.trim_start_matches(blank).len());
         let ends: Vec<&str> = calls.end.iter().map(|end| end.trim_start_matches(blank)).collect();
         let ends: Vec<&str> = ends.into_iter().filter(|end| !end.is_empty()).collect();
-        if self.held.is_empty() && !ends.is_empty() {
+        // More of these may come.
+        if self.held.is_empty() {
             return false;
         }
         match begins(&self.held, &ends, last) {
@@ -334,6 +336,11 @@ impl Parser {
         let dialect = self.dialect.clone();
         let Some(channels) = &dialect.channels else { return false };
         match find(&self.held, &[&channels.body], last) {
+            // However the text is cut.
+            Found::Marker(at, ..) | Found::Maybe(at) if at > LONGEST_HEADER => {
+                self.state = State::Body(Body::Content);
+                true
+            }
             Found::Marker(start, end, _) => {
                 let header = self.take(end);
                 let header = &header[..start];
@@ -361,7 +368,7 @@ impl Parser {
                 self.held.clear();
                 false
             }
-            Found::Maybe(_) if last || self.held.len() > LONGEST_HEADER => {
+            Found::Maybe(_) if last => {
                 self.state = State::Body(Body::Content);
                 true
             }

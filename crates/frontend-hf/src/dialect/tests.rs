@@ -425,6 +425,23 @@ fn what_follows_a_call_that_cannot_be_read_is_lost_however_it_comes() {
 }
 
 #[test]
+fn a_call_without_a_value_or_with_a_long_name_is_content_and_what_follows_is_read() {
+    let long = "E".repeat(300);
+    for call in ["{\"name\" :,e]", &format!("{{\"{long}<think>\u{1}</think>\": 1}}")] {
+        let text = format!("<tool_call>\n{call}<think>Hm.</think>");
+        let answer = read_anyhow(&named("granite"), "", &text);
+        assert!(answer.reasoning.ends_with("Hm.") && answer.calls.is_empty(), "{answer:?}");
+    }
+}
+
+#[test]
+fn quotes_around_a_call_are_no_content_however_they_come() {
+    let text = "<function_calls>\nnow()  ` ``and so";
+    let answer = read_anyhow(&named("olmo3"), "", text);
+    assert_eq!((answer.content.as_str(), answer.calls.len()), ("and so", 1));
+}
+
+#[test]
 fn arguments_in_a_text_that_is_no_json_are_told_as_they_are_however_they_come() {
     let text = "<tool_call>\n{\"name\": \"now\", \"arguments\":  \"\u{1}\"}\n</tool_call>";
     let answer = read_anyhow(&named("hermes"), "", text);

@@ -57,8 +57,8 @@ impl Importance {
         ))
     }
 
-    /// Roots of means of squares while the model reads a text, on the CPU: squares themselves leave columns that are rarely
-    /// large with no bits of scales at all, which formats of two bits pay for.
+    /// Roots of means of squares while the model reads a text, on the CPU. With squares themselves the demo model in Q2_K is worse
+    /// than with none (`bench/perplexity.py`).
     pub(super) fn gather(
         path: &Path,
         model: &Model,
