@@ -137,7 +137,7 @@ fn explanations_say_what_each_rule_did() {
     assert!(!text.contains('\u{1b}'), "no colours where there is no terminal");
     let without = stdout(&[&args[..], &["--disable", "linear-add"]].concat());
     assert!(
-        text.contains("fired       linear-add") && !without.contains("linear-add at"),
+        text.contains("fired       linear-add") && !without.contains(" linear-add at"),
         "{without}"
     );
     let reports = json(&[&args[..], &["--json"]].concat());
