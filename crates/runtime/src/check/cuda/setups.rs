@@ -189,7 +189,7 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
             quantised(op, case, encoding.name(), CODED.iter().chain(&CODED_ONCE), ops, &mut all);
         }
     }
-    for (case, encoding) in OF_EIGHT_BITS.iter().flat_map(|case| eights.map(|e| (case, e))) {
+    for (case, encoding) in OF_EIGHT_BITS.iter().filter_map(|case| eights.map(|e| (case, e))) {
         let Ok(op) = ops.find(case.op()) else { continue };
         quantised(op, case, encoding.name(), ROUNDED.iter(), ops, &mut all);
     }
