@@ -8,7 +8,7 @@
 // 2^M + low and 16 (2^M + high), and both are multiplied. What the powers add to a sum, and what was added to a code to
 // make it a whole number from 0 on, is OFFSET times the sum of the activations.
 enum { WHOLE, E4M3, E5M2, E2M1 };                      // kinds of codes
-enum { AS_F16, AS_BF16, AS_F32, AS_U8, AS_I8 };        // types of scales
+enum { AS_F16, AS_BF16, AS_F32, AS_U8, AS_I8, AS_E8M0 };   // types of scales
 
 template <class E> struct Bits;
 // One, and two to the power of MANTISSA, twice.
@@ -113,14 +113,20 @@ template <class P, class E> struct Codes {
     }
 };
 
+// A power of two by its exponent's byte: that of 0 has no leading one, and 255 is not a number.
+__device__ __forceinline__ float power_of(u32 shifted) {
+    const float x = __uint_as_float(max(shifted, 0x00400000u));
+    return fmaf(x, 0.0f, x);                           // of infinity not a number, of others themselves
+}
 __device__ __forceinline__ float widened(u32 bits, int type) {
+    if (type == AS_E8M0) return power_of((bits & 0xff) << 23);
     if (type == AS_F16) return to_f32(f16{(u16)bits});
     if (type == AS_BF16) return __uint_as_float(bits << 16);
     if (type == AS_U8) return (float)(bits & 0xff);
     if (type == AS_I8) return (float)(signed char)bits;
     return __uint_as_float(bits);
 }
-static constexpr __device__ int bytes_of(int type) { return type == AS_F32 ? 4 : type == AS_U8 || type == AS_I8 ? 1 : 2; }
+static constexpr __device__ int bytes_of(int type) { return type == AS_F32 ? 4 : type == AS_F16 || type == AS_BF16 ? 2 : 1; }
 
 // The scales (or minimums) of a lane's row of a unit: GROUPS numbers of TYPE at AT, a row's after another, times one of OUTER
 // of the row at OUTER_AT, if OUTER is not negative.
@@ -151,6 +157,10 @@ template <int GROUPS, int TYPE, int AT, int OUTER, int OUTER_AT> struct Scales {
         if constexpr (TYPE == AS_I8) {
             const float above = __uint_as_float(__byte_perm(word ^ 0x80808080, 0x4b000000, 0x7440 + G % 4));
             return (above - 8388736.0f) * outer;
+        }
+        if constexpr (TYPE == AS_E8M0) {
+            const float inner = power_of(moved<G % 4 * 8, 23>(word) & 0x7f800000);
+            return OUTER >= 0 ? inner * outer : inner;
         }
         const u32 half = G % 2 ? word >> 16 : word & 0xffff;
         const float inner = TYPE == AS_BF16 ? __uint_as_float(G % 2 ? word & 0xffff0000 : word << 16) : to_f32(f16{(u16)half});
@@ -259,7 +269,7 @@ template <class P, class E> struct Values : Codes<P, E> {
         } else if constexpr (M == 7) {
             const u32 code = codes<B, PAIR>(c);
             const u32 scales = round2(scale, scale, E{});
-            constexpr bool LOSES_NOTHING = P::SCALE == AS_BF16 && P::SCALE_OUTER < 0;
+            constexpr bool LOSES_NOTHING = (P::SCALE == AS_BF16 || P::SCALE == AS_E8M0) && P::SCALE_OUTER < 0;
             if constexpr (LOSES_NOTHING) to = times2(code, scales, E{});
             else to = fma2(code, scales, times2(code, lacking(scale, scales), E{}), E{});
         } else {

@@ -195,6 +195,7 @@ impl Packing {
             Element::Bf16 => "AS_BF16",
             Element::U8 => "AS_U8",
             Element::I8 => "AS_I8",
+            Element::F8e8m0 => "AS_E8M0",
             _ => "AS_F32",
         };
         let mut constants: Vec<(String, String)> = [
@@ -306,7 +307,7 @@ impl Factor {
 fn float(element: Element) -> Element {
     match element {
         Element::F16 | Element::F8e4m3 | Element::F8e5m2 => Element::F16,
-        Element::Bf16 => Element::Bf16,
+        Element::Bf16 | Element::F8e8m0 => element,
         _ => Element::F32,
     }
 }
@@ -386,6 +387,8 @@ pub(super) fn bits(element: Element, number: Number) -> u64 {
         Element::F32 => number.float().to_bits().into(),
         Element::F8e4m3 => small_float(number.float(), 3, 7).into(),
         Element::F8e5m2 => small_float(number.float(), 2, 15).into(),
+        // The smallest, 2^-127, has no leading one in f32.
+        Element::F8e8m0 => (number.float().to_bits() >> 23 & 0xff).into(),
         _ => number.int() as u64 & 0xff,
     }
 }

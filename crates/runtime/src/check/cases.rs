@@ -53,6 +53,8 @@ const PRELUDE: &str = r#"  %ids = step tokens : u32[T]
   %up = weight "up" : const DT[12, $K, $N]
   %down = weight "down" : const DT[12, $N, $K]
   %gb = weight "gb" : const DT[12, $K]
+  %pairs = weight "pairs" : const DT[12, $N2, $K]
+  %b3 = weight "b3" : const DT[12, $N2]
   %db = weight "db" : const f32[12, $N]
   %x = embedding(%ids, %wx) : DT[T, $N]
   %y = embedding(%ids, %wy) : DT[T, $N]
@@ -276,7 +278,7 @@ pub(super) const OF_EIGHT_BITS: &[Case] =
     &[Case("%r = quantise_linear_swiglu(%k, %w2, _) : quantised_rows DT[T, $N]", "%r")];
 
 /// Weights that are tried as packed codes, too.
-const CODED: [&str; 7] = ["%w", "%wr", "%w2", "%wqkv", "%gate", "%up", "%down"];
+const CODED: [&str; 8] = ["%w", "%wr", "%w2", "%wqkv", "%gate", "%up", "%down", "%pairs"];
 
 /// The values that a text names.
 fn names(text: &str) -> impl Iterator<Item = &str> {
@@ -478,6 +480,14 @@ pub(super) const ON_GPUS: &[Case] = &[
     ),
     Case(
         r#"%r = expert_gated(%x, %gate, %up, %picked, %gb, %gb, %order, %starts) {act: "max(a, 0) * (b + 1)"} : DT[T, 3, $K]"#,
+        "%r",
+    ),
+    Case(
+        r#"%r = expert_gated_interleaved(%k, %pairs, %picked, _, _, _) {act: "a / (1 + exp(-a)) * b"} : DT[T, 3, $N]"#,
+        "%r",
+    ),
+    Case(
+        r#"%r = expert_gated_interleaved(%k, %pairs, %picked, %b3, %order, %starts) {act: "min(a, 7) * (b + 1)"} : DT[T, 3, $N]"#,
         "%r",
     ),
     Case("%r = expert_sum(%inner, %best, %picked, %down, _, _) : DT[T, $N]", "%r"),

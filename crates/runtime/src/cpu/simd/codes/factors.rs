@@ -103,6 +103,9 @@ fn read(isa: Isa, element: Element, bytes: &[u8], out: &mut [f32]) {
     match element {
         Element::U8 => out.iter_mut().zip(bytes).for_each(|(o, b)| *o = f32::from(*b)),
         Element::I8 => out.iter_mut().zip(bytes).for_each(|(o, b)| *o = f32::from(*b as i8)),
+        Element::F8e8m0 => {
+            out.iter_mut().zip(bytes).for_each(|(o, b)| *o = element.read(&[*b]).float());
+        }
         Element::F16 => float(Float::F16, out),
         Element::Bf16 => float(Float::Bf16, out),
         // Packed factors are of no other type.

@@ -162,6 +162,14 @@ unsafe fn widen(element: Element, from: *const u8, out: &mut [f32]) {
         Element::I8 => each!(1, p => {
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))
         }),
+        // An exponent; of 0 it is one of a number without a leading one, and of 255 not a number.
+        Element::F8e8m0 => each!(1, p => {
+            let bits = _mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())));
+            let below = _mm256_set1_epi32(0x0040_0000);
+            let infinite = _mm256_cmpeq_epi32(bits, _mm256_set1_epi32(0x7f80_0000));
+            let bits = _mm256_max_epi32(bits, below);
+            _mm256_castsi256_ps(_mm256_or_si256(bits, _mm256_and_si256(infinite, below)))
+        }),
         // Packed factors are of no other type than f32.
         _ => each!(4, p => _mm256_loadu_ps(p.cast())),
     }
