@@ -400,8 +400,10 @@ fn every_fused_op_is_chosen_somewhere() {
     for name in ["llama-3.1-8b", "llama-3.2-1b"] {
         chosen.extend(adapted_shape(name).buckets.iter().flat_map(|b| fused_ops(&b.module)));
     }
-    let rounded = shape_with("llama-3.1-8b", KvDtype::Auto, None, Some("fp8_block"));
-    chosen.extend(rounded.buckets.iter().flat_map(|b| fused_ops(&b.module)));
+    for (name, encoding) in [("llama-3.1-8b", "fp8_block"), ("gpt-oss-20b", "mxfp4")] {
+        let encoded = shape_with(name, KvDtype::Auto, None, Some(encoding));
+        chosen.extend(encoded.buckets.iter().flat_map(|b| fused_ops(&b.module)));
+    }
     chosen.extend(fused_ops(&tens_of_tokens(PRE_NORM)));
     let room = Adapters { slots: 2, rank: 4, targets: None };
     let llama = Fixture::open("llama/gqa3");

@@ -153,8 +153,8 @@ pub fn attr_value(attr: &Attr) -> Option<Value> {
     })
 }
 
-/// A type as a map of `dtype`, `shape`, `rank` and `const`, of what is encoded `encoding`, the kind of its `codes` and whether
-/// `activations` may have such, too; constant dimensions are numbers,
+/// A type as a map of `dtype`, `shape`, `rank` and `const`, of what is encoded `encoding`, the kind of its `codes`, whether
+/// kernels subtract `minimums` of groups, and whether `activations` may be such codes, too; constant dimensions are numbers,
 /// others text such as `T` or `T*4`. A state's shape is that of a row, `[heads, dim]`, or of a slot.
 pub fn type_value(ty: &Type) -> Value {
     let (dtype, shape, constant, encoding) = match ty {
@@ -163,6 +163,7 @@ pub fn type_value(ty: &Type) -> Value {
     };
     let codes = encoding.map_or(Value::Null, |e| Value::Str(e.def().code.kind.name().to_owned()));
     let activations = encoding.is_some_and(|e| e.activations().is_some());
+    let minimums = encoding.and_then(|e| e.packing()).is_some_and(|p| p.minimum.is_some());
     let encoding = encoding.map_or(Value::Null, |e| Value::Str(e.to_string()));
     let shape: Vec<Value> = shape.into_iter().map(dim_value).collect();
     Value::Map(vec![
@@ -172,6 +173,7 @@ pub fn type_value(ty: &Type) -> Value {
         ("const".to_owned(), Value::Bool(constant)),
         ("encoding".to_owned(), encoding),
         ("codes".to_owned(), codes),
+        ("minimums".to_owned(), Value::Bool(minimums)),
         ("activations".to_owned(), Value::Bool(activations)),
     ])
 }

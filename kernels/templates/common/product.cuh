@@ -272,6 +272,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         }
     }
 
+{% if p.after is defined and p.after %}
+{% include "common/product_after.cuh" %}
+{% endif %}
     // The same of codes. What tensor cores take from registers stays there until a step later: `held` has two steps.
     struct State {
         typedef typename Op::Packed P;
@@ -450,19 +453,27 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         if (left[group] != to - from) return false;
         if (me == 0) *count = 0;                       // for the next launch
         __threadfence();
+        // Several blocks' at a time: each load takes as long as all of them.
+        constexpr int SOME = TOKENS < 64 ? TOKENS / 8 : 8, BLOCKS = 16 / SOME;
 #pragma unroll
-        for (int c = 0; c < TOKENS / 8; c += 8) {
-            float total[8][4] = {};
-            for (int block = from; block <= to; block++) {
-                const float4* const piece = of(block, block == from) + c * 128;
+        for (int c = 0; c < TOKENS / 8; c += SOME) {
+            float total[SOME][4] = {};
+            for (int first = from; first <= to; first += BLOCKS) {
+                float4 v[BLOCKS][SOME];
 #pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    const float4 v = __ldcg(piece + j * 128);
-                    total[j][0] += v.x, total[j][1] += v.y, total[j][2] += v.z, total[j][3] += v.w;
+                for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+                    for (int j = 0; j < SOME; j++) v[b][j] = __ldcg(of(min(first + b, to), first + b == from) + (c + j) * 128);
+#pragma unroll
+                for (int b = 0; b < BLOCKS; b++) {
+                    if (first + b > to) continue;
+#pragma unroll
+                    for (int j = 0; j < SOME; j++)
+                        total[j][0] += v[b][j].x, total[j][1] += v[b][j].y, total[j][2] += v[b][j].z, total[j][3] += v[b][j].w;
                 }
             }
 #pragma unroll
-            for (int j = 0; j < 8; j++)
+            for (int j = 0; j < SOME; j++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) sums[c + j][i] = total[j][i];
         }
@@ -552,7 +563,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 {% endif %}
             pdl_wait();
             if constexpr (EIGHT) multiply_eights();
-            else if constexpr (Op::CODED) multiply_codes();
+            else if constexpr (Op::CODED) {{ "multiply_after" if p.after is defined and p.after else "multiply_codes" }}();
             else multiply();
         }
         __syncwarp();

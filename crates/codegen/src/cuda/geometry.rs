@@ -220,6 +220,7 @@ impl Scope<'_> {
                     ("shape", Known::List(shape.iter().map(|d| size(Some(*d))).collect())),
                     ("packed", Known::Bool(packing.is_some())),
                     ("quantised", Known::Bool(quantised)),
+                    ("minimums", Known::Bool(packing.is_some_and(|p| p.minimum.is_some()))),
                     ("unit", number(packing.map(|p| p.bytes))),
                     ("units", number(packing.map(|p| bytes / p.bytes))),
                     ("unit_columns", number(packing.map(|p| p.columns))),

@@ -451,6 +451,13 @@ impl Function {
         // SAFETY: the module is loaded, and unloaded when the function is dropped.
         let raw = unsafe { result::module::get_function(module, symbol) };
         let raw = raw.named("cuModuleGetFunction")?;
+        // A multiprocessor that has another share of its memory as shared memory for each kernel waits until the kernel
+        // before has ended: with one share for all, the next kernel's weights come while the one before still runs.
+        let share =
+            sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function is loaded.
+        unsafe { result::function::set_function_attribute(raw, share, 100) }
+            .named("cuFuncSetAttribute")?;
         Ok(Function { gpu: Arc::clone(gpu), module, raw, allowed: 0.into() })
     }
 
