@@ -1,5 +1,5 @@
     // `multiply_codes` where sums of codes are scaled group by group, in f32, as few-token kernels do: a code then takes half of the instructions,
-    // and a token one for every sum of a group, which pays up to some 32 tokens. Minimums are multiplied by sums of activations, which are products with ones. While tensor cores have 64
+    // and a token one for every sum of a group, which pays up to some 16 tokens. Minimums are multiplied by sums of activations, which are products with ones. While tensor cores have 64
     // columns (a half of a chunk) a warp makes codes of the next ones.
     struct After {
         typedef typename Op::Packed P;

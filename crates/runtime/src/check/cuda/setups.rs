@@ -121,7 +121,7 @@ fn decoding(ops: &OpSet, only: &str) -> Result<Vec<Setup>, String> {
 }
 
 /// Products whose weights are codes: of every encoding that has a packed form in the first call of an op that does nothing
-/// beside, of one with minimums elsewhere.
+/// beside, of one with minimums and one without elsewhere.
 fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
     // What kernels see of an encoding, each once.
     let mut seen = HashSet::new();
@@ -133,6 +133,9 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
     let scales = |e: &Encoding| Some(e.packed().ok()?.packing()?.scale_bytes());
     let is_rich = |e: &&&Encoding| e.minimum().is_some() && scales(e).is_some_and(|n| n <= 24);
     let richest = packable.iter().find(is_rich).or(packable.first()).copied();
+    let is_bare =
+        |e: &&&Encoding| e.packed().is_ok_and(|e| e.packing().is_some_and(|p| p.minimum.is_none()));
+    let barest = packable.iter().find(is_bare).copied();
     let eights = packable.iter().find(|e| e.activations().is_some());
     let (mut all, mut seen_ops) = (Vec::new(), HashSet::new());
     for case in CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).filter(|c| c.may_be_coded()) {
@@ -160,7 +163,8 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
         }
         // Every encoding in one call of the op: others differ in what is done with sums.
         let of_all = op.fused.is_none() && seen_ops.insert(op.name);
-        let encodings = if of_all { &packable[..] } else { richest.as_slice() };
+        let both: Vec<&Encoding> = richest.into_iter().chain(barest).collect();
+        let encodings = if of_all { &packable } else { &both };
         let each = CODED.iter().flat_map(|s| encodings.iter().map(move |e| (s, e)));
         let once = CODED_ONCE.iter().flat_map(|s| richest.iter().map(move |e| (s, e)));
         for (shape, encoding) in each.chain(once) {
@@ -172,15 +176,20 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                 let sizes = Sizes::product(case, shape.inputs, shape.heads);
                 let call = Tried::Coded(case, sizes, encoding.name().to_owned());
                 // Of each encoding what differs by it; all variants of one.
-                let few: &[&str] = &[
-                    "codes1_two",
-                    "codes8",
-                    "codes16_pairs",
-                    "codes16_direct",
-                    "codes64",
-                    "codes256",
-                    "plain",
-                ];
+                let few: &[&str] = match of_all {
+                    true => &[
+                        "codes1_two",
+                        "codes8",
+                        "codes16_pairs",
+                        "codes16_direct",
+                        "codes16_small",
+                        "codes16_stream",
+                        "codes64",
+                        "codes256",
+                        "plain",
+                    ],
+                    false => &["codes16_small", "codes16_stream"],
+                };
                 let variants = if Some(*encoding) == richest { shape.variants } else { few };
                 all.push(Setup { op, call, dtype, batch, variants });
             }
