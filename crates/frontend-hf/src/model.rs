@@ -405,8 +405,8 @@ fn family_for(
         served.extend(family.served().map(str::to_owned));
     }
     let text = format!(
-        "{} names the architecture {}, which no family serves (they serve {}); write a \
-         spec for it and give it with --spec",
+        "{} names the architecture {}, which no family serves: write a spec for it and give it \
+         with --spec (they serve {})",
         if files.gguf().is_some() { "its map" } else { "config.json" },
         if wanted.is_empty() { "nothing".to_owned() } else { wanted.join(", ") },
         served.join(", ")

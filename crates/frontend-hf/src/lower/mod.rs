@@ -144,6 +144,7 @@ fn lower_once(
     let sources = sources.collect();
     let mut cx = Context::new(request, sources);
     cx.defaults = defaults(&cx, &family)?;
+    cx.params = family.params.iter().map(|(name, _)| name).collect();
     let scope = family_scope(&cx, &family)?;
     let mut lowered = lower_parts(&family, &blocks, &scope)?;
     verified(&cx, &lowered.module)?;

@@ -23,6 +23,8 @@ pub(super) struct Context<'a> {
     sources: Vec<&'a Source>,
     /// Values for keys that the config leaves out.
     pub(super) defaults: Vec<(&'a str, Value)>,
+    /// The family's parameters.
+    pub(super) params: Vec<&'a str>,
     /// Bytes that may still be spent.
     budget: Cell<usize>,
 }
@@ -31,7 +33,7 @@ impl<'a> Context<'a> {
     pub(super) fn new(request: &'a Request<'a>, sources: Vec<&'a Source>) -> Context<'a> {
         let text: usize = sources.iter().map(|s| s.text.len()).sum();
         let budget = Cell::new(BUDGET.0 + BUDGET.1 * text);
-        Context { request, sources, defaults: Vec::new(), budget }
+        Context { request, sources, defaults: Vec::new(), params: Vec::new(), budget }
     }
 
     /// The source that `slice` is a piece of, and its offset there.
@@ -307,6 +309,11 @@ impl<'a> Scope<'a> {
     fn config_note(&self, name: &str, value: &Value) -> String {
         let keys = self.cx.request.config_keys;
         match value {
+            Value::Null if self.cx.params.contains(&name) => {
+                format!(
+                    "; parameter `{name}` is defined after it: one that replaces a base's keeps its place"
+                )
+            }
             Value::Null => {
                 format!("; config.json has no `{name}`{}", nearest(name, keys.iter().copied()))
             }

@@ -21,7 +21,7 @@ pub const SPEC: [Structure; 6] = [
             (
                 "base",
                 false,
-                "a family file to start from: what is written here replaces what is there, entry by entry in `defaults`, `params`, `layer_params`, `checks` and `blocks`, as a whole in `embed`, `layers`, `head`, `pool` and `score`; `ignore` and `transposed` add to it, `names` and `also_named` go before it",
+                "a family file to start from: what is written here replaces what is there, entry by entry, each where it stands there, in `defaults`, `params`, `layer_params`, `checks` and `blocks`, as a whole in `embed`, `layers`, `head`, `pool` and `score`; `ignore` and `transposed` add to it, `names` and `also_named` go before it",
             ),
             ("architectures", true, "values of `architectures` in config.json that it serves"),
             (
@@ -122,7 +122,7 @@ pub const SPEC: [Structure; 6] = [
             (
                 "gives",
                 true,
-                "the names that it gives to the next part; of the last one, the logits, the vector or the scores",
+                "the names that it gives to the next part, each kind of layer the same ones as `embed`; of the last one, the logits, the vector or the scores",
             ),
         ],
     },

@@ -50,6 +50,7 @@ class Dump:
         self.tensors = {"tokens": torch.tensor(tokens, dtype=torch.int32)}
         self.count = len(tokens)
         self.stage = "embed"
+        self.calls = 0  # of layers
 
     def keep(self, name, value):
         """Keeps a tensor [1, T, ..] or [T, ..] as [T, ..], and one [1, H, T, T] as [H, T, T]."""
@@ -68,14 +69,16 @@ class Dump:
             n += 1
         self.keep(f"{self.stage}:{op}.{n}", value)
 
-    def watch_stage(self, layer, i, last):
+    def watch_stage(self, layer, last):
         def before(_, args, kwargs):
-            self.stage = f"layers.{i}"
-            if i == 0:
+            # By calls, as models that loop run a layer several times.
+            self.stage = f"layers.{self.calls}"
+            self.calls += 1
+            if self.calls == 1:
                 self.keep("embed", first_tensor(args) if args else first_tensor(kwargs))
 
         def after(_, args, output):
-            self.keep(f"layers.{i}", first_tensor(output))
+            self.keep(self.stage, first_tensor(output))
             if last:
                 self.stage = "head"
 
@@ -134,7 +137,7 @@ def main():
 
     dump = Dump(tokens)
     for i, layer in enumerate(layers):
-        dump.watch_stage(layer, i, i + 1 == len(layers))
+        dump.watch_stage(layer, i + 1 == len(layers))
     if not args.no_inner:
         dump.watch_rotation(model)
         for path, module in model.named_modules():

@@ -146,6 +146,11 @@ fn by_name(stage: &Stage<'_>, dump: &Dump, values: &BTreeMap<ValueId, &Observed>
     for given in [false, true] {
         for name in names.iter().filter(|n| n.starts_with('/') && n.ends_with('<') == given) {
             let path = name[1..].trim_end_matches('<');
+            // What computes with a weight of a module that has others within is a part of it.
+            let within = |n: &&str| n[1..].strip_prefix(path).is_some_and(|n| n.starts_with('.'));
+            if names.iter().any(within) {
+                continue;
+            }
             // Outside of layers checkpoints and modules may name what is around a module differently.
             let same = |(module, in_layer): &(String, bool)| {
                 if *in_layer { module == path } else { last(module) == last(path) }
