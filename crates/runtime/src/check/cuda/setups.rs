@@ -176,8 +176,8 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                 let sizes = Sizes::product(case, shape.inputs, shape.heads);
                 let call = Tried::Coded(case, sizes, encoding.name().to_owned());
                 // Of each encoding what differs by it; all variants of one.
-                let few: &[&str] = match of_all {
-                    true => &[
+                let few: &[&str] = if of_all {
+                    &[
                         "codes1_two",
                         "codes8",
                         "codes16_pairs",
@@ -187,8 +187,9 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                         "codes64",
                         "codes256",
                         "plain",
-                    ],
-                    false => &["codes16_small", "codes16_stream"],
+                    ]
+                } else {
+                    &["codes16_small", "codes16_stream"]
                 };
                 let variants = if Some(*encoding) == richest { shape.variants } else { few };
                 all.push(Setup { op, call, dtype, batch, variants });
