@@ -1,4 +1,10 @@
 // Barriers in shared memory, and copies that arrive at them (Hopper).
+// Whether there is a copy engine.
+#if __CUDA_ARCH__ >= 900
+constexpr bool ENGINE = true;
+#else
+constexpr bool ENGINE = false;
+#endif
 __device__ __forceinline__ u32 shared_at(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void barrier_init(u32 at, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");

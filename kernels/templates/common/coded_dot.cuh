@@ -20,11 +20,6 @@ template <class P, class E, int K, int WARPS, int STAGES, bool AFTER> struct Cod
     struct Group { float codes[4], sums[4]; };
     static constexpr int ACROSS = (K + P::COLUMNS - 1) / P::COLUMNS, BAND = ACROSS * P::BYTES;
     static_assert(K % 64 == 0 && STAGES >= 2, "shape");
-#if __CUDA_ARCH__ >= 900
-    static constexpr bool ENGINE = true;
-#else
-    static constexpr bool ENGINE = false;
-#endif
     // A step is of so many units: each copy costs instructions.
     static constexpr int BATCH = STAGES >= 12 ? 4 : STAGES >= 8 ? 2 : 1, SLOTS = STAGES / BATCH, EIGHT = BATCH * P::BYTES, STEPS = (ACROSS + BATCH - 1) / BATCH;
     const int lane = threadIdx.x % 32;
@@ -84,7 +79,7 @@ template <class P, class E, int K, int WARPS, int STAGES, bool AFTER> struct Cod
         }
     }
     // sums[0] and sums[2] are of row lane / 4 of the first and of the second eight, in all four lanes: of part `part` of `parts` of K.
-    __device__ __forceinline__ void multiply(float (&sums)[4], const u8* first, const u8* second, const E* x, int part = 0, int parts = 1) {
+    __device__ __forceinline__ void multiply(float (&sums)[4], const u8* first, const u8* second, const E* x, int part, int parts) {
         const int begin = STEPS * part / parts, end = STEPS * (part + 1) / parts;
 #pragma unroll
         for (int i = 0; i < 4; i++) sums[i] = 0;

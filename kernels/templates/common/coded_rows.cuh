@@ -49,11 +49,6 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
     using Base::K, Base::PASSES, Base::TOKENS, Base::RED, Base::op, Base::warp, Base::lane, Base::group, Base::quad, Base::xrow, Base::xs,
         Base::sums, Base::red;
     static constexpr int UNIT = Weights::UNIT, STEPS = Weights::ACROSS, BLOCKS = P::COLUMNS / 32;
-#if __CUDA_ARCH__ >= 900
-    static constexpr bool ENGINE = true;
-#else
-    static constexpr bool ENGINE = false;
-#endif
     static constexpr int GROUPS = P::COLUMNS / P::GROUP;
     static constexpr int SPAN = Weights::SPAN;
     static constexpr bool MINIMUM = P::MINIMUM >= 0, SUMS = SPAN != 0;

@@ -451,8 +451,8 @@ impl Function {
         // SAFETY: the module is loaded, and unloaded when the function is dropped.
         let raw = unsafe { result::module::get_function(module, symbol) };
         let raw = raw.named("cuModuleGetFunction")?;
-        // A multiprocessor that has another share of its memory as shared memory for each kernel waits until the kernel
-        // before has ended: with one share for all, the next kernel's weights come while the one before still runs.
+        // All kernels ask for the same share of a multiprocessor's memory as shared memory, the largest: where each asks for
+        // what it needs the memory is parted anew between them, and steps of one token took 0.4 to 2.4 % longer on an H100.
         let share =
             sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         // SAFETY: the function is loaded.
