@@ -55,10 +55,12 @@ fn worst(what: &str, bound: f64, figure: impl Fn(&Fixture, usize) -> f64 + Sync)
     assert!(failures.is_empty(), "{what}\n{}", failures.join("\n"));
 }
 
-/// The worst found is 1.0e-12, on llama/sharded in steps of one token.
+/// The worst found on a CPU is 1.0e-12, on llama/sharded in steps of one token; on an H100 2.4e-11, on
+/// recurrent_gemma/window, whose state carries what a step rounds into the next.
 #[test]
 fn fused_f32_is_unfused_f32() {
-    worst("f32 NMSE of fused against unfused", 1e-11, |f, chunk| {
+    let bound = if machine().device().is_some() { 1e-10 } else { 1e-11 };
+    worst("f32 NMSE of fused against unfused", bound, |f, chunk| {
         let fused = f.run(DType::F32, "default", chunk);
         nmse(&fused, &f.run(DType::F32, "none", chunk))
     });

@@ -48,16 +48,20 @@ fn f32_logits_match_float64() {
 
 /// A mixture's choice of an expert may turn on a rounding where two scores nearly tie, and then one token's difference is most of
 /// the sum (kimi_linear/sparse on an H100: 0.14 of 0.15). A GPU rounds otherwise than the CPU that fixtures were tried on, so there
-/// the worst token of each side is left out.
+/// it is enough if the mean holds where the worst token of each side is left out.
 #[test]
 fn bf16_logits_are_as_close_as_transformers_own() {
-    let mean = if machine().device().is_some() { mean_kl_but_one } else { mean_kl };
+    let means: &[fn(&[f64], &[f64], usize) -> f64] =
+        if machine().device().is_some() { &[mean_kl, mean_kl_but_one] } else { &[mean_kl] };
     for_each(|f| {
         let vocab = f.logits.len() / f.tokens.len();
-        let found = mean(&f.run(DType::Bf16, "default", usize::MAX), &f.logits, vocab);
-        let peer = mean(&f.logits_bf16, &f.logits, vocab);
-        assert!(peer > 0.0, "{}: the peer's bf16 run is not exact", f.name);
-        bounded("mean KL", found, 1.5 * peer).into_iter().collect()
+        let logits = f.run(DType::Bf16, "default", usize::MAX);
+        let failures = means.iter().map(|mean| {
+            let peer = mean(&f.logits_bf16, &f.logits, vocab);
+            assert!(peer > 0.0, "{}: the peer's bf16 run is not exact", f.name);
+            bounded("mean KL", mean(&logits, &f.logits, vocab), 1.5 * peer)
+        });
+        failures.collect::<Option<Vec<String>>>().unwrap_or_default()
     });
 }
 

@@ -78,13 +78,30 @@ template <class P, class E, int K, int WARPS, int STAGES, bool AFTER> struct Cod
             for (int i = 0; i < 8; i++) to.w[half * 2 + i / 4][i % 4] = from[i * 4];
         }
     }
+    __device__ __forceinline__ void advance() {
+        if (++slot == SLOTS) slot = 0, round ^= 1;
+    }
+    // Asks for the first steps of part `part` of `parts` of K, for `multiply` with the same.
+    __device__ __forceinline__ void begin(const u8* first, const u8* second, int part, int parts) const {
+        const int begin = STEPS * part / parts, end = STEPS * (part + 1) / parts;
+#pragma unroll 1
+        for (int i = 0; i < SLOTS; i++) ask(first, second, begin + i, end, (slot + i) % SLOTS);
+    }
+    // Instead of `multiply`: what was asked for is not used.
+    __device__ __forceinline__ void drop(int part, int parts) {
+        const int begin = STEPS * part / parts, end = STEPS * (part + 1) / parts;
+        if constexpr (!ENGINE) copy_wait<0>();
+        for (int i = 0; i < min(SLOTS, end - begin); i++) {
+            if constexpr (ENGINE) wait();
+            advance();
+        }
+        __syncwarp();
+    }
     // sums[0] and sums[2] are of row lane / 4 of the first and of the second eight, in all four lanes: of part `part` of `parts` of K.
     __device__ __forceinline__ void multiply(float (&sums)[4], const u8* first, const u8* second, const E* x, int part, int parts) {
         const int begin = STEPS * part / parts, end = STEPS * (part + 1) / parts;
 #pragma unroll
         for (int i = 0; i < 4; i++) sums[i] = 0;
-#pragma unroll 1
-        for (int i = 0; i < SLOTS; i++) ask(first, second, begin + i, end, (slot + i) % SLOTS);
         Columns ahead;
         ask_x(ahead, x, begin * BATCH * P::COLUMNS);
         Group group;
@@ -101,13 +118,14 @@ template <class P, class E, int K, int WARPS, int STAGES, bool AFTER> struct Cod
             }
             __syncwarp();
             ask(first, second, step + SLOTS, end, slot);
-            if (++slot == SLOTS) slot = 0, round ^= 1;
+            advance();
         }
         if constexpr (!ENGINE) copy_wait<0>();
     }
     // The same of all of K by the SPLIT warps beside one another that have a part each, in all of them: parts are added up in order.
     template <int SPLIT> __device__ __forceinline__ void multiply_together(float (&sums)[4], const u8* first, const u8* second, const E* x) {
         const int warp = threadIdx.x / 32;
+        begin(first, second, warp % SPLIT, SPLIT);
         multiply(sums, first, second, x, warp % SPLIT, SPLIT);
         if constexpr (SPLIT > 1) {
             __shared__ float parts[2][WARPS][16];

@@ -29,7 +29,7 @@ __device__ __forceinline__ i64 picked_row(i64 id, i64 rows) {
 }
 
 // ---- programmatic dependent launch: a kernel may start before the one before it has ended.
-// Before pdl_wait() read only weights and *step; write nothing. Every thread that goes on to read
+// Before pdl_wait() read only weights and *step, the rest by `guess`; write nothing. Every thread that goes on to read
 // or write activations or the cache must call it, and every kernel must call it in some thread of
 // every block.
 __device__ __forceinline__ void pdl_wait() {
@@ -42,6 +42,15 @@ __device__ __forceinline__ void pdl_launch() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// What *p is likely to be, before pdl_wait(): a launch before may still be about to write it. It is to be read again
+// after that, and what was done by a wrong guess done again. It is right if the launch before this one did not write it and
+// calls pdl_launch() after its own pdl_wait().
+__device__ __forceinline__ u32 guess(const u32* p) {
+    u32 v;
+    asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
 }
 
 // ---- conversion

@@ -8,6 +8,17 @@ template <class T> __device__ constexpr int wide(i64 n) {
     return n % (16 / (int)sizeof(T)) == 0 ? 16 / (int)sizeof(T) : 1;
 }
 
+// A pack of weights, which is read once: past the L1 cache.
+template <class P> __device__ __forceinline__ P load_once(const P* p) {
+    if constexpr (sizeof(P) == 16) {
+        const Vec16 v = load16_stream(p);
+        P pack;
+        memcpy(&pack, &v, 16);
+        return pack;
+    } else {
+        return *p;
+    }
+}
 template <int N, class T> __device__ __forceinline__ void load(float (&v)[N], const T* p) {
     const Pack<T, N> x = *(const Pack<T, N>*)p;
 #pragma unroll
@@ -54,22 +65,32 @@ template <int THREADS> __device__ __forceinline__ float group_max(float x, float
     else return block_max(x, scratch);
 }
 
-// The dot products of x and ROWS rows of K values by a warp; all lanes get them.
-// Rows read together hide each other's latency.
-template <int K, int ROWS, class X, class W>
+// The dot products of x and ROWS rows of K constants by a warp; all lanes get them. Rows read together hide each other's
+// latency, and so do steps of 32 packs of each, of which at most MOST are asked for before the first is used.
+template <int K, int ROWS, int MOST = 4, class X, class W>
 __device__ __forceinline__ void warp_dots(float (&sums)[ROWS], const X* x, const W* const (&rows)[ROWS]) {
     constexpr int N = wide<X>(K) < wide<W>(K) ? wide<X>(K) : wide<W>(K);
+    constexpr int STEPS = (K + 32 * N - 1) / (32 * N), TURNS = (STEPS + MOST - 1) / MOST, TOGETHER = (STEPS + TURNS - 1) / TURNS;
+    const int c0 = threadIdx.x % 32 * N;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) sums[r] = 0.0f;
-#pragma unroll 4
-    for (int c = threadIdx.x % 32 * N; c < K; c += 32 * N) {
-        float a[N], b[N];
-        load(a, x + c);
+#pragma unroll 1
+    for (int first = 0; first < STEPS; first += TOGETHER) {
+        Pack<W, N> packs[TOGETHER][ROWS];
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            load(b, rows[r] + c);
+        for (int s = 0; s < TOGETHER; s++)
 #pragma unroll
-            for (int j = 0; j < N; j++) sums[r] += a[j] * b[j];
+            for (int r = 0; r < ROWS; r++) packs[s][r] = load_once((const Pack<W, N>*)(rows[r] + min((first + s) * 32 * N + c0, K - N)));
+#pragma unroll
+        for (int s = 0; s < TOGETHER; s++) {
+            const int c = (first + s) * 32 * N + c0;
+            if (c >= K) continue;
+            float a[N];
+            load(a, x + c);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                for (int j = 0; j < N; j++) sums[r] += a[j] * to_f32(packs[s][r].v[j]);
         }
     }
 #pragma unroll
