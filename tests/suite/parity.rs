@@ -51,7 +51,8 @@ fn f32_logits_match_float64() {
 /// it is enough if the mean holds where the worst token of each side is left out.
 #[test]
 fn bf16_logits_are_as_close_as_transformers_own() {
-    let means: &[fn(&[f64], &[f64], usize) -> f64] =
+    type Mean = fn(&[f64], &[f64], usize) -> f64;
+    let means: &[Mean] =
         if machine().device().is_some() { &[mean_kl, mean_kl_but_one] } else { &[mean_kl] };
     for_each(|f| {
         let vocab = f.logits.len() / f.tokens.len();
