@@ -10,6 +10,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::{Config, ConfigError};
 use crate::gguf::{ContainerMap, MapError, Mapped};
 use crate::lower::{LowerError, Lowered, Request, lower};
+use crate::near::nearest_families;
 use crate::source::ModelFiles;
 use crate::spec::{Library, LibraryError, Source, parse_family};
 
@@ -396,20 +397,33 @@ fn family_for(
     library: &Library,
 ) -> Result<Source, ModelError> {
     let wanted = config.architectures()?;
-    let mut served = Vec::new();
     for source in library.families()? {
         let family = parse_family(&source).map_err(LowerError::from)?;
         if family.served().any(|a| wanted.contains(&a)) {
             return Ok(source.clone());
         }
-        served.extend(family.served().map(str::to_owned));
     }
+    let keys: Vec<&str> = config.keys().collect();
+    let near: Vec<String> = nearest_families(&keys, library)?
+        .iter()
+        .take(3)
+        .map(|n| format!("{} ({} of {})", n.family, n.reads.len(), n.reads.len() + n.unread.len()))
+        .collect();
+    let (place, which) = match files.gguf() {
+        Some(_) => ("its map", String::new()),
+        None => (
+            "config.json",
+            format!(
+                ": `infernum families --for {}` shows which, and which none reads",
+                files.name()
+            ),
+        ),
+    };
     let text = format!(
-        "{} names the architecture {}, which no family serves: write a spec for it and give it \
-         with --spec (they serve {})",
-        if files.gguf().is_some() { "its map" } else { "config.json" },
+        "{place} names the architecture {}, which no family serves (`infernum families` lists them): write a \
+         spec for it and give it with --spec. Nearest, by how many of its keys they read: {}{which}",
         if wanted.is_empty() { "nothing".to_owned() } else { wanted.join(", ") },
-        served.join(", ")
+        near.join(", "),
     );
     Err(ModelError::NoFamily { place: files.name().to_owned(), text })
 }

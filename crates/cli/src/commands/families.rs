@@ -1,13 +1,22 @@
 //! `infernum families`.
 
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use infernum_frontend_hf::spec::{Library, parse_family};
+use infernum_frontend_hf::{Config, ModelFiles, Near, Reading, nearest_families};
 use infernum_tools::report::{self, Outcome};
 use serde::Serialize;
 
+/// Families that are shown as near to a config, and places where another reads a key.
+const SHOWN: usize = 3;
+
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// Show which families read most of this config.json, or of that of a folder, and where families read what the
+    /// nearest does not: where to start a spec of another architecture.
+    #[arg(long = "for", value_name = "DIR|FILE")]
+    config: Option<PathBuf>,
     /// Folder whose models/ overrides and adds to the built-in families.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
@@ -25,8 +34,16 @@ struct Family {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    let library = Library::new(args.data.as_deref());
+    match &args.config {
+        Some(path) => show_near(&open(path)?, &library, args.json),
+        None => list(&library, args.json),
+    }
+}
+
+fn list(library: &Library, json: bool) -> Outcome {
     let mut families = Vec::new();
-    for source in Library::new(args.data.as_deref()).families()? {
+    for source in library.families()? {
         let family = parse_family(&source)?;
         families.push(Family {
             name: family.name.to_owned(),
@@ -35,7 +52,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             file: source.file.to_string(),
         });
     }
-    if args.json {
+    if json {
         return report::json(&families);
     }
     for f in &families {
@@ -43,4 +60,63 @@ pub(crate) fn run(args: &Args) -> Outcome {
         report::line(&format!("{:<10} {}", "", f.doc))?;
     }
     Ok(())
+}
+
+fn open(path: &Path) -> Result<Config, Box<dyn std::error::Error>> {
+    if path.is_dir() {
+        return Ok(Config::open(&ModelFiles::folder(path)?)?);
+    }
+    let json = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(Config::parse(&path.display().to_string(), &json)?)
+}
+
+/// What is shown of a config that some family is to serve.
+#[derive(Serialize)]
+struct Nearest<'a> {
+    nearest: &'a [Near],
+    /// Where other families read what the first does not; nowhere where no family does.
+    elsewhere: BTreeMap<&'a str, Vec<&'a Reading>>,
+}
+
+fn show_near(config: &Config, library: &Library, json: bool) -> Outcome {
+    let keys: Vec<&str> = config.keys().collect::<BTreeSet<_>>().into_iter().collect();
+    let families = nearest_families(&keys, library)?;
+    let unread = families.first().map_or(&[][..], |first| &first.unread);
+    let elsewhere = unread.iter().map(|key| (key.as_str(), places(&families, key))).collect();
+    let found = Nearest { nearest: &families[..SHOWN.min(families.len())], elsewhere };
+    if json {
+        return report::json(&found);
+    }
+    for near in found.nearest {
+        let (read, all) = (near.reads.len(), near.reads.len() + near.unread.len());
+        report::line(&format!("{}  reads {read} of {all} keys  ({})", near.family, near.file))?;
+        report::line(&format!("    {}", near.doc))?;
+        if !near.unread.is_empty() {
+            report::line(&format!("    does not read {}", near.unread.join(", ")))?;
+        }
+    }
+    if !found.elsewhere.is_empty() {
+        report::line("\nwhat the first does not read, and where others do:")?;
+    }
+    for (key, places) in &found.elsewhere {
+        if places.is_empty() {
+            report::line(&format!("{key}: no family reads it"))?;
+        }
+        for place in places {
+            let Reading { param, value, file, line } = place;
+            report::line(&format!("{key}: {file}:{line} \"{param}\": \"{value}\""))?;
+        }
+    }
+    Ok(())
+}
+
+/// Where families read a key, each place once, the nearest family's first.
+fn places<'a>(families: &'a [Near], key: &str) -> Vec<&'a Reading> {
+    let mut places: Vec<&Reading> = Vec::new();
+    for reading in families.iter().filter_map(|near| near.reads.get(key)) {
+        if places.len() < SHOWN && !places.contains(&reading) {
+            places.push(reading);
+        }
+    }
+    places
 }

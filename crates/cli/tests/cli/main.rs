@@ -257,6 +257,31 @@ fn logits_are_written_for_every_position_and_layer() {
     }
 }
 
+/// A Gemma 2 with a key that nobody knows: where a port of it starts.
+#[test]
+fn the_families_nearest_to_a_config_are_shown() {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let file = dir.path().join("config.json");
+    let config = r#"{"architectures": ["NewForCausalLM"], "hidden_size": 48, "num_attention_heads": 4,
+        "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0, "query_pre_attn_scalar": 16,
+        "residual_multiplier": 0.5, "sliding_window": 8, "depth_gate": 2}"#;
+    std::fs::write(&file, config).expect("written");
+    for path in [dir.path(), &file] {
+        let path = path.to_str().expect("UTF-8");
+        let found = json(&["families", "--for", path, "--json"]);
+        assert_eq!(found["nearest"][0]["family"], "gemma2");
+        let unread = serde_json::json!(["depth_gate", "residual_multiplier"]);
+        assert_eq!(found["nearest"][0]["unread"], unread);
+        assert_eq!(found["elsewhere"]["depth_gate"], serde_json::json!([]));
+        assert_eq!(found["elsewhere"]["residual_multiplier"][0]["param"], "residual_scale");
+        let text = stdout(&["families", "--for", path]);
+        assert!(text.contains("depth_gate: no family reads it"), "{text}");
+    }
+    let model = dir.path().to_str().expect("UTF-8");
+    let text = failure(&["compile", "--model", model, "--random-weights"]);
+    assert!(text.contains("NewForCausalLM") && text.contains("read: gemma2 (6 of 8)"), "{text}");
+}
+
 #[test]
 fn families_and_doctor_report() {
     let families = json(&["families", "--json"]);

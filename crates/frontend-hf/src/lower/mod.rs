@@ -169,7 +169,7 @@ fn verified(cx: &Context<'_>, module: &Module) -> Result<(), SourceError> {
 }
 
 /// The families that `source` is based on, nearest first.
-fn bases(source: &Source, library: &Library) -> Result<Vec<Source>, LowerError> {
+pub(crate) fn bases(source: &Source, library: &Library) -> Result<Vec<Source>, LowerError> {
     let mut bases: Vec<Source> = Vec::new();
     loop {
         let last = bases.last().unwrap_or(source);

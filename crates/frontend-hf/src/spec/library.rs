@@ -53,6 +53,12 @@ impl Source {
         SourceError::new(&self.file, &self.text, start..start + 1, message)
     }
 
+    /// The line that `slice`, a piece of the text, begins on, from 1; `None` where it is no piece of it.
+    pub(crate) fn line(&self, slice: &str) -> Option<usize> {
+        let at = slice.as_ptr().addr().checked_sub(self.text.as_ptr().addr())?;
+        Some(self.text.get(..at)?.matches('\n').count() + 1)
+    }
+
     fn offset(&self, slice: &str) -> usize {
         slice.as_ptr().addr().wrapping_sub(self.text.as_ptr().addr()).min(self.text.len())
     }

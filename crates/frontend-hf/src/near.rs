@@ -1,0 +1,222 @@
+//! Which families are nearest to a config that none serves: by the keys that they read of it.
+
+use std::collections::{BTreeMap, HashSet};
+
+use infernum_ir::expr::Expr;
+use serde::Serialize;
+
+use crate::lower::{LowerError, bases};
+use crate::spec::{
+    Arg, Block, BlockSource, Entries, Family, Library, Part, Source, parse_block, parse_family,
+};
+
+/// Keys that say nothing of what a model computes, whole or by their ends.
+const ASIDE: [&str; 12] = [
+    "architectures",
+    "model_type",
+    "auto_map",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "_name_or_path",
+    "initializer_range",
+    "token_id",
+    "dropout",
+    "pdrop",
+];
+
+/// Where a family reads a key of `config.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Reading {
+    /// The parameter that is made of it.
+    pub param: String,
+    /// The parameter's expression.
+    pub value: String,
+    /// The file, as the user would name it.
+    pub file: String,
+    /// Its line, from 1.
+    pub line: usize,
+}
+
+/// A family, by what it reads of a config.
+#[derive(Clone, Debug, Serialize)]
+pub struct Near {
+    /// The family's name.
+    pub family: String,
+    /// What it covers.
+    pub doc: String,
+    /// Its file.
+    pub file: String,
+    /// The keys of the config that it reads, each with the first place.
+    pub reads: BTreeMap<String, Reading>,
+    /// Those that may matter and that it does not read.
+    pub unread: Vec<String>,
+    /// Keys that it has a default for, and that the config lacks: signs of what is another model's.
+    pub lacking: usize,
+}
+
+/// All families, the nearest to a config of these `keys` first: that which reads most of them and knows fewest others.
+///
+/// Only what a family's parameters, its checks and the blocks that it calls say is looked at; nothing is evaluated.
+///
+/// # Errors
+/// If a file of the library cannot be read or parsed.
+pub fn nearest_families(keys: &[&str], library: &Library) -> Result<Vec<Near>, LowerError> {
+    let keys: Vec<&str> = keys.iter().copied().filter(|key| matters(key)).collect();
+    let mut families = Vec::new();
+    for source in library.families()? {
+        families.push(near(&source, &keys, library)?);
+    }
+    families.sort_by(|a, b| {
+        (b.reads.len(), a.lacking, &a.family).cmp(&(a.reads.len(), b.lacking, &b.family))
+    });
+    Ok(families)
+}
+
+fn matters(key: &str) -> bool {
+    !ASIDE.iter().any(|aside| {
+        key.strip_suffix(aside).is_some_and(|rest| rest.is_empty() || rest.ends_with('_'))
+    })
+}
+
+fn near(source: &Source, keys: &[&str], library: &Library) -> Result<Near, LowerError> {
+    let bases = bases(source, library)?;
+    let mut family = parse_family(source)?;
+    for base in &bases {
+        family = family.over(parse_family(base)?);
+    }
+    let mut files = BTreeMap::new();
+    for (_, block) in family.blocks.iter() {
+        if let BlockSource::File(path) = block {
+            files.insert(*path, library.file(path)?);
+        }
+    }
+    let mut parsed = BTreeMap::new();
+    for (path, file) in &files {
+        parsed.insert(*path, parse_block(file)?);
+    }
+
+    let sources: Vec<&Source> =
+        std::iter::once(source).chain(&bases).chain(files.values()).collect();
+    let mut reader = Reader { keys, sources, reads: BTreeMap::new() };
+    let mut hidden = HashSet::new();
+    reader.read(&family.params, &mut hidden);
+    reader.read(&family.layer_params, &mut hidden.clone());
+    reader.read(&family.checks, &mut hidden.clone());
+    for block in called(&family, &parsed) {
+        let mut hidden = hidden.clone();
+        reader.read(&block.params, &mut hidden);
+        reader.read(&block.checks, &mut hidden);
+    }
+    let reads = reader.reads;
+    let unread = keys.iter().filter(|key| !reads.contains_key(**key));
+    Ok(Near {
+        family: family.name.to_owned(),
+        doc: family.doc.split_whitespace().collect::<Vec<_>>().join(" "),
+        file: source.file.to_string(),
+        unread: unread.map(|key| (*key).to_owned()).collect(),
+        lacking: family.defaults.iter().filter(|(key, _)| !keys.contains(key)).count(),
+        reads,
+    })
+}
+
+/// The blocks that a family's bodies call, and those that these call, each once.
+fn called<'f, 's>(
+    family: &'f Family<'s>,
+    files: &'f BTreeMap<&'s str, Block<'s>>,
+) -> Vec<&'f Block<'s>> {
+    let ends = [&family.embed, &family.head, &family.pool, &family.score];
+    let layers = family.layers.iter().flat_map(|layers| layers.kinds.iter().map(|(_, part)| part));
+    let parts = ends.into_iter().flatten().chain(layers);
+    let calls = |part: &'f Part<'s>| part.body.iter().map(|(_, call)| call.name);
+    let mut names: Vec<&str> = parts.flat_map(calls).collect();
+    let (mut seen, mut blocks) = (HashSet::new(), Vec::new());
+    while let Some(name) = names.pop() {
+        let block = match family.blocks.get(name) {
+            Some(BlockSource::File(path)) => files.get(path),
+            Some(BlockSource::Inline(block)) => Some(block),
+            None => None, // an op
+        };
+        if let Some(block) = block.filter(|_| seen.insert(name)) {
+            names.extend(block.body.iter().map(|(_, call)| call.name));
+            blocks.push(block);
+        }
+    }
+    blocks
+}
+
+struct Reader<'a> {
+    keys: &'a [&'a str],
+    sources: Vec<&'a Source>,
+    reads: BTreeMap<String, Reading>,
+}
+
+impl Reader<'_> {
+    /// Takes down what the expressions of `entries` read. Names in `hidden` are parameters and no keys; each entry hides its own
+    /// from those after it.
+    fn read<'s>(&mut self, entries: &Entries<'s, Arg<'s>>, hidden: &mut HashSet<&'s str>) {
+        for (name, arg) in entries.iter() {
+            if let Arg::Text(text) = arg
+                && let Ok(value) = text.parse::<Expr>()
+            {
+                value.names(&mut |key| {
+                    if self.keys.contains(&key) && !hidden.contains(key) {
+                        let reading = self.reading(name, text);
+                        self.reads.entry(key.to_owned()).or_insert(reading);
+                    }
+                });
+            }
+            hidden.insert(name);
+        }
+    }
+
+    fn reading(&self, param: &str, value: &str) -> Reading {
+        let place = self.sources.iter().find_map(|source| Some((source, source.line(param)?)));
+        let (file, line) =
+            place.map_or((String::new(), 0), |(source, line)| (source.file.to_string(), line));
+        let value = value.split_whitespace().collect::<Vec<_>>().join(" ");
+        Reading { param: param.to_owned(), value, file, line }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nearest(keys: &[&str]) -> Vec<Near> {
+        nearest_families(keys, &Library::default()).expect("the library's files are right")
+    }
+
+    /// Every family is the nearest to what it alone knows.
+    #[test]
+    fn a_config_is_near_to_the_families_that_read_it() {
+        let granite = ["embedding_multiplier", "residual_multiplier", "logits_scaling"];
+        let keys = ["hidden_size", "num_hidden_layers", "rms_norm_eps"];
+        let found = nearest(&[&granite[..], &keys].concat());
+        assert_eq!(found[0].family, "granite");
+        assert!(found[0].unread.is_empty(), "{:?}", found[0].unread);
+        let reading = &found[0].reads["residual_multiplier"];
+        assert_eq!(
+            (&*reading.param, &*reading.value, &*reading.file),
+            ("residual_scale", "residual_multiplier", "models/granite.ron")
+        );
+        assert!(reading.line > 1);
+    }
+
+    /// A block that no layer calls reads nothing, and a parameter of the family's name hides a key.
+    #[test]
+    fn only_what_is_called_reads() {
+        let found = nearest(&["index_topk", "sliding_window"]);
+        let of = |name: &str| found.iter().find(|near| near.family == name).expect("is there");
+        assert!(of("deepseek_v32").reads.contains_key("index_topk"));
+        assert!(of("llama").reads.is_empty(), "{:?}", of("llama").reads);
+        assert!(of("mistral").reads.contains_key("sliding_window"));
+    }
+
+    #[test]
+    fn keys_that_change_no_numbers_are_left_aside() {
+        let found = nearest(&["attention_dropout", "bos_token_id", "dtype", "my_new_key"]);
+        assert_eq!(found[0].unread, ["my_new_key"]);
+    }
+}
