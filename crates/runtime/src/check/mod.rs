@@ -2,6 +2,7 @@
 //! weights, ragged batches on scattered blocks, and the comparison.
 
 mod batches;
+mod calls;
 mod cases;
 mod compare;
 pub mod cpu;

@@ -8,7 +8,8 @@ use infernum_passes::data::Kernels;
 
 use self::guards::Guarded;
 use super::batches::RAGGED;
-use super::cases::{CASES, Tried, is_written, made};
+use super::calls::CASES;
+use super::cases::{Tried, is_written, made};
 use super::sizes::{HEADS, Sizes};
 use super::{Batch, Comparison, KernelVerdict, Trial, allowed};
 use crate::cpu::{CpuExecutor, CpuOptions, WrapKernel, has_kernel};

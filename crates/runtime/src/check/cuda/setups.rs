@@ -7,9 +7,8 @@ use infernum_ir::{DType, Encoding, Op, OpSet};
 use infernum_passes::data::Kernels;
 
 use super::super::batches::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, RAGGED, SINGLE, SIXTEEN};
-use super::super::cases::{
-    CASES, Case, OF_EIGHT_BITS, ON_GPUS, PRIMITIVES, Tried, is_written, made,
-};
+use super::super::calls::{CASES, OF_EIGHT_BITS, ON_GPUS, PRIMITIVES};
+use super::super::cases::{Case, Tried, is_written, made};
 use super::super::sizes::{HEADS, Sizes};
 use super::super::{Batch, encodings};
 use super::Setup;
