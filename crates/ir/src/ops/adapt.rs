@@ -1,6 +1,6 @@
 //! `adapt`.
 
-use super::common::{dot, rows_cols};
+use super::common::{adapter_of, dot, rows_cols};
 use super::{Effect, Eval, OpCall, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 use crate::attr::{AttrDef, AttrKind, Default};
 use crate::interp::Tensor;
@@ -91,10 +91,7 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
     let start = eval.call.int("start") as usize;
     let mut data = y.data.clone();
     for token in 0..tokens {
-        let Some(adapter) = (slots.data[token] as usize).checked_sub(1) else { continue };
-        if adapter >= adapters {
-            return Err(format!("adapter {} of {adapters}", adapter + 1));
-        }
+        let Some(adapter) = adapter_of(slots.data[token], adapters)? else { continue };
         let xs = &x.data[token * k..(token + 1) * k];
         let low: Vec<f64> =
             (0..rank).map(|r| dot(xs, &a.data[(adapter * rank + r) * k..][..k])).collect();

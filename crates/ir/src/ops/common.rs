@@ -158,6 +158,16 @@ impl<'a> Eval<'a> {
     }
 }
 
+/// The adapter of a token's slot, of `adapters`: slot 0 is none, slot 1 the first.
+pub(super) fn adapter_of(slot: f64, adapters: usize) -> Result<Option<usize>, String> {
+    match (slot as usize).checked_sub(1) {
+        Some(adapter) if adapter >= adapters => {
+            Err(format!("adapter {} of {adapters}", adapter + 1))
+        }
+        adapter => Ok(adapter),
+    }
+}
+
 /// The sum of products. Eight sums side by side, since each waits for the one before it: references of the largest products that
 /// checks of kernels try took seconds each.
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {

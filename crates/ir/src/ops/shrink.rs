@@ -1,6 +1,6 @@
 //! `shrink`.
 
-use super::common::{dot, rows_cols};
+use super::common::{adapter_of, dot, rows_cols};
 use super::{Effect, Eval, OpCall, OpDef, OperandDef, Pointwise, Reads, Tolerance, Work};
 use crate::interp::Tensor;
 use crate::{DType, Dim, Dims, TensorType, Type};
@@ -62,10 +62,7 @@ fn reference(eval: &Eval<'_>) -> Result<Vec<Tensor>, String> {
     let (adapters, rank) = (a.shape[0], a.shape[1]);
     let mut data = vec![0.0; tokens * rank];
     for token in 0..tokens {
-        let Some(adapter) = (slots.data[token] as usize).checked_sub(1) else { continue };
-        if adapter >= adapters {
-            return Err(format!("adapter {} of {adapters}", adapter + 1));
-        }
+        let Some(adapter) = adapter_of(slots.data[token], adapters)? else { continue };
         let xs = &x.data[token * k..(token + 1) * k];
         for r in 0..rank {
             data[token * rank + r] = dot(xs, &a.data[(adapter * rank + r) * k..][..k]);
