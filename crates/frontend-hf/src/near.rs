@@ -1,6 +1,6 @@
 //! Which families are nearest to a config that none serves: by the keys that they read of it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use infernum_ir::expr::Expr;
 use serde::Serialize;
@@ -63,7 +63,7 @@ pub struct Near {
 /// # Errors
 /// If a file of the library cannot be read or parsed.
 pub fn nearest_families(keys: &[&str], library: &Library) -> Result<Vec<Near>, LowerError> {
-    let keys: Vec<&str> = keys.iter().copied().filter(|key| matters(key)).collect();
+    let keys: BTreeSet<&str> = keys.iter().copied().filter(|key| matters(key)).collect();
     let mut families = Vec::new();
     for source in library.families()? {
         families.push(near(&source, &keys, library)?);
@@ -80,7 +80,7 @@ fn matters(key: &str) -> bool {
     })
 }
 
-fn near(source: &Source, keys: &[&str], library: &Library) -> Result<Near, LowerError> {
+fn near(source: &Source, keys: &BTreeSet<&str>, library: &Library) -> Result<Near, LowerError> {
     let bases = bases(source, library)?;
     let mut family = parse_family(source)?;
     for base in &bases {
@@ -116,7 +116,7 @@ fn near(source: &Source, keys: &[&str], library: &Library) -> Result<Near, Lower
         doc: family.doc.split_whitespace().collect::<Vec<_>>().join(" "),
         file: source.file.to_string(),
         unread: unread.map(|key| (*key).to_owned()).collect(),
-        lacking: family.defaults.iter().filter(|(key, _)| !keys.contains(key)).count(),
+        lacking: family.defaults.iter().filter(|(key, _)| !keys.contains(*key)).count(),
         reads,
     })
 }
@@ -147,7 +147,7 @@ fn called<'f, 's>(
 }
 
 struct Reader<'a> {
-    keys: &'a [&'a str],
+    keys: &'a BTreeSet<&'a str>,
     sources: Vec<&'a Source>,
     reads: BTreeMap<String, Reading>,
 }
@@ -161,7 +161,7 @@ impl Reader<'_> {
                 && let Ok(value) = text.parse::<Expr>()
             {
                 value.names(&mut |key| {
-                    if self.keys.contains(&key) && !hidden.contains(key) {
+                    if self.keys.contains(key) && !hidden.contains(key) {
                         let reading = self.reading(name, text);
                         self.reads.entry(key.to_owned()).or_insert(reading);
                     }

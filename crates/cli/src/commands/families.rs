@@ -92,13 +92,15 @@ fn show_near(config: &Config, library: &Library, json: bool) -> Outcome {
         report::line(&format!("{}  reads {read} of {all} keys  ({})", near.family, near.file))?;
         report::line(&format!("    {}", near.doc))?;
         if !near.unread.is_empty() {
-            report::line(&format!("    does not read {}", near.unread.join(", ")))?;
+            let unread: Vec<String> = near.unread.iter().map(|key| printable(key)).collect();
+            report::line(&format!("    does not read {}", unread.join(", ")))?;
         }
     }
     if !found.elsewhere.is_empty() {
         report::line("\nwhat the first does not read, and where others do:")?;
     }
     for (key, places) in &found.elsewhere {
+        let key = printable(key);
         if places.is_empty() {
             report::line(&format!("{key}: no family reads it"))?;
         }
@@ -108,6 +110,11 @@ fn show_near(config: &Config, library: &Library, json: bool) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// A key as a terminal may get it.
+fn printable(key: &str) -> String {
+    key.escape_debug().to_string()
 }
 
 /// Where families read a key, each place once, the nearest family's first.
