@@ -50,10 +50,18 @@ pub struct Near {
     pub file: String,
     /// The keys of the config that it reads, each with the first place.
     pub reads: BTreeMap<String, Reading>,
-    /// Those that may matter and that it does not read.
-    pub unread: Vec<String>,
+    /// How many keys the config has that may matter.
+    pub of: usize,
     /// Keys that it has a default for, and that the config lacks: signs of what is another model's.
     pub lacking: usize,
+}
+
+impl Near {
+    /// Those of a config's `keys` that may matter and that the family does not read.
+    pub fn unread<'k>(&self, keys: &[&'k str]) -> Vec<&'k str> {
+        let unread = |key: &&&str| matters(key) && !self.reads.contains_key(**key);
+        keys.iter().filter(unread).copied().collect()
+    }
 }
 
 /// All families, the nearest to a config of these `keys` first: that which reads most of them and knows fewest others.
@@ -110,12 +118,11 @@ fn near(source: &Source, keys: &BTreeSet<&str>, library: &Library) -> Result<Nea
         reader.read(&block.checks, &mut hidden);
     }
     let reads = reader.reads;
-    let unread = keys.iter().filter(|key| !reads.contains_key(**key));
     Ok(Near {
         family: family.name.to_owned(),
         doc: family.doc.split_whitespace().collect::<Vec<_>>().join(" "),
         file: source.file.to_string(),
-        unread: unread.map(|key| (*key).to_owned()).collect(),
+        of: keys.len(),
         lacking: family.defaults.iter().filter(|(key, _)| !keys.contains(*key)).count(),
         reads,
     })
@@ -193,9 +200,10 @@ mod tests {
     fn a_config_is_near_to_the_families_that_read_it() {
         let granite = ["embedding_multiplier", "residual_multiplier", "logits_scaling"];
         let keys = ["hidden_size", "num_hidden_layers", "rms_norm_eps"];
-        let found = nearest(&[&granite[..], &keys].concat());
-        assert_eq!(found[0].family, "granite");
-        assert!(found[0].unread.is_empty(), "{:?}", found[0].unread);
+        let keys = [&granite[..], &keys].concat();
+        let found = nearest(&keys);
+        assert_eq!((&*found[0].family, found[0].of), ("granite", keys.len()));
+        assert!(found[0].unread(&keys).is_empty(), "{:?}", found[0].unread(&keys));
         let reading = &found[0].reads["residual_multiplier"];
         assert_eq!(
             (&*reading.param, &*reading.value, &*reading.file),
@@ -216,7 +224,8 @@ mod tests {
 
     #[test]
     fn keys_that_change_no_numbers_are_left_aside() {
-        let found = nearest(&["attention_dropout", "bos_token_id", "dtype", "my_new_key"]);
-        assert_eq!(found[0].unread, ["my_new_key"]);
+        let keys = ["attention_dropout", "bos_token_id", "dtype", "my_new_key"];
+        let found = nearest(&keys);
+        assert_eq!((found[0].of, found[0].unread(&keys)), (1, vec!["my_new_key"]));
     }
 }

@@ -70,10 +70,18 @@ fn open(path: &Path) -> Result<Config, Box<dyn std::error::Error>> {
     Ok(Config::parse(&path.display().to_string(), &json)?)
 }
 
+/// A family that is near to a config, and what it does not read of that.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    near: &'a Near,
+    unread: Vec<&'a str>,
+}
+
 /// What is shown of a config that some family is to serve.
 #[derive(Serialize)]
 struct Nearest<'a> {
-    nearest: &'a [Near],
+    nearest: Vec<Shown<'a>>,
     /// Where other families read what the first does not; nowhere where no family does.
     elsewhere: BTreeMap<&'a str, Vec<&'a Reading>>,
 }
@@ -81,18 +89,21 @@ struct Nearest<'a> {
 fn show_near(config: &Config, library: &Library, json: bool) -> Outcome {
     let keys: Vec<&str> = config.keys().collect::<BTreeSet<_>>().into_iter().collect();
     let families = nearest_families(&keys, library)?;
-    let unread = families.first().map_or(&[][..], |first| &first.unread);
-    let elsewhere = unread.iter().map(|key| (key.as_str(), places(&families, key))).collect();
-    let found = Nearest { nearest: &families[..SHOWN.min(families.len())], elsewhere };
+    let shown = families.iter().take(SHOWN);
+    let nearest: Vec<Shown<'_>> =
+        shown.map(|near| Shown { near, unread: near.unread(&keys) }).collect();
+    let unread = nearest.first().map_or(&[][..], |first| &first.unread);
+    let elsewhere = unread.iter().map(|key| (*key, places(&families, key))).collect();
+    let found = Nearest { nearest, elsewhere };
     if json {
         return report::json(&found);
     }
-    for near in found.nearest {
-        let (read, all) = (near.reads.len(), near.reads.len() + near.unread.len());
+    for Shown { near, unread } in &found.nearest {
+        let (read, all) = (near.reads.len(), near.of);
         report::line(&format!("{}  reads {read} of {all} keys  ({})", near.family, near.file))?;
         report::line(&format!("    {}", near.doc))?;
-        if !near.unread.is_empty() {
-            let unread: Vec<String> = near.unread.iter().map(|key| printable(key)).collect();
+        if !unread.is_empty() {
+            let unread: Vec<String> = unread.iter().map(|key| printable(key)).collect();
             report::line(&format!("    does not read {}", unread.join(", ")))?;
         }
     }
