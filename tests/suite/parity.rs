@@ -48,19 +48,21 @@ fn f32_logits_match_float64() {
 
 /// A mixture's choice of an expert may turn on a rounding where two scores nearly tie, and then one token's difference is most of
 /// the sum (kimi_linear/sparse on an H100: 0.14 of 0.15). A GPU rounds otherwise than the CPU that fixtures were tried on, so there
-/// it is enough if the mean holds where the worst token of each side is left out.
+/// it is enough if the mean holds, of all tokens or of all but the worst of each side (glm_moe_dsa/indexer: three turn here and one, more
+/// so, there).
 #[test]
 fn bf16_logits_are_as_close_as_transformers_own() {
-    type Mean = fn(&[f64], &[f64], usize) -> f64;
-    let means: &[Mean] =
-        if machine().device().is_some() { &[mean_kl, mean_kl_but_one] } else { &[mean_kl] };
+    type Mean = (&'static str, fn(&[f64], &[f64], usize) -> f64);
+    let all: Mean = ("mean KL", mean_kl);
+    let but_one: Mean = ("mean KL without the worst token", mean_kl_but_one);
+    let means = if machine().device().is_some() { vec![all, but_one] } else { vec![all] };
     for_each(|f| {
         let vocab = f.logits.len() / f.tokens.len();
         let logits = f.run(DType::Bf16, "default", usize::MAX);
-        let failures = means.iter().map(|mean| {
+        let failures = means.iter().map(|(what, mean)| {
             let peer = mean(&f.logits_bf16, &f.logits, vocab);
             assert!(peer > 0.0, "{}: the peer's bf16 run is not exact", f.name);
-            bounded("mean KL", mean(&logits, &f.logits, vocab), 1.5 * peer)
+            bounded(what, mean(&logits, &f.logits, vocab), 1.5 * peer)
         });
         failures.collect::<Option<Vec<String>>>().unwrap_or_default()
     });

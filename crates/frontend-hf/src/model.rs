@@ -407,7 +407,7 @@ fn family_for(
     let near: Vec<String> = nearest_families(&keys, library)?
         .iter()
         .take(3)
-        .map(|n| format!("{} ({} of {})", n.family, n.reads.len(), n.of))
+        .map(|n| format!("{} ({} of {})", n.family, n.reads.len(), n.keys))
         .collect();
     let (place, which) = match files.gguf() {
         Some(_) => ("its map", String::new()),

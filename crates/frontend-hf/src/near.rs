@@ -2,13 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use infernum_ir::expr::Expr;
+use infernum_ir::SourceError;
 use serde::Serialize;
 
-use crate::lower::{LowerError, bases};
-use crate::spec::{
-    Arg, Block, BlockSource, Entries, Family, Library, Part, Source, parse_block, parse_family,
-};
+use crate::lower::{LowerError, bases, over_bases};
+use crate::spec::{Arg, Block, BlockSource, Entries, Family, Library, Part, Source, parse_block};
 
 /// Keys that say nothing of what a model computes, whole or by their ends.
 const ASIDE: [&str; 12] = [
@@ -50,8 +48,8 @@ pub struct Near {
     pub file: String,
     /// The keys of the config that it reads, each with the first place.
     pub reads: BTreeMap<String, Reading>,
-    /// How many keys the config has that may matter.
-    pub of: usize,
+    /// How many keys the config has that may matter, read or not.
+    pub keys: usize,
     /// Keys that it has a default for, and that the config lacks: signs of what is another model's.
     pub lacking: usize,
 }
@@ -90,10 +88,7 @@ fn matters(key: &str) -> bool {
 
 fn near(source: &Source, keys: &BTreeSet<&str>, library: &Library) -> Result<Near, LowerError> {
     let bases = bases(source, library)?;
-    let mut family = parse_family(source)?;
-    for base in &bases {
-        family = family.over(parse_family(base)?);
-    }
+    let family = over_bases(source, &bases)?;
     let mut files = BTreeMap::new();
     for (_, block) in family.blocks.iter() {
         if let BlockSource::File(path) = block {
@@ -109,20 +104,20 @@ fn near(source: &Source, keys: &BTreeSet<&str>, library: &Library) -> Result<Nea
         std::iter::once(source).chain(&bases).chain(files.values()).collect();
     let mut reader = Reader { keys, sources, reads: BTreeMap::new() };
     let mut hidden = HashSet::new();
-    reader.read(&family.params, &mut hidden);
-    reader.read(&family.layer_params, &mut hidden.clone());
-    reader.read(&family.checks, &mut hidden.clone());
+    reader.read(&family.params, &mut hidden)?;
+    reader.read(&family.layer_params, &mut hidden.clone())?;
+    reader.read(&family.checks, &mut hidden.clone())?;
     for block in called(&family, &parsed) {
         let mut hidden = hidden.clone();
-        reader.read(&block.params, &mut hidden);
-        reader.read(&block.checks, &mut hidden);
+        reader.read(&block.params, &mut hidden)?;
+        reader.read(&block.checks, &mut hidden)?;
     }
     let reads = reader.reads;
     Ok(Near {
         family: family.name.to_owned(),
         doc: family.doc.split_whitespace().collect::<Vec<_>>().join(" "),
         file: source.file.to_string(),
-        of: keys.len(),
+        keys: keys.len(),
         lacking: family.defaults.iter().filter(|(key, _)| !keys.contains(*key)).count(),
         reads,
     })
@@ -162,28 +157,30 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// Takes down what the expressions of `entries` read. Names in `hidden` are parameters and no keys; each entry hides its own
     /// from those after it.
-    fn read<'s>(&mut self, entries: &Entries<'s, Arg<'s>>, hidden: &mut HashSet<&'s str>) {
+    fn read<'s>(
+        &mut self,
+        entries: &Entries<'s, Arg<'s>>,
+        hidden: &mut HashSet<&'s str>,
+    ) -> Result<(), SourceError> {
         for (name, arg) in entries.iter() {
-            if let Arg::Text(text) = arg
-                && let Ok(value) = text.parse::<Expr>()
-            {
-                value.names(&mut |key| {
+            // What is written is a piece of one of the sources.
+            let mut sources = self.sources.iter().copied();
+            let place = sources.find_map(|source| Some((source, source.find(name)?)));
+            if let (Arg::Text(text), Some((source, at))) = (arg, place) {
+                source.expression(text)?.names(&mut |key| {
                     if self.keys.contains(key) && !hidden.contains(key) {
-                        let reading = self.reading(name, text);
-                        self.reads.entry(key.to_owned()).or_insert(reading);
+                        self.reads.entry(key.to_owned()).or_insert_with(|| Reading {
+                            param: name.to_owned(),
+                            value: text.split_whitespace().collect::<Vec<_>>().join(" "),
+                            file: source.file.to_string(),
+                            line: source.text[..at].matches('\n').count() + 1,
+                        });
                     }
                 });
             }
             hidden.insert(name);
         }
-    }
-
-    fn reading(&self, param: &str, value: &str) -> Reading {
-        let place = self.sources.iter().find_map(|source| Some((source, source.line(param)?)));
-        let (file, line) =
-            place.map_or((String::new(), 0), |(source, line)| (source.file.to_string(), line));
-        let value = value.split_whitespace().collect::<Vec<_>>().join(" ");
-        Reading { param: param.to_owned(), value, file, line }
+        Ok(())
     }
 }
 
@@ -202,7 +199,7 @@ mod tests {
         let keys = ["hidden_size", "num_hidden_layers", "rms_norm_eps"];
         let keys = [&granite[..], &keys].concat();
         let found = nearest(&keys);
-        assert_eq!((&*found[0].family, found[0].of), ("granite", keys.len()));
+        assert_eq!((&*found[0].family, found[0].keys), ("granite", keys.len()));
         assert!(found[0].unread(&keys).is_empty(), "{:?}", found[0].unread(&keys));
         let reading = &found[0].reads["residual_multiplier"];
         assert_eq!(
@@ -226,6 +223,6 @@ mod tests {
     fn keys_that_change_no_numbers_are_left_aside() {
         let keys = ["attention_dropout", "bos_token_id", "dtype", "my_new_key"];
         let found = nearest(&keys);
-        assert_eq!((found[0].of, found[0].unread(&keys)), (1, vec!["my_new_key"]));
+        assert_eq!((found[0].keys, found[0].unread(&keys)), (1, vec!["my_new_key"]));
     }
 }

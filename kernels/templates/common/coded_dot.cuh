@@ -83,15 +83,15 @@ template <class P, class E, int K, int WARPS, int STAGES, bool AFTER> struct Cod
     }
     // Asks for the first steps of part `part` of `parts` of K, for `multiply` with the same.
     __device__ __forceinline__ void begin(const u8* first, const u8* second, int part, int parts) const {
-        const int begin = STEPS * part / parts, end = STEPS * (part + 1) / parts;
+        const int from = STEPS * part / parts, end = STEPS * (part + 1) / parts;
 #pragma unroll 1
-        for (int i = 0; i < SLOTS; i++) ask(first, second, begin + i, end, (slot + i) % SLOTS);
+        for (int i = 0; i < SLOTS; i++) ask(first, second, from + i, end, (slot + i) % SLOTS);
     }
     // Instead of `multiply`: what was asked for is not used.
     __device__ __forceinline__ void drop(int part, int parts) {
-        const int begin = STEPS * part / parts, end = STEPS * (part + 1) / parts;
+        const int steps = STEPS * (part + 1) / parts - STEPS * part / parts;
         if constexpr (!ENGINE) copy_wait<0>();
-        for (int i = 0; i < min(SLOTS, end - begin); i++) {
+        for (int i = 0; i < min(SLOTS, steps); i++) {
             if constexpr (ENGINE) wait();
             advance();
         }

@@ -8,13 +8,17 @@ template <class T> __device__ constexpr int wide(i64 n) {
     return n % (16 / (int)sizeof(T)) == 0 ? 16 / (int)sizeof(T) : 1;
 }
 
+// Sixteen bytes as a pack.
+template <class P> __device__ __forceinline__ P as_pack(const Vec16& v) {
+    static_assert(sizeof(P) == 16, "a pack of another size");
+    P pack;
+    memcpy(&pack, &v, 16);
+    return pack;
+}
 // A pack of weights, which is read once: past the L1 cache.
 template <class P> __device__ __forceinline__ P load_once(const P* p) {
     if constexpr (sizeof(P) == 16) {
-        const Vec16 v = load16_stream(p);
-        P pack;
-        memcpy(&pack, &v, 16);
-        return pack;
+        return as_pack<P>(load16_stream(p));
     } else {
         return *p;
     }

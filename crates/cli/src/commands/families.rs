@@ -66,8 +66,13 @@ fn open(path: &Path) -> Result<Config, Box<dyn std::error::Error>> {
     if path.is_dir() {
         return Ok(Config::open(&ModelFiles::folder(path)?)?);
     }
-    let json = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(Config::parse(&path.display().to_string(), &json)?)
+    // Mapped, and not read whole: whatever the file is, the parser stops where it is no JSON.
+    let shown = path.display().to_string();
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let json = ModelFiles::folder(parent)?.read(name)?;
+    let json = json.ok_or_else(|| format!("{shown}: there is no such file"))?;
+    Ok(Config::parse(&shown, &json)?)
 }
 
 /// A family that is near to a config, and what it does not read of that.
@@ -99,7 +104,7 @@ fn show_near(config: &Config, library: &Library, json: bool) -> Outcome {
         return report::json(&found);
     }
     for Shown { near, unread } in &found.nearest {
-        let (read, all) = (near.reads.len(), near.of);
+        let (read, all) = (near.reads.len(), near.keys);
         report::line(&format!("{}  reads {read} of {all} keys  ({})", near.family, near.file))?;
         report::line(&format!("    {}", near.doc))?;
         if !unread.is_empty() {

@@ -115,10 +115,7 @@ fn lower_once(
     request: &Request<'_>,
 ) -> Result<Lowered, LowerError> {
     let bases = bases(source, library)?;
-    let mut family = parse_family(source)?;
-    for base in &bases {
-        family = family.over(parse_family(base)?);
-    }
+    let mut family = over_bases(source, &bases)?;
     if !request.container.is_empty() {
         let map = ContainerMap::read(request.container)?;
         family = if request.names_only { map.naming(family) } else { map.onto(family) };
@@ -184,6 +181,16 @@ pub(crate) fn bases(source: &Source, library: &Library) -> Result<Vec<Source>, L
     }
 }
 
+/// The family in `source` over what it is based on.
+pub(crate) fn over_bases<'a>(
+    source: &'a Source,
+    bases: &'a [Source],
+) -> Result<Family<'a>, SourceError> {
+    bases
+        .iter()
+        .try_fold(parse_family(source)?, |family, base| Ok(family.over(parse_family(base)?)))
+}
+
 /// Where a block's file is named, and by which path: a base names its blocks as seen from its own
 /// folder.
 fn file_key<'a>(cx: &Context<'a>, path: &'a str) -> (&'a str, &'a str) {
@@ -231,11 +238,8 @@ pub(crate) fn family_defaults(
     source: &Source,
     library: &Library,
 ) -> Result<Vec<(String, Value)>, LowerError> {
-    let mut family = parse_family(source)?;
     let bases = bases(source, library)?;
-    for base in &bases {
-        family = family.over(parse_family(base)?);
-    }
+    let family = over_bases(source, &bases)?;
     let literal = |arg: &Arg<'_>| match arg {
         Arg::Num(n) => Value::Num(*n),
         Arg::Bool(b) => Value::Bool(*b),

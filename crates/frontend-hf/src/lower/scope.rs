@@ -38,10 +38,7 @@ impl<'a> Context<'a> {
 
     /// The source that `slice` is a piece of, and its offset there.
     pub(super) fn place(&self, slice: &str) -> Option<(&'a Source, usize)> {
-        self.sources.iter().find_map(|source| {
-            let at = (slice.as_ptr() as usize).checked_sub(source.text.as_ptr() as usize)?;
-            (at + slice.len() <= source.text.len()).then_some((*source, at))
-        })
+        self.sources.iter().find_map(|source| source.find(slice).map(|at| (*source, at)))
     }
 
     /// An error at `slice`, a piece of one of the sources.

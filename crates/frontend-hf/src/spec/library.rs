@@ -53,10 +53,10 @@ impl Source {
         SourceError::new(&self.file, &self.text, start..start + 1, message)
     }
 
-    /// The line that `slice`, a piece of the text, begins on, from 1; `None` where it is no piece of it.
-    pub(crate) fn line(&self, slice: &str) -> Option<usize> {
+    /// Where in the text `slice` is; `None` where it is no piece of it.
+    pub(crate) fn find(&self, slice: &str) -> Option<usize> {
         let at = slice.as_ptr().addr().checked_sub(self.text.as_ptr().addr())?;
-        Some(self.text.get(..at)?.matches('\n').count() + 1)
+        (at + slice.len() <= self.text.len()).then_some(at)
     }
 
     fn offset(&self, slice: &str) -> usize {
