@@ -6,8 +6,8 @@ use infernum::CompileOptions;
 use infernum_codegen::compile::{Options, compile};
 use infernum_codegen::cuda::{Library, TunedVariants};
 use infernum_codegen::{Asks, Plan};
-use infernum_frontend_hf::LowerOptions;
 use infernum_frontend_hf::peft::Adapter;
+use infernum_frontend_hf::{LowerOptions, Model, ModelFiles};
 use infernum_ir::{DType, Sym};
 use infernum_passes::data::{Kernels, Numerics};
 use infernum_passes::{Adapters, Pipeline};
@@ -17,9 +17,9 @@ use infernum_runtime::{
 };
 
 use crate::parity::f32_bound;
-use crate::support::{Fixture, Launches, machine, nmse, numbers, root};
+use crate::support::{Fixture, Launches, library, machine, nmse, numbers, root};
 
-const NAMES: [&str; 4] = ["llama", "joined", "mixture", "encoded"];
+const NAMES: [&str; 6] = ["llama", "joined", "mixture", "experts", "packed_experts", "encoded"];
 
 /// A model, its adapters' folders, and logits: without an adapter and with each.
 struct Adapted {
@@ -128,13 +128,20 @@ fn room() -> Adapters {
     Adapters { slots: 3, rank: 9, targets: None }
 }
 
+/// Room for a fixture's adapters: there is some for experts where they are named.
+fn room_of(name: &str) -> Adapters {
+    let named = ["experts", "q_proj", "v_proj", "o_proj"].map(str::to_owned);
+    let targets = name.ends_with("experts").then(|| named.to_vec());
+    Adapters { targets, ..room() }
+}
+
 /// Rows of several adapters and of none stand in one step, and each has the logits that PEFT gives it alone.
 #[test]
 fn rows_with_adapters_of_several_ranks_match_pefts_float64() {
     for name in NAMES {
         let adapted = Adapted::open(name);
         for pipeline in ["default", "none"] {
-            let plan = adapted.plan(DType::F32, pipeline, Sym::T, Some(&room()));
+            let plan = adapted.plan(DType::F32, pipeline, Sym::T, Some(&room_of(name)));
             let [r4, r8] = <[_; 2]>::try_from(adapted.weights(&plan)).expect("two adapters");
             let found = adapted.run(plan, &[(2, r4), (0, r8)], [None, Some(2), Some(0)]);
             for (i, (found, expected)) in found.iter().zip(&adapted.expected).enumerate() {
@@ -143,6 +150,58 @@ fn rows_with_adapters_of_several_ranks_match_pefts_float64() {
             }
         }
     }
+}
+
+/// A GGUF file takes adapters of the model that it was made from, though its tensors have other names and rows of heads
+/// stand in another order.
+#[test]
+fn a_gguf_file_takes_the_adapters_of_its_model() {
+    for name in ["mixture", "experts"] {
+        let mut adapted = Adapted::open(name);
+        let file = ModelFiles::open(&root().join("gguf/mixtral__top2.gguf")).expect("a fixture");
+        let model = Model::open(file, None, &library());
+        adapted.fixture.model = model.unwrap_or_else(|e| panic!("{e}"));
+        let plan = adapted.plan(DType::F32, "default", Sym::T, Some(&room_of(name)));
+        let [r4, r8] = <[_; 2]>::try_from(adapted.weights(&plan)).expect("two adapters");
+        let found = adapted.run(plan, &[(2, r4), (0, r8)], [None, Some(2), Some(0)]);
+        for (i, (found, expected)) in found.iter().zip(&adapted.expected).enumerate() {
+            let error = nmse(found, expected);
+            assert!(error <= f32_bound(), "{name}, row {i}: NMSE {error:.2e}");
+        }
+    }
+}
+
+/// An adapter may have been trained with the model without its head, whose modules have shorter names; not with two of
+/// them.
+#[test]
+fn modules_are_found_by_the_names_of_other_checkpoints() {
+    let adapted = Adapted::open("llama");
+    let plan = adapted.plan(DType::F32, "default", Sym::T, Some(&room()));
+    let names = adapted.fixture.model.other_names().expect("the family's");
+    let banks = AdapterBanks::of(&plan).also_named(names);
+    let read = |file: &str| std::fs::read(adapted.folders[0].join(file)).expect("a fixture");
+    let weights = read("adapter_model.safetensors");
+    let tensors = safetensors::SafeTensors::deserialize(&weights).expect("a valid file");
+    fn shorter(name: &str) -> String {
+        name.replace("base_model.model.model.", "base_model.model.")
+    }
+    let renamed = |to: fn(&str) -> Vec<String>| {
+        let named = tensors.iter().flat_map(|(name, view)| {
+            to(name).into_iter().map(move |name| (name, view.clone())).collect::<Vec<_>>()
+        });
+        let bytes = safetensors::serialize(named, None).expect("tensors");
+        Adapter::from_bytes(&read("adapter_config.json"), bytes).expect("an adapter")
+    };
+    let headless = renamed(|name| vec![shorter(name)]);
+    let headless = banks.fit(&headless).expect("the same modules");
+    let both = renamed(|name| vec![name.to_owned(), shorter(name)]);
+    let error = banks.fit(&both).unwrap_err();
+    assert!(matches!(error, AdapterFault::Twice { .. }), "{error}");
+    let elsewhere = renamed(|name| vec![name.replace(".model.layers.", ".vision.layers.")]);
+    let error = banks.fit(&elsewhere).unwrap_err();
+    assert!(matches!(error, AdapterFault::Module { .. }), "{error}");
+    let found = adapted.run(plan, &[(0, headless)], [Some(0); 3]);
+    assert!(nmse(&found[0], &adapted.expected[1]) <= f32_bound());
 }
 
 /// A row's numbers are the same bits whatever adapters the other rows of its step have. Where none has one, steps may run

@@ -62,6 +62,7 @@ fn build(
         kernels: Vec::new(),
         feed: None,
         repacks: Vec::new(),
+        adapters: 0,
     };
     let mut binder = Binder::default();
     for (bucket, module) in modules {

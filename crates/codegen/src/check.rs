@@ -87,6 +87,15 @@ impl Plan {
         for (i, weight) in self.weights.iter().enumerate() {
             weight::check(&format!("weights[{i}]"), weight, &self.weights)?;
         }
+        if let Some((i, _, ty)) = self.banks().find(|(_, _, ty)| self.bank_rows(ty).is_none()) {
+            let adapters = self.adapters;
+            return fault(
+                &format!("weights[{i}]"),
+                format!(
+                    "expected a bank of as many rows for each of {adapters} adapters, found {ty}"
+                ),
+            );
+        }
         for (i, state) in self.states.iter().enumerate() {
             let (place, ty) = (format!("states[{i}]"), &state.ty);
             let rank = if ty.is_slot() { 1..=MAX_SLOT_RANK } else { 2..=2 };

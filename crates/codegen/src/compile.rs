@@ -243,6 +243,9 @@ pub fn compile(options: &Options<'_>, observe: Observer<'_>) -> Result<Compiled,
     limits.pairs = pairs;
     let mut plan = plan_buckets(&modules, options.target(), limits)?;
     (plan.reproducible, plan.task) = (reproducible, options.model.task);
+    if plan.banks().next().is_some() {
+        plan.adapters = options.adapters.map_or(0, |adapters| adapters.slots);
+    }
     let mut choices = Choices::default();
     if let Some((device, tuned)) = options.device {
         choices = attach(&mut plan, &options.kernels.ops, options.templates, device, tuned)?;
@@ -307,7 +310,8 @@ fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
 /// Products that adapters may change have a low-rank part; of what has no adapters nothing changes.
 fn adapters(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let Some(wanted) = s.options.adapters else { return Ok(()) };
-    let adapted = infernum_passes::adapters(&s.module, wanted);
+    let published = s.options.model.published_names().map_err(ModelError::from)?;
+    let adapted = infernum_passes::adapters(&s.module, wanted, &published);
     let adapted = adapted.map_err(|message| CompileError::Pass { pass: "adapters", message })?;
     check(&adapted, "adapters")?;
     if adapted != s.module {

@@ -14,7 +14,7 @@ use crate::cuda::abi::Part;
 use crate::cuda::{Device, Geometry, within};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -71,6 +71,14 @@ pub struct Plan {
     /// recipes name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub repacks: Vec<Launch>,
+    /// How many adapters steps may use. A bank has as many rows for each: one or, for experts, one for each expert.
+    #[serde(default, skip_serializing_if = "none")]
+    pub adapters: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn none(count: &u64) -> bool {
+    *count == 0
 }
 
 /// What a step leaves, by the results of its last call.
@@ -511,10 +519,10 @@ impl Plan {
         })
     }
 
-    /// How many adapters steps may use.
-    pub fn adapter_slots(&self) -> u64 {
-        let slots = self.banks().filter_map(|(_, _, ty)| ty.shape.first()?.as_const());
-        slots.min().unwrap_or(0)
+    /// Rows of a bank of this type that an adapter has.
+    pub fn bank_rows(&self, bank: &TensorType) -> Option<u64> {
+        let rows = bank.shape.first()?.as_const()?;
+        rows.checked_div(self.adapters).filter(|each| each * self.adapters == rows)
     }
 
     /// Bytes of KV cache for one token.

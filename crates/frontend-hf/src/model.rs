@@ -187,6 +187,11 @@ impl Model {
         ))
     }
 
+    /// How a GGUF file is read: nothing for a folder.
+    pub(crate) fn container(&self) -> &[Source] {
+        &self.container
+    }
+
     /// The data files that it was opened with.
     pub fn library(&self) -> &Library {
         &self.library

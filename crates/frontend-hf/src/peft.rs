@@ -55,9 +55,11 @@ pub struct Adapter {
     file: String,
     bytes: Vec<u8>,
     modules: BTreeMap<String, LowRank>,
+    scales: Scales,
 }
 
-/// What an adapter adds to one module's product: `scale · b · a · x`.
+/// What an adapter adds to one module's product: `scale · b · a · x`. Of a module that is all experts of a layer, those of all stand
+/// in the two matrices: expert e's row j of a is row e · rank + j, its column j of b column j · experts + e.
 #[derive(Clone, Copy, Debug)]
 pub struct LowRank {
     /// Columns of b, and rows of a.
@@ -66,8 +68,6 @@ pub struct LowRank {
     pub rows: u64,
     /// Columns of a.
     pub columns: u64,
-    /// The factor.
-    pub scale: f64,
     a: Entry,
     b: Entry,
 }
@@ -80,15 +80,15 @@ impl Adapter {
         let scales = Scales::parse(&folder.join(CONFIG).display().to_string(), &config)?;
         let path = folder.join(WEIGHTS);
         let bytes = read(&path, limit.saturating_add(MAX_HEADER))?;
-        Adapter::parse(&path.display().to_string(), bytes, &scales)
+        Adapter::parse(&path.display().to_string(), bytes, scales)
     }
 
     /// Reads an adapter's two files from memory.
     pub fn from_bytes(config: &[u8], weights: Vec<u8>) -> Result<Adapter, AdapterError> {
-        Adapter::parse(WEIGHTS, weights, &Scales::parse(CONFIG, config)?)
+        Adapter::parse(WEIGHTS, weights, Scales::parse(CONFIG, config)?)
     }
 
-    fn parse(file: &str, bytes: Vec<u8>, scales: &Scales) -> Result<Adapter, AdapterError> {
+    fn parse(file: &str, bytes: Vec<u8>, scales: Scales) -> Result<Adapter, AdapterError> {
         let header = Header::parse(&bytes)
             .map_err(|error| AdapterError::Header { file: file.to_owned(), error })?;
         let mut halves: BTreeMap<&str, [Option<&Entry>; 2]> = BTreeMap::new();
@@ -144,14 +144,12 @@ impl Adapter {
                 let expected = format!("[{rows}, {rank}], the rank of lora_A");
                 return Err(wrong(header.name(&bytes, b), &expected, format!("[{rows}, {inner}]")));
             }
-            let scale = scales.of(module, rank);
-            let low = LowRank { rank, rows, columns, scale, a: *a, b: *b };
-            modules.insert(module.to_owned(), low);
+            modules.insert(module.to_owned(), LowRank { rank, rows, columns, a: *a, b: *b });
         }
         if modules.is_empty() {
             return Err(AdapterError::Empty { file: file.to_owned() });
         }
-        Ok(Adapter { file: file.to_owned(), bytes, modules })
+        Ok(Adapter { file: file.to_owned(), bytes, modules, scales })
     }
 
     /// Where its matrices were read, for messages.
@@ -162,6 +160,12 @@ impl Adapter {
     /// The modules that it changes, by their names in the model.
     pub fn modules(&self) -> impl Iterator<Item = (&str, &LowRank)> {
         self.modules.iter().map(|(name, low)| (name.as_str(), low))
+    }
+
+    /// What the product of a module is multiplied by, of this rank: the module goes by the first of these names that the
+    /// configuration has a factor for.
+    pub fn scale(&self, names: &[String], rank: u64) -> f64 {
+        self.scales.of(names, rank)
     }
 
     /// The elements of a module's a, `[rank, columns]`, as they are stored.
@@ -201,7 +205,7 @@ fn read(path: &Path, limit: u64) -> Result<Vec<u8>, AdapterError> {
 }
 
 /// How the products of an adapter are scaled.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Scales {
     alpha: f64,
     /// By module: the first that matches its name.
@@ -216,7 +220,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("modules_to_save", "none: whole modules cannot be exchanged"),
     ("use_dora", "false: DoRA is not supported"),
     ("lora_bias", "false: biases are not supported"),
-    ("target_parameters", "none: only modules can be adapted"),
     ("trainable_token_indices", "none: embeddings cannot be adapted"),
     ("alora_invocation_tokens", "none: adapters hold for all tokens of a request"),
     ("layer_replication", "none: layers cannot be repeated"),
@@ -288,8 +291,9 @@ impl Scales {
         Ok(Scales { alpha: number("lora_alpha", at("lora_alpha"))?, alphas, by_root })
     }
 
-    fn of(&self, module: &str, rank: u64) -> f64 {
-        let own = self.alphas.iter().find(|(pattern, _)| pattern.is_match(module));
+    fn of(&self, names: &[String], rank: u64) -> f64 {
+        let is_meant = |pattern: &Regex| names.iter().any(|name| pattern.is_match(name));
+        let own = self.alphas.iter().find(|(pattern, _)| is_meant(pattern));
         let rank = rank as f64;
         own.map_or(self.alpha, |(_, alpha)| *alpha) / if self.by_root { rank.sqrt() } else { rank }
     }

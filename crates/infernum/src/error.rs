@@ -99,10 +99,6 @@ pub enum Error {
     },
     #[error("{option}: expected 1 to {limit}, found {found}")]
     Adapters { option: &'static str, found: u64, limit: u64 },
-    #[error(
-        "adapters are for checkpoints in Hugging Face format: tensors of a GGUF file have other names and orders of rows"
-    )]
-    AdaptersOfGguf,
     #[error("{what}: expected 1 to {most}, found {found}")]
     Capacity { what: &'static str, found: u64, most: u64 },
     #[error(transparent)]

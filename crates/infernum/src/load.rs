@@ -88,9 +88,6 @@ impl<'a> Loader<'a> {
             (self.compile.pipeline(self.machine.pipeline())?, self.compile.kernels()?);
         let (target, costs) = self.machine.costs(self.compile)?;
         let adapters = self.compile.lora.adapters()?;
-        if adapters.is_some() && self.model.files.gguf().is_some() {
-            return Err(Error::AdaptersOfGguf);
-        }
         let options = Options {
             model: self.model,
             lower: LowerOptions {

@@ -194,6 +194,7 @@ pub struct LoraOptions {
     #[cfg_attr(feature = "cli", arg(long, value_name = "N", default_value_t = LORA_RANK))]
     pub max_lora_rank: u64,
     /// Modules that adapters may change, by the ends of their names, such as `q_proj,v_proj`: separated by commas, or one an option.
+    /// Those of mixtures' experts are adapted only where they are named, all at once by `experts`.
     /// All products of the layers that can be adapted when left out.
     #[cfg_attr(feature = "cli", arg(long, value_name = "NAME", value_delimiter = ','))]
     pub lora_targets: Vec<String>,

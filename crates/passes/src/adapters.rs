@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap};
 
 use infernum_ir::{
     Attr, Dim, Graph, Memory, Module, NodeKind, Op, Param, StepInput, Sym, TensorType, ValueId,
-    in_layer,
 };
 
 use crate::names::free;
@@ -16,9 +15,18 @@ pub struct Adapters {
     pub slots: u64,
     /// The highest rank.
     pub rank: u64,
-    /// Which products they may change: names of modules, or their last parts, such as `q_proj`. All that can be
-    /// adapted when `None`.
+    /// Which products they may change: names of modules, or their last parts, such as `q_proj` or `experts`. When `None`,
+    /// all that can be adapted, but for those of experts: these are most of a model, and so would their banks be.
     pub targets: Option<Vec<String>>,
+}
+
+/// Stands for an expert's number in the name of a module.
+pub const EXPERT: &str = "{expert}";
+
+/// The module that holds all experts of which this is one, or a parameter of all.
+pub fn experts_of(module: &str) -> Option<&str> {
+    let whole = module.split_once(EXPERT).map(|(before, _)| before.trim_end_matches('.'));
+    whole.or_else(|| Some(module.rsplit_once('.')?.0))
 }
 
 /// Whether a module's name is `target`, or ends with its parts.
@@ -37,68 +45,74 @@ pub fn bank_b(module: &str) -> String {
 }
 
 impl Adapters {
-    fn touch(&self, name: &str) -> bool {
-        self.targets.as_ref().is_none_or(|all| all.iter().any(|target| is_target(name, target)))
+    fn touch(&self, product: &Product) -> bool {
+        let Some(targets) = &self.targets else { return product.experts.is_none() };
+        let experts = product.experts.and_then(|_| experts_of(&product.module));
+        let names = || std::iter::once(&product.module[..]).chain(experts);
+        targets.iter().any(|target| names().any(|name| is_target(name, target)))
     }
 }
 
 /// The module with a low-rank part beside each product that adapters may change, read from banks that are zero until
 /// an adapter is loaded. Whatever uses a product uses the sum.
-pub fn adapters(module: &Module, adapters: &Adapters) -> Result<Module, String> {
-    let graphs = module
-        .graphs
-        .iter()
-        .map(|graph| adapted(graph, adapters).map_err(|e| format!("graph `{}`: {e}", graph.name)));
+///
+/// `published` are the names that adapters have for weights, where the module has others.
+pub fn adapters(
+    module: &Module,
+    adapters: &Adapters,
+    published: &BTreeMap<String, String>,
+) -> Result<Module, String> {
+    let graphs = module.graphs.iter().map(|graph| {
+        adapted(graph, adapters, published).map_err(|e| format!("graph `{}`: {e}", graph.name))
+    });
     Ok(Module { graphs: graphs.collect::<Result<_, _>>()?, ..module.clone() })
-}
-
-/// The modules whose products can be adapted, by name, with the shape of their weights as products read them.
-pub fn adaptable(module: &Module) -> BTreeMap<String, [u64; 2]> {
-    let mut found = BTreeMap::new();
-    for site in &module.schedule {
-        let graph = &module.graphs[site.graph];
-        for product in (0..graph.len()).filter_map(|node| Product::of(graph, node)) {
-            found.insert(in_layer(&product.module, site.layer), product.shape);
-        }
-    }
-    found
 }
 
 /// A product over rows of a weight of the checkpoint.
 struct Product {
     x: ValueId,
-    /// Its weight's name, less its last part.
+    /// The name that adapters have for its weight, less its last part; that of an expert's with [`EXPERT`].
     module: String,
     /// The whole weight's rows and columns.
     shape: [u64; 2],
     /// The first row that this product is over.
     start: u64,
+    /// Which experts' product it is, where it is one of experts, and how many there are.
+    experts: Option<(ValueId, u64)>,
 }
 
 impl Product {
     /// What a node computes, if it is a product that can be adapted: one of a layer, over each token of the step, with
-    /// rows of a weight that is stored by itself.
-    fn of(graph: &Graph, node: usize) -> Option<Product> {
+    /// rows of a weight that is stored by itself, or one of experts with all of theirs.
+    fn of(graph: &Graph, node: usize, published: &BTreeMap<String, String>) -> Option<Product> {
         let NodeKind::Op { op, .. } = &graph.node(node).kind else { return None };
-        if op.name != "linear" {
+        let of_experts = op.name == "expert_linear";
+        if op.name != "linear" && !of_experts {
             return None;
         }
         let operands = graph.operands(node);
         let (x, mut w) = (operands[0]?, operands[1]?);
         let rows = &graph.ty(x).tensor().ok()?.shape;
-        if rows.len() != 2 || rows[0] != Dim::sym(Sym::T) {
+        if rows[0] != Dim::sym(Sym::T) || !(rows.len() == 2 || of_experts) {
             return None;
         }
         let mut start = 0;
         let mut ty = graph.ty(w).tensor().ok()?;
         loop {
             match &graph.node(w.node).kind {
-                NodeKind::Param(Param::Weight(weight)) if weight.stack.is_none() => {
-                    let module = weight.name.strip_suffix(".weight")?.to_owned();
-                    let [n, k] = ty.shape[..] else { return None };
-                    let shape = [n.as_const()?, k.as_const()?];
+                NodeKind::Param(Param::Weight(weight)) => {
+                    let name = published.get(&weight.name).unwrap_or(&weight.name);
+                    let sizes: Option<Vec<u64>> = ty.shape.iter().map(|d| d.as_const()).collect();
+                    let (shape, experts) = match sizes?[..] {
+                        [n, k] => ([n, k], None),
+                        [e, n, k] if of_experts => ([n, k], Some((operands[2]?, e))),
+                        _ => return None,
+                    };
+                    // Parameters of all experts have names of their own.
+                    let whole = experts.filter(|_| weight.stack.is_none()).map(|_| &name[..]);
+                    let module = name.strip_suffix(".weight").or(whole)?.to_owned();
                     let in_layer = module.contains("{layer}");
-                    return in_layer.then_some(Product { x, module, shape, start });
+                    return in_layer.then_some(Product { x, module, shape, start, experts });
                 }
                 NodeKind::Op { op, attrs } => {
                     let from = graph.operands(w.node).first().copied().flatten()?;
@@ -112,7 +126,9 @@ impl Product {
                             }
                             w = from;
                         }
-                        (Memory::Slice, [Attr::Int(0), Attr::Int(first), Attr::Int(_)]) => {
+                        (Memory::Slice, [Attr::Int(0), Attr::Int(first), Attr::Int(_)])
+                            if !of_experts =>
+                        {
                             start += u64::try_from(*first).ok()?;
                             w = from;
                             ty = graph.ty(w).tensor().ok()?;
@@ -126,16 +142,24 @@ impl Product {
     }
 }
 
-fn adapted(graph: &Graph, adapters: &Adapters) -> Result<Graph, String> {
+fn adapted(
+    graph: &Graph,
+    adapters: &Adapters,
+    published: &BTreeMap<String, String>,
+) -> Result<Graph, String> {
     let products: BTreeMap<usize, Product> = (0..graph.len())
-        .filter_map(|node| Some((node, Product::of(graph, node)?)))
-        .filter(|(_, product)| adapters.touch(&product.module))
+        .filter_map(|node| Some((node, Product::of(graph, node, published)?)))
+        .filter(|(_, product)| adapters.touch(product))
         .collect();
     if products.is_empty() {
         return Ok(graph.clone());
     }
-    let mut to =
-        Rebuilt { out: Graph::new(graph.name.clone()), map: HashMap::new(), banks: HashMap::new() };
+    let mut to = Rebuilt {
+        out: Graph::new(graph.name.clone()),
+        map: HashMap::new(),
+        banks: HashMap::new(),
+        choices: HashMap::new(),
+    };
     for (index, node) in graph.nodes() {
         let operands = graph.operands(index).into_iter().map(|v| v.map(|v| to.map[&v]));
         let operands: Vec<Option<ValueId>> = operands.collect();
@@ -160,6 +184,8 @@ struct Rebuilt {
     map: HashMap<ValueId, ValueId>,
     /// By name.
     banks: HashMap<String, ValueId>,
+    /// By the choices of experts: where adapters have their parts, and the tokens that chose.
+    choices: HashMap<ValueId, [ValueId; 2]>,
 }
 
 impl Rebuilt {
@@ -173,23 +199,81 @@ impl Rebuilt {
         let x = self.map[&product.x];
         let dtype = self.out.ty(x).tensor()?.dtype;
         let ([n, k], Adapters { slots: l, rank: r, .. }) = (product.shape, adapters);
-        let a = self.bank(bank_a(&product.module), TensorType::weight(dtype, &[*l, *r, k]));
-        let b = self.bank(bank_b(&product.module), TensorType::weight(dtype, &[*l, n, *r]));
-        let slots = self.slots();
+        let each = product.experts.map_or(1, |(_, experts)| experts);
+        let rows = l.checked_mul(each).ok_or("more experts than can be counted")?;
+        let a = self.bank(bank_a(&product.module), TensorType::weight(dtype, &[rows, *r, k]));
+        let b = self.bank(bank_b(&product.module), TensorType::weight(dtype, &[rows, n, *r]));
         // What the product was called is now the sum.
-        let loc = self.out.node(y.node).loc.clone();
         let name = self.out.node(y.node).names[0].clone();
         self.out.node_mut(y.node).names[0] = free(&self.out, &format!("{name}.base"));
-        let start = Attr::Int(i64::try_from(product.start).map_err(|e| e.to_string())?);
-        let operands = [y, x, a, b, slots].map(Some);
-        Ok(self.out.call(vec![name], Op::find("adapt")?, &operands, vec![start], loc)?[0])
+        let Some((ids, experts)) = product.experts else {
+            let slots = self.slots();
+            return self.adapt(&name, [y, x, a, b, slots], product.start);
+        };
+        // Each choice of an expert is a row of its own.
+        let shape = self.out.ty(y).tensor()?.shape.clone();
+        let [slots, tokens] = self.choices(self.map[&ids], experts)?;
+        let base = self.flat(&format!("{name}.rows"), y)?;
+        let x = match self.out.ty(x).tensor()?.rank() {
+            2 => self.op(&format!("{name}.x"), "gather_rows", &[x, tokens], vec![])?[0],
+            _ => self.flat(&format!("{name}.x"), x)?,
+        };
+        let flat = self.adapt(&format!("{name}.flat"), [base, x, a, b, slots], 0)?;
+        Ok(self.op(&name, "reshape", &[flat], vec![Attr::Dims(shape)])?[0])
+    }
+
+    fn adapt(&mut self, name: &str, operands: [ValueId; 5], start: u64) -> Result<ValueId, String> {
+        let start = Attr::Int(i64::try_from(start).map_err(|e| e.to_string())?);
+        Ok(self.op(name, "adapt", &operands, vec![start])?[0])
+    }
+
+    /// A value of choices `[T, k, N]` as `[T k, N]`.
+    fn flat(&mut self, name: &str, value: ValueId) -> Result<ValueId, String> {
+        let shape = &self.out.ty(value).tensor()?.shape;
+        let rows = Dim::product_of(&shape[..2]).ok_or("choices that cannot be counted")?;
+        let shape = vec![rows, shape[2]];
+        Ok(self.op(name, "reshape", &[value], vec![Attr::Dims(shape)])?[0])
+    }
+
+    /// Where adapters have their parts of the experts that are chosen, and the tokens that chose them.
+    fn choices(&mut self, ids: ValueId, experts: u64) -> Result<[ValueId; 2], String> {
+        if let Some(known) = self.choices.get(&ids) {
+            return Ok(*known);
+        }
+        let slots = self.slots();
+        let experts = Attr::Int(i64::try_from(experts).map_err(|e| e.to_string())?);
+        let name = self.out.value_name(ids).to_owned();
+        let made = self.op(&name, "expert_slots", &[slots, ids], vec![experts])?;
+        let [slots, tokens] = made[..] else { return Err("expert_slots".to_owned()) };
+        self.choices.insert(ids, [slots, tokens]);
+        Ok([slots, tokens])
+    }
+
+    /// Adds a call whose results have names that begin so, at the place of its last operand's.
+    fn op(
+        &mut self,
+        name: &str,
+        op: &str,
+        operands: &[ValueId],
+        attrs: Vec<Attr>,
+    ) -> Result<Vec<ValueId>, String> {
+        let op = Op::find(op)?;
+        let loc = self.out.node(operands[0].node).loc.clone();
+        let names = match op.name {
+            "expert_slots" => {
+                ["slots", "tokens"].map(|of| free(&self.out, &format!("{name}.{of}"))).to_vec()
+            }
+            _ => vec![free(&self.out, name)],
+        };
+        let operands: Vec<Option<ValueId>> = operands.iter().copied().map(Some).collect();
+        self.out.call(names, op, &operands, attrs, loc)
     }
 
     fn bank(&mut self, bank: String, ty: TensorType) -> ValueId {
         if let Some(known) = self.banks.get(&bank) {
             return *known;
         }
-        let name = free(&self.out, &bank.replace("{layer}.", ""));
+        let name = free(&self.out, &bank.replace("{layer}.", "").replace(EXPERT, "expert"));
         let value = self.out.param(name, Param::Bank(bank.clone()), ty);
         self.banks.insert(bank, value);
         value

@@ -20,7 +20,7 @@ mod rings;
 
 use infernum_ir::Module;
 
-pub use adapters::{Adapters, adaptable, adapters, bank_a, bank_b, is_target};
+pub use adapters::{Adapters, EXPERT, adapters, bank_a, bank_b, experts_of, is_target};
 pub use bucket::Bucket;
 pub use kv_dtype::{KvDtype, store_rows};
 pub use pick::{greedy_steps, pick};

@@ -141,7 +141,7 @@ impl Maker {
         if let Some(known) = &self.known {
             capacity.kv_blocks = Some(known.blocks);
         }
-        let banks = AdapterBanks::of(&plan);
+        let banks = AdapterBanks::of(&plan).also_named(model.other_names()?);
         let (vocab, width) = (plan.vocabulary() as usize, plan.width() as usize);
         let mut executor = loader.load(plan, capacity)?;
         if !args.no_tune_products {

@@ -23,6 +23,7 @@ use crate::spec::{
 use body::{Blocks, Builder, check_name};
 use scope::{Context, Scope, brief};
 use weights::Names;
+pub(crate) use weights::replaced;
 
 /// Layers a model may have: more is a mistake in a config, not a model.
 const MAX_LAYERS: u64 = 4096;

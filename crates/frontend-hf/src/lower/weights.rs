@@ -70,7 +70,7 @@ impl Names<'_> {
 }
 
 /// `name` with `to` in place of its parts between dots that are `from`, where it has them: at their first place.
-fn replaced(name: &str, from: &str, to: &str) -> Option<String> {
+pub(crate) fn replaced(name: &str, from: &str, to: &str) -> Option<String> {
     let at = name.match_indices(from).map(|(at, _)| at).find(|&at| {
         let (before, after) = (&name[..at], &name[at + from.len()..]);
         let starts = before.is_empty() || before.ends_with('.');

@@ -43,7 +43,7 @@ fn scales_follow_alpha_the_tensors_rank_and_patterns() {
         let (name, low) = adapter.modules().next().unwrap();
         assert_eq!(name, "model.layers.0.self_attn.q_proj");
         assert_eq!((low.rank, low.rows, low.columns), (4, 8, 6));
-        low.scale
+        adapter.scale(&[name.to_owned()], low.rank)
     };
     assert_eq!(scale(&config()), 4.0);
     assert_eq!(scale(&with("use_rslora", json!(true))), 8.0);
@@ -61,7 +61,6 @@ fn what_is_no_low_rank_part_is_refused_by_its_key() {
         ("use_dora", json!(true)),
         ("modules_to_save", json!(["lm_head"])),
         ("lora_bias", json!(true)),
-        ("target_parameters", json!(["mlp.experts.down_proj"])),
         ("init_lora_weights", json!("pissa_niter_4")),
         ("lora_alpha", json!("much")),
         ("lora_alpha", json!(null)),

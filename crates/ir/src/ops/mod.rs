@@ -16,6 +16,7 @@ mod dequantise;
 mod embedding;
 mod expand;
 mod expert_linear;
+mod expert_slots;
 mod gather_rows;
 mod gelu;
 mod gelu_tanh;
@@ -83,6 +84,7 @@ pub static OPS: &[&OpDef] = &[
     &embedding::OP,
     &expand::OP,
     &expert_linear::OP,
+    &expert_slots::OP,
     &gather_rows::OP,
     &gelu::OP,
     &gelu_tanh::OP,

@@ -197,6 +197,7 @@ pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = expert_linear(%each, %gate, %picked, %gb, %order, %starts) : DT[T, 3, $K]", "%r"),
     Case("%r, %s = group_rows(%picked) {groups: 12} : u32[T, 3], u32[13]", "%r, %s"),
     Case("%r = gather_rows(%x, %rows) : DT[B, $N]", "%r"),
+    Case("%r, %s = expert_slots(%slots, %picked) {experts: 12} : u32[T*3], u32[T*3]", "%r, %s"),
     Case("%r = adapt(%k, %x, %la, %lb, %slots) {start: 0} : DT[T, $K]", "%r, %x"),
     Case("%r = adapt(%k, %x, %la, %lb, %slots) {start: 1} : DT[T, $K]", "%r, %k"),
     Case("%r = adapt(%k, %x, %la16, %lb16, %slots) {start: $N} : DT[T, $K]", "%r, %x"),

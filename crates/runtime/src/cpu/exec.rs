@@ -231,14 +231,13 @@ impl Executor for CpuExecutor {
     }
 
     fn adapter_slots(&self) -> usize {
-        self.plan().adapter_slots() as usize
+        self.plan().adapters as usize
     }
 
     fn set_adapter(&mut self, slot: usize, weights: &AdapterWeights) -> Result<(), ExecError> {
         weights.check(self.plan(), slot)?;
         for (weight, bytes) in weights.rows() {
-            let set =
-                self.core.weights.get_mut(weight).and_then(|w| w.set_row(slot, bytes.clone()));
+            let set = self.core.weights.get_mut(weight).and_then(|w| w.set_rows(slot, bytes));
             set.ok_or_else(|| ExecError::adapter("the plan's banks are others"))?;
         }
         Ok(())

@@ -374,7 +374,7 @@ impl Executor for CudaExecutor {
     }
 
     fn adapter_slots(&self) -> usize {
-        self.core.plan.adapter_slots() as usize
+        self.core.plan.adapters as usize
     }
 
     fn set_adapter(&mut self, slot: usize, weights: &AdapterWeights) -> Result<(), ExecError> {

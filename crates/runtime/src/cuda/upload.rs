@@ -78,19 +78,19 @@ impl Weights {
         Some(self.memory.address() + self.offsets.get(weight as usize)?)
     }
 
-    /// Copies an adapter to its row of each bank, behind the steps that were submitted; on return its bytes are there.
+    /// Copies an adapter to its rows of each bank, behind the steps that were submitted; on return its bytes are there.
     pub(super) fn set_rows(
         &self,
         gpu: &Arc<Gpu>,
         stream: &Stream,
-        row: usize,
+        slot: usize,
         adapter: &AdapterWeights,
     ) -> Result<()> {
         let largest = adapter.rows().map(|(_, bytes)| bytes.len()).max().unwrap_or(0);
         let mut ring = Ring::new(gpu, largest.min(PART))?;
         for (weight, bytes) in adapter.rows() {
             let Some(bank) = self.address(weight as u32) else { continue };
-            ring.send(stream, &[&bytes[..]], bank + (row * bytes.len()) as u64)?;
+            ring.send(stream, &[&bytes[..]], bank + (slot * bytes.len()) as u64)?;
         }
         stream.synchronize()
     }

@@ -210,7 +210,7 @@ impl StepInputs {
 
     /// Refuses adapters that a plan has no slots for.
     pub(crate) fn check_adapters(&self, plan: &Plan) -> Result<(), ExecError> {
-        let slots = plan.adapter_slots();
+        let slots = plan.adapters;
         match self.step.adapters.iter().find(|(_, adapter)| u64::from(*adapter) > slots) {
             None => Ok(()),
             Some((_, adapter)) => {

@@ -205,10 +205,14 @@ impl Loaded {
         }
     }
 
-    /// Of a bank: the bytes of one of its rows.
-    pub(crate) fn set_row(&mut self, row: usize, bytes: Bytes) -> Option<()> {
-        let segment = self.segments.get_mut(row).filter(|s| s.len() == bytes.len())?;
-        *segment = bytes;
+    /// Of a bank: the bytes of an adapter's rows, which are all of one size.
+    pub(crate) fn set_rows(&mut self, adapter: usize, bytes: &Bytes) -> Option<()> {
+        let size = self.segments.first().map_or(0, |s| s.len()).max(1);
+        let rows = bytes.len() / size;
+        let segments = self.segments.get_mut(adapter.checked_mul(rows)?..)?.get_mut(..rows)?;
+        for (row, segment) in segments.iter_mut().enumerate() {
+            *segment = bytes.slice(row * size..(row + 1) * size)?;
+        }
         Some(())
     }
 
