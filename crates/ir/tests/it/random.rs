@@ -143,10 +143,13 @@ fn try_op(
         let absent = def.optional && rng.below(2) == 0;
         // Ops of several operands of their own would hardly ever find them all.
         let step = match def.name {
-            "ids" => graph.find("tokens"),
+            "ids" if op.name != "expert_slots" => graph.find("tokens"),
             "rows" => graph.find("output_rows"),
             "picks" => graph.find("picks"),
             "slots" => graph.find("adapters"),
+            // Their sizes go together.
+            "state" if op.name == "causal_conv" => graph.find("o"),
+            "w" if op.name == "causal_conv" => graph.find("w5"),
             "a" if ["adapt", "shrink"].contains(&op.name) => graph.find("bank_a"),
             "b" if ["adapt", "expand"].contains(&op.name) => graph.find("bank_b"),
             _ => None,

@@ -212,6 +212,16 @@ const CASES: &[(&str, &str)] = &[
   %r = expand(%y, %s, %b, %ids) {start: 3, from: 2} : DT[T, 42]"#,
         "%s, %r",
     ),
+    (
+        r#"%w = weight "router" : const DT[5, 42]
+  %l = linear(%x, %w, _) {dtype: f32} : f32[T, 5]
+  %t, %i = topk(%l, _) {k: 3, groups: 1, keep: 1} : f32[T, 3], u32[T, 3]
+  %parts, %tokens = expert_slots(%ids, %i) {experts: 5} : u32[T*3], u32[T*3]
+  %banks = weight "banks" : const DT[156, 9]
+  %r = embedding(%parts, %banks) : DT[T*3, 9]
+  %s = gather_rows(%x, %tokens) : DT[T*3, 42]"#,
+        "%r, %s",
+    ),
     // Rows that are codes.
     (
         "%c0 = state c : state quantised_heads DT[3, 7]
@@ -383,6 +393,7 @@ fn only_these_ops_fall_back() {
             "cast",
             "combine_heads",
             "expand",
+            "expert_slots",
             "gather_rows",
             "group_rows",
             "mask_chunks",
