@@ -46,7 +46,8 @@ impl Rehearsal {
         // Nobody runs the engine.
         let (handle, _) = infernum_link::engine();
         let of_model = Arc::new(metrics.model(&entry.name, 16, 1));
-        let (line, _) = Line::local(&handle, &facts, args.limits.queue, of_model.clone());
+        let (line, _) =
+            Line::local(&handle, (&facts, Vec::new()), args.limits.queue, of_model.clone());
         let worker = Worker::new(vec![line], args.limits.unread());
         entry.set(Served::new("ember", frontend, facts, worker, of_model));
         let router = app::router(&Arc::new(App::new(&args, vec![entry], metrics)?));
@@ -111,7 +112,7 @@ mod tests {
         for path in adapters {
             let (status, answer) = ask(path, r#"{"lora_name": "x", "lora_path": "x"}"#);
             let code = answer["error"]["code"].as_str();
-            assert_eq!((status, code), (403, Some("adapters_not_allowed")), "{path}");
+            assert_eq!((status, code), (503, Some("engine_gone")), "{path}");
         }
         for path in vectors {
             let (status, answer) = ask(path, pairs);

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
-use infernum_link::{Command, End, Facts, Handle, Link, Port, Report, Sleep, Submission};
+use infernum_link::{Command, End, Facts, Handle, Link, Port, Refusal, Report, Submission};
 use infernum_runtime::{Request, Stats, StepInputs};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::commands::Undone;
 use super::limits::payer;
 use super::metrics::{Counted, ModelMetrics};
 use super::outbox::{Outbox, Output, Shared, Sink, Unread, locked};
@@ -33,15 +34,6 @@ pub(crate) enum Untaken {
     Gone,
 }
 
-/// Why engines have not done something.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Undone {
-    /// One is not there, or no longer.
-    Gone,
-    /// One says why.
-    Failed(String),
-}
-
 impl From<Busy> for Untaken {
     fn from(Busy: Busy) -> Untaken {
         Untaken::Busy
@@ -53,7 +45,7 @@ pub(crate) struct Line {
     /// Which one it is, the same for every front end.
     name: String,
     link: Arc<dyn Link>,
-    status: Arc<Status>,
+    pub(super) status: Arc<Status>,
     outbox: Shared,
 }
 
@@ -68,10 +60,11 @@ impl Line {
         Line { name, link, status, outbox }
     }
 
-    /// An engine on a thread of this process, and a task that hands out what it tells. `queue` requests may wait.
+    /// An engine on a thread of this process, with what is known of it and the adapters that it has, and a task that hands out
+    /// what it tells. `queue` requests may wait.
     pub(crate) fn local(
         engine: &Handle,
-        facts: &Facts,
+        (facts, adapters): (&Facts, Vec<String>),
         queue: usize,
         metrics: Arc<ModelMetrics>,
     ) -> (Line, impl Future<Output = ()> + Send + use<>) {
@@ -79,6 +72,7 @@ impl Line {
         let outbox = Arc::new(Mutex::new(Outbox::new(status.clone(), metrics)));
         let (sender, mut reports) = unbounded_channel();
         status.arrived(0, facts);
+        status.has(adapters);
         // It admits what it hands over itself.
         let link = Arc::new(engine.join(Box::new(Channel(sender)), usize::MAX));
         let line =
@@ -185,9 +179,30 @@ impl Worker {
     }
 
     /// Whether [`Worker::admit`] would take `n` requests now: to be asked before work is put into them.
-    pub(crate) fn check(&self, n: usize) -> Result<(), Untaken> {
-        let lines = self.lines();
-        self.first_with_room(lines.iter().filter(|line| line.status.takes()), n).map(drop)
+    pub(crate) fn check(&self, n: usize, adapter: Option<&str>) -> Result<(), Untaken> {
+        let lines = self.serving(adapter);
+        first_with_room(&lines, lines.iter().filter(|line| line.status.takes()), n).map(drop)
+    }
+
+    /// The adapters that engines have, or had before they went, in the order of their loading.
+    pub(crate) fn adapters(&self) -> Vec<String> {
+        let mut all: Vec<String> = Vec::new();
+        for name in self.statuses().flat_map(|status| status.adapters()) {
+            if !all.contains(&name) {
+                all.push(name);
+            }
+        }
+        all
+    }
+
+    /// Whether an engine has an adapter, or had it before it went.
+    pub(crate) fn has_adapter(&self, name: &str) -> bool {
+        self.statuses().any(|status| status.serves(Some(name)))
+    }
+
+    /// The engines that have an adapter, where one is named.
+    fn serving(&self, adapter: Option<&str>) -> Vec<Arc<Line>> {
+        self.lines().iter().filter(|line| line.status.serves(adapter)).cloned().collect()
     }
 
     /// Has requests from now on find nothing in the prefix cache of what was computed before.
@@ -199,38 +214,40 @@ impl Worker {
 
     /// Whether an engine sleeps, and none takes requests.
     pub(crate) fn asleep(&self) -> bool {
-        self.statuses().any(|status| status.alive() && status.asleep())
-            && !self.statuses().any(|s| s.takes())
+        asleep(&self.lines())
     }
 
-    /// Has all engines that are there give back their memory, and waits until they have.
-    pub(crate) async fn sleep(&self, how: Sleep) -> Result<(), Undone> {
-        self.all_done(|key| Command::Sleep(key, how)).await
+    /// The engines that are there.
+    pub(super) fn there(&self) -> Vec<Arc<Line>> {
+        self.lines().iter().filter(|line| line.status.alive()).cloned().collect()
     }
 
-    /// Has them be as they were before, and waits for it.
-    pub(crate) async fn wake(&self) -> Result<(), Undone> {
-        self.all_done(Command::Wake).await
-    }
-
-    /// Sends a command to all engines that are there, and waits until they have done it.
-    async fn all_done(&self, command: impl Fn(u64) -> Command) -> Result<(), Undone> {
+    /// Sends a command to engines, and waits until each has done it, or not.
+    pub(super) async fn done(
+        &self,
+        lines: &[Arc<Line>],
+        command: impl Fn(u64) -> Command,
+    ) -> Vec<Result<(), Undone>> {
         let mut awaited = Vec::new();
-        for line in self.lines().iter().filter(|line| line.status.alive()) {
+        for line in lines {
             let key = self.next_key.fetch_add(1, Ordering::Relaxed);
-            awaited.push(locked(&line.outbox).await_done(key));
+            awaited.push((line, locked(&line.outbox).await_done(key)));
             if line.link.send(command(key)).is_err() {
                 locked(&line.outbox).unsent(key, None); // who waits hears that it is gone
             }
         }
-        if awaited.is_empty() {
-            return Err(Undone::Gone);
-        }
-        // All are heard, whatever the first says.
-        let mut all = Ok(());
-        for done in awaited {
+        let several = self.lines().len() > 1;
+        let mut all = Vec::new();
+        for (line, done) in awaited {
             let done = done.await.map_err(|_| Undone::Gone);
-            all = all.and(done.and_then(|done| done.map_err(Undone::Failed)));
+            let named = |refusal: Refusal| {
+                if !several {
+                    return Undone::Refused(refusal);
+                }
+                let message = format!("the engine at {}: {}", line.name, refusal.message);
+                Undone::Refused(Refusal { message, ..refusal })
+            };
+            all.push(done.and_then(|done| done.map_err(named)));
         }
         all
     }
@@ -240,32 +257,24 @@ impl Worker {
         self.lines().iter().for_each(|line| line.link.stop());
     }
 
-    /// Takes room for requests, which go to one engine: they most often begin alike.
-    pub(crate) fn admit(&self, requests: &[Request]) -> Result<Rooms, Untaken> {
-        let lines = self.lines();
-        self.first_with_room(by_preference(&lines, requests).into_iter(), requests.len())
-    }
-
-    fn first_with_room<'a>(
+    /// Takes room for requests, which go to one engine: they most often begin alike. It has the adapter, where one is named.
+    pub(crate) fn admit(
         &self,
-        mut lines: impl Iterator<Item = &'a Arc<Line>>,
-        n: usize,
+        requests: &[Request],
+        adapter: Option<&str>,
     ) -> Result<Rooms, Untaken> {
-        let mut why = if self.asleep() { Untaken::Asleep } else { Untaken::Gone };
-        lines
-            .find_map(|line| match line.status.admit(n) {
-                Ok(rooms) => Some(Rooms { line: line.clone(), rooms }),
-                Err(busy) => {
-                    why = busy.into();
-                    None
-                }
-            })
-            .ok_or(why)
+        let lines = self.serving(adapter);
+        first_with_room(&lines, by_preference(&lines, requests).into_iter(), requests.len())
     }
 
-    /// Hands requests over, one for each room that was taken. Dropping the result cancels what has
-    /// not ended.
-    pub(crate) fn submit(&self, requests: Vec<Request>, rooms: Rooms) -> Result<Running, Gone> {
+    /// Hands requests over, one for each room that was taken, to be computed with the adapter, where one is named. Dropping the
+    /// result cancels what has not ended.
+    pub(crate) fn submit(
+        &self,
+        requests: Vec<Request>,
+        adapter: Option<&str>,
+        rooms: Rooms,
+    ) -> Result<Running, Gone> {
         let Rooms { line, rooms } = rooms;
         let (sender, outputs) = unbounded_channel();
         let first = self.next_key.fetch_add(requests.len() as u64, Ordering::Relaxed);
@@ -295,7 +304,8 @@ impl Worker {
                 full: AtomicBool::new(false),
             };
             locked(&line.outbox).expect(sink, request.tokens.len());
-            let submission = Submission { key, request, grammar: None };
+            let adapter = adapter.map(str::to_owned);
+            let submission = Submission { key, request, grammar: None, adapter };
             if line.link.send(Command::Submit(Box::new(submission))).is_err() {
                 locked(&line.outbox).unsent(key, None);
                 running.live.clear();
@@ -304,6 +314,30 @@ impl Worker {
         }
         Ok(running)
     }
+}
+
+/// Whether one of these engines sleeps, and none takes requests.
+fn asleep(lines: &[Arc<Line>]) -> bool {
+    lines.iter().any(|line| line.status.alive() && line.status.asleep())
+        && !lines.iter().any(|line| line.status.takes())
+}
+
+/// Takes `n` rooms at the first that has them of those of `lines` that are `asked`.
+fn first_with_room<'a>(
+    lines: &[Arc<Line>],
+    mut asked: impl Iterator<Item = &'a Arc<Line>>,
+    n: usize,
+) -> Result<Rooms, Untaken> {
+    let mut why = if asleep(lines) { Untaken::Asleep } else { Untaken::Gone };
+    asked
+        .find_map(|line| match line.status.admit(n) {
+            Ok(rooms) => Some(Rooms { line: line.clone(), rooms }),
+            Err(busy) => {
+                why = busy.into();
+                None
+            }
+        })
+        .ok_or(why)
 }
 
 /// The engines that take requests, the best for these first: of those that have no more than their share of the load and a
@@ -446,7 +480,7 @@ mod tests {
     /// A worker of an engine of this process, and what is to run that.
     fn local() -> (Worker, Driver, impl Future<Output = ()> + Send + use<>) {
         let (handle, driver) = engine();
-        let (line, deliver) = Line::local(&handle, &facts(), 4, metrics());
+        let (line, deliver) = Line::local(&handle, (&facts(), Vec::new()), 4, metrics());
         (Worker::new(vec![line], 1 << 20), driver, deliver)
     }
 
@@ -458,11 +492,11 @@ mod tests {
         let mut heard = Vec::new();
         for _ in 0..requests {
             let request = vec![Request::new(vec![1, 2], 4)];
-            let Ok(rooms) = worker.admit(&request) else {
+            let Ok(rooms) = worker.admit(&request, None) else {
                 heard.push("gone".to_owned());
                 continue;
             };
-            let Ok(mut running) = worker.submit(request, rooms) else {
+            let Ok(mut running) = worker.submit(request, None, rooms) else {
                 heard.push("gone".to_owned());
                 continue;
             };
@@ -505,9 +539,9 @@ mod tests {
     async fn the_time_in_the_queue_ends_where_the_first_step_begins() {
         let (worker, _driver, _deliver) = local();
         let request = vec![Request::new(vec![1, 2], 4)];
-        let rooms = worker.admit(&request).expect("room");
+        let rooms = worker.admit(&request, None).expect("room");
         let arrival = Instant::now();
-        let mut running = worker.submit(request, rooms).expect("it is there");
+        let mut running = worker.submit(request, None, rooms).expect("it is there");
         let id: RequestId = broken(false).submit(Request::new(vec![1], 1)).expect("well formed");
         let took = Duration::from_secs(5);
         let report = Report {
@@ -539,6 +573,7 @@ mod tests {
             let status = Arc::new(Status::new(4, 400));
             let facts = Facts { queue: 400, ..facts() };
             status.arrived(i, &facts);
+            status.has(Vec::new());
             let outbox = Arc::new(Mutex::new(Outbox::new(status.clone(), metrics())));
             Line::remote(format!("tcp://e{i}:1"), Arc::new(Nowhere), status, outbox)
         };
@@ -546,7 +581,7 @@ mod tests {
     }
 
     fn taken_by(worker: &Worker, prompt: &[u32], kept: &mut Vec<Rooms>) -> String {
-        let rooms = worker.admit(&[Request::new(prompt.to_vec(), 1)]).expect("room");
+        let rooms = worker.admit(&[Request::new(prompt.to_vec(), 1)], None).expect("room");
         let name = rooms.line.name.clone();
         kept.push(rooms);
         name
@@ -582,12 +617,13 @@ mod tests {
         let worker = lines(2);
         worker.lines()[0].status.lost();
         let name = |worker: &Worker| {
-            worker.admit(&[Request::new(vec![1], 1)]).map(|r| r.line.name.clone())
+            worker.admit(&[Request::new(vec![1], 1)], None).map(|r| r.line.name.clone())
         };
         assert_eq!(name(&worker).expect("the other one"), "tcp://e1:1");
         worker.lines()[1].status.note(&Report { draining: true, ..Report::default() });
         assert!(matches!(name(&worker), Err(Untaken::Gone)));
         worker.lines()[0].status.arrived(0, &facts());
+        worker.lines()[0].status.has(Vec::new());
         assert_eq!(name(&worker).expect("it is back"), "tcp://e0:1");
     }
 }
