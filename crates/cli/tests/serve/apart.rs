@@ -1,5 +1,7 @@
 //! Engines and front ends in processes of their own.
 
+mod adapters;
+
 use std::io::{BufRead, Read};
 use std::process::Command;
 use std::time::{Duration, Instant};
