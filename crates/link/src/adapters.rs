@@ -188,6 +188,7 @@ impl Adapters {
     }
 
     pub(crate) fn find(&self, name: String) -> Result<AdapterId, AdapterRefused> {
+        check_name(&name)?;
         let found = self.loaded.iter().find(|loaded| loaded.name == name);
         found.map(|loaded| loaded.id).ok_or(AdapterRefused::Unknown { name })
     }
@@ -211,6 +212,7 @@ impl Adapters {
     ) -> Result<(), AdapterRefused> {
         self.check_free(name)?;
         let id = engine.load_adapter(&weights)?;
+        tracing::info!(adapter = name, "loaded");
         self.loaded.push(Loaded { name: name.to_owned(), id, folder });
         Ok(())
     }
@@ -225,8 +227,12 @@ impl Adapters {
     /// Takes an adapter out that a front end does not want any more.
     pub(crate) fn remove(&mut self, name: String) -> Result<AdapterId, AdapterRefused> {
         self.files.root()?;
+        check_name(&name)?;
         let at = self.loaded.iter().position(|loaded| loaded.name == name);
-        Ok(self.loaded.remove(at.ok_or(AdapterRefused::Unknown { name })?).id)
+        let Loaded { name, id, .. } =
+            self.loaded.remove(at.ok_or(AdapterRefused::Unknown { name })?);
+        tracing::info!(adapter = name, "unloaded");
+        Ok(id)
     }
 
     /// Has an adapter read when its turn comes.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use infernum_link::{AdapterPath, AdapterRefused, Command, Refusal, Sleep};
 
+use super::outbox::locked;
 use super::worker::{Line, Worker};
 
 /// Why engines have not done something.
@@ -53,6 +54,41 @@ impl Worker {
         let mut lines = self.there();
         lines.retain(|line| !known || line.status.serves(Some(name)));
         all(self.done(&lines, |key| Command::UnloadAdapter(key, name.to_owned())).await)
+    }
+
+    /// The engines that are there.
+    fn there(&self) -> Vec<Arc<Line>> {
+        self.lines().iter().filter(|line| line.status.alive()).cloned().collect()
+    }
+
+    /// Sends a command to engines, and waits until each has done it, or not.
+    async fn done(
+        &self,
+        lines: &[Arc<Line>],
+        command: impl Fn(u64) -> Command,
+    ) -> Vec<Result<(), Undone>> {
+        let mut awaited = Vec::new();
+        for line in lines {
+            let key = self.key();
+            awaited.push((line, locked(&line.outbox).await_done(key)));
+            if line.link.send(command(key)).is_err() {
+                locked(&line.outbox).unsent(key, None); // who waits hears that it is gone
+            }
+        }
+        let several = self.lines().len() > 1;
+        let mut all = Vec::new();
+        for (line, done) in awaited {
+            let done = done.await.map_err(|_| Undone::Gone);
+            let named = |refusal: Refusal| {
+                if !several {
+                    return Undone::Refused(refusal);
+                }
+                let message = format!("the engine at {}: {}", line.name, refusal.message);
+                Undone::Refused(Refusal { message, ..refusal })
+            };
+            all.push(done.and_then(|done| done.map_err(named)));
+        }
+        all
     }
 }
 

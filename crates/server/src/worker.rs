@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
-use infernum_link::{Command, End, Facts, Handle, Link, Port, Refusal, Report, Submission};
+use infernum_link::{Command, End, Facts, Handle, Link, Port, Report, Submission};
 use infernum_runtime::{Request, Stats, StepInputs};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::commands::Undone;
 use super::limits::payer;
 use super::metrics::{Counted, ModelMetrics};
 use super::outbox::{Outbox, Output, Shared, Sink, Unread, locked};
@@ -43,10 +42,10 @@ impl From<Busy> for Untaken {
 /// One engine, here or elsewhere.
 pub(crate) struct Line {
     /// Which one it is, the same for every front end.
-    name: String,
-    link: Arc<dyn Link>,
+    pub(super) name: String,
+    pub(super) link: Arc<dyn Link>,
     pub(super) status: Arc<Status>,
-    outbox: Shared,
+    pub(super) outbox: Shared,
 }
 
 impl Line {
@@ -124,7 +123,7 @@ impl Worker {
         *lines = lines.iter().cloned().chain([Arc::new(line)]).collect();
     }
 
-    fn lines(&self) -> Arc<[Arc<Line>]> {
+    pub(super) fn lines(&self) -> Arc<[Arc<Line>]> {
         self.lines.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -217,39 +216,9 @@ impl Worker {
         asleep(&self.lines())
     }
 
-    /// The engines that are there.
-    pub(super) fn there(&self) -> Vec<Arc<Line>> {
-        self.lines().iter().filter(|line| line.status.alive()).cloned().collect()
-    }
-
-    /// Sends a command to engines, and waits until each has done it, or not.
-    pub(super) async fn done(
-        &self,
-        lines: &[Arc<Line>],
-        command: impl Fn(u64) -> Command,
-    ) -> Vec<Result<(), Undone>> {
-        let mut awaited = Vec::new();
-        for line in lines {
-            let key = self.next_key.fetch_add(1, Ordering::Relaxed);
-            awaited.push((line, locked(&line.outbox).await_done(key)));
-            if line.link.send(command(key)).is_err() {
-                locked(&line.outbox).unsent(key, None); // who waits hears that it is gone
-            }
-        }
-        let several = self.lines().len() > 1;
-        let mut all = Vec::new();
-        for (line, done) in awaited {
-            let done = done.await.map_err(|_| Undone::Gone);
-            let named = |refusal: Refusal| {
-                if !several {
-                    return Undone::Refused(refusal);
-                }
-                let message = format!("the engine at {}: {}", line.name, refusal.message);
-                Undone::Refused(Refusal { message, ..refusal })
-            };
-            all.push(done.and_then(|done| done.map_err(named)));
-        }
-        all
+    /// A name for what is asked next.
+    pub(super) fn key(&self) -> u64 {
+        self.next_key.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Ends the engine's thread after the step under way, where it is here; what still runs gets no more.
