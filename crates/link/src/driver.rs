@@ -44,6 +44,8 @@ enum Told {
         port: Box<dyn Port>,
         most: usize,
         inbox: Sender<Told>,
+        /// The adapters that it was told of.
+        known: Vec<String>,
     },
     Leave(u64),
     Command(u64, Command),
@@ -62,6 +64,7 @@ enum Told {
 #[derive(Default)]
 struct Standing {
     stats: Mutex<Stats>,
+    adapters: Mutex<Vec<String>>,
     malformed: AtomicU64,
     draining: AtomicBool,
     asleep: AtomicBool,
@@ -82,6 +85,10 @@ impl Standing {
     fn note(&self, stats: Stats) {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
     }
+
+    fn note_adapters(&self, names: Vec<String>) {
+        *self.adapters.lock().unwrap_or_else(PoisonError::into_inner) = names;
+    }
 }
 
 /// Speaks to an engine's thread.
@@ -94,11 +101,15 @@ pub struct Handle {
 
 impl Handle {
     /// A front end comes, which may have so many requests under way at once. It leaves, and its requests are cancelled, when
-    /// the result is dropped.
-    pub fn join(&self, port: Box<dyn Port>, most: usize) -> Peer {
+    /// the result is dropped. How the engine stands, and which adapters it has, it is told at once: a step may take long, and
+    /// waking longer.
+    pub fn join(&self, mut port: Box<dyn Port>, most: usize) -> Peer {
         let peer = self.next.fetch_add(1, Ordering::Relaxed);
         let inbox = self.inbox.clone();
-        let _ = self.inbox.send(Told::Join { peer, port, most, inbox }); // where it is gone, the port is dropped
+        let known = self.standing.adapters.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let first = Report { adapters: Some(known.clone()), ..Report::default() };
+        let _ = port.send(self.standing.told(first)); // it may be gone already
+        let _ = self.inbox.send(Told::Join { peer, port, most, inbox, known }); // where it is gone, the port is dropped
         Peer { handle: self.clone(), peer }
     }
 
@@ -221,7 +232,9 @@ impl Driver {
         name: &str,
         folder: &Path,
     ) -> Result<(), AdapterRefused> {
-        self.adapters.load(engine, name, folder)
+        self.adapters.load(engine, name, folder)?;
+        self.standing.note_adapters(self.adapters.names());
+        Ok(())
     }
 
     /// Runs an engine until it is stopped, or panics; where it is woken, one that `source` makes in its place. Ports are
@@ -293,8 +306,8 @@ impl<E: Executor, S: Source<E>> Stepper<E, S> {
     fn apply(&mut self, told: Told) {
         match told {
             Told::Stop => self.stopped = true,
-            Told::Join { peer, port, most, inbox } => {
-                let adapters = Some(self.adapters.names());
+            Told::Join { peer, port, most, inbox, known } => {
+                let adapters = Some(self.adapters.names()).filter(|names| *names != known);
                 let report = Report { adapters, ..Report::default() };
                 let (requests, told) = (HashMap::new(), (Stats::default(), false));
                 self.members.insert(peer, Member { port, most, inbox, report, requests, told });
@@ -357,9 +370,11 @@ impl<E: Executor, S: Source<E>> Stepper<E, S> {
 
     /// Tells all front ends which adapters there are now.
     fn tell_adapters(&mut self) {
+        let names = self.adapters.names();
         for member in self.members.values_mut() {
-            member.report.adapters = Some(self.adapters.names());
+            member.report.adapters = Some(names.clone());
         }
+        self.standing.note_adapters(names);
     }
 
     /// Takes no more requests, to sleep when those that it has are done.

@@ -108,7 +108,7 @@ pub fn run(args: Args) -> Outcome {
     let failed = panicked.clone();
     let how = (&args.host, &args.adapters);
     let (loaded, thread) = start(&named, how, args.queue, move || failed.notify_one())?;
-    let Loaded { frontend, facts, handle, .. } = loaded;
+    let Loaded { frontend, facts, handle } = loaded;
     let most_bytes = u32::try_from(facts.max_length * TOKEN + REQUEST).unwrap_or(u32::MAX);
     let host = Host {
         handle: handle.clone(),

@@ -24,8 +24,6 @@ pub(crate) struct Loaded {
     pub(crate) frontend: Frontend,
     pub(crate) facts: Facts,
     pub(crate) handle: Handle,
-    /// The adapters that it has from the start.
-    adapters: Vec<String>,
 }
 
 /// Loads the models, one after the other, each on the thread that will run it. The first error ends it, as text: what caused it
@@ -84,11 +82,10 @@ pub(crate) fn start(
 
 /// Has a model served by the engine of this process.
 fn serve(entry: &Entry, app: &App, loaded: Loaded, args: &Args, spawn: Spawn<'_>) {
-    let Loaded { frontend, facts, handle, adapters } = loaded;
+    let Loaded { frontend, facts, handle } = loaded;
     let metrics = app.metrics.model(&entry.name, StepInputs::BLOCK_SIZE, facts.blocks);
     let metrics = Arc::new(metrics);
-    let (line, deliver) =
-        Line::local(&handle, (&facts, adapters), args.limits.queue, metrics.clone());
+    let (line, deliver) = Line::local(&handle, &facts, args.limits.queue, metrics.clone());
     spawn(Box::pin(deliver));
     let worker = Worker::new(vec![line], args.limits.unread());
     entry.set(Served::new(&entry.name, frontend, facts, worker, metrics)); // it is kept there
@@ -106,13 +103,11 @@ fn load(
     let Made { mut engine, frontend, facts, banks } = maker.first(queue)?;
     let (handle, driver) = infernum_link::engine();
     let mut driver = driver.with_adapters(adapters.files(banks)?);
-    let mut names = Vec::new();
     for (name, folder) in adapters.named() {
         let loaded = driver.load_adapter(&mut engine, name, folder);
         loaded.map_err(|e| format!("--lora {name}: {e}"))?;
-        names.push(name.to_owned());
     }
-    Ok((Loaded { frontend, facts, handle, adapters: names }, engine, driver, maker))
+    Ok((Loaded { frontend, facts, handle }, engine, driver, maker))
 }
 
 /// How often it is told how far a download is.

@@ -46,8 +46,7 @@ impl Rehearsal {
         // Nobody runs the engine.
         let (handle, _) = infernum_link::engine();
         let of_model = Arc::new(metrics.model(&entry.name, 16, 1));
-        let (line, _) =
-            Line::local(&handle, (&facts, Vec::new()), args.limits.queue, of_model.clone());
+        let (line, _) = Line::local(&handle, &facts, args.limits.queue, of_model.clone());
         let worker = Worker::new(vec![line], args.limits.unread());
         entry.set(Served::new("ember", frontend, facts, worker, of_model));
         let router = app::router(&Arc::new(App::new(&args, vec![entry], metrics)?));

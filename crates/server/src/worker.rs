@@ -59,11 +59,10 @@ impl Line {
         Line { name, link, status, outbox }
     }
 
-    /// An engine on a thread of this process, with what is known of it and the adapters that it has, and a task that hands out
-    /// what it tells. `queue` requests may wait.
+    /// An engine on a thread of this process, and a task that hands out what it tells. `queue` requests may wait.
     pub(crate) fn local(
         engine: &Handle,
-        (facts, adapters): (&Facts, Vec<String>),
+        facts: &Facts,
         queue: usize,
         metrics: Arc<ModelMetrics>,
     ) -> (Line, impl Future<Output = ()> + Send + use<>) {
@@ -71,9 +70,12 @@ impl Line {
         let outbox = Arc::new(Mutex::new(Outbox::new(status.clone(), metrics)));
         let (sender, mut reports) = unbounded_channel();
         status.arrived(0, facts);
-        status.has(adapters);
         // It admits what it hands over itself.
         let link = Arc::new(engine.join(Box::new(Channel(sender)), usize::MAX));
+        // Which adapters it has is told on joining, and makes it one that is there.
+        while let Ok(report) = reports.try_recv() {
+            locked(&outbox).report(report);
+        }
         let line =
             Line { name: String::new(), link, status: status.clone(), outbox: outbox.clone() };
         let deliver = async move {
@@ -186,10 +188,9 @@ impl Worker {
     /// The adapters that engines have, or had before they went, in the order of their loading.
     pub(crate) fn adapters(&self) -> Vec<String> {
         let mut all: Vec<String> = Vec::new();
-        for name in self.statuses().flat_map(|status| status.adapters()) {
-            if !all.contains(&name) {
-                all.push(name);
-            }
+        for status in self.statuses() {
+            let new = status.adapters().into_iter().filter(|name| !all.contains(name));
+            all.append(&mut new.collect());
         }
         all
     }
@@ -449,7 +450,7 @@ mod tests {
     /// A worker of an engine of this process, and what is to run that.
     fn local() -> (Worker, Driver, impl Future<Output = ()> + Send + use<>) {
         let (handle, driver) = engine();
-        let (line, deliver) = Line::local(&handle, (&facts(), Vec::new()), 4, metrics());
+        let (line, deliver) = Line::local(&handle, &facts(), 4, metrics());
         (Worker::new(vec![line], 1 << 20), driver, deliver)
     }
 

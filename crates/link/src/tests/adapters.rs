@@ -185,6 +185,21 @@ async fn nobody_waits_for_files_that_are_slow() {
 }
 
 #[tokio::test]
+async fn which_adapters_there_are_is_told_while_the_engine_has_no_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (handle, driver) = engine();
+    let (mut driver, mut engine) = (driver.with_adapters(files(folder.path()).0), broken());
+    driver.load_adapter(&mut engine, "x", folder.path()).expect("there is room");
+    let taken = driver.load_adapter(&mut engine, "x", folder.path());
+    assert!(matches!(taken, Err(AdapterRefused::Taken { .. })), "{taken:?}");
+    let host = Host { handle, offer: offer(), secret: None, grammars: None, silence: PATIENCE };
+    let (mut stream, adapters) = front_end(&Arc::new(host)).await;
+    assert_eq!(adapters, ["x"]);
+    std::thread::spawn(move || driver.run(engine, None));
+    assert_eq!(asked(&mut stream, 1, "x").await, None);
+}
+
+#[tokio::test]
 async fn a_bug_in_reading_is_told() {
     let folder = tempfile::tempdir().expect("a folder");
     let calls = AtomicUsize::new(0);
