@@ -251,7 +251,7 @@ fn pay(bytes: &mut Vec<u8>, taken: &Taken) -> Result<(), LinkError> {
     frame::push(bytes, &ToEngine::Taken(taken.size.swap(0, Ordering::AcqRel)))
 }
 
-/// Writes a command, or says why a request cannot be written.
+/// Writes a command, or says why it cannot be written.
 fn push<F: FrontEnd>(
     bytes: &mut Vec<u8>,
     command: Command,
@@ -259,17 +259,15 @@ fn push<F: FrontEnd>(
     most: usize,
 ) {
     let mut command = command;
-    let mut key = None;
+    let key = command.key();
     let mut refusal = None;
-    if let Command::Submit(submission) = &mut command {
-        key = Some(submission.key);
-        if let Some(constraint) = &submission.request.constraint {
-            submission.grammar = constraint.written();
-            if submission.grammar.is_none() {
-                let message =
-                    "what the text is held to cannot be sent to an engine of another process";
-                refusal = Some(Refusal::new(Cause::Grammar, message));
-            }
+    if let Command::Submit(submission) = &mut command
+        && let Some(constraint) = &submission.request.constraint
+    {
+        submission.grammar = constraint.written();
+        if submission.grammar.is_none() {
+            let message = "what the text is held to cannot be sent to an engine of another process";
+            refusal = Some(Refusal::new(Cause::Grammar, message));
         }
     }
     let start = bytes.len();

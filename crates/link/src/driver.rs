@@ -5,18 +5,19 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use infernum_runtime::{
-    AdapterId, AdapterWeights, Engine, EngineError, Event, Executor, FinishReason, RequestId, Stats,
-};
-use tokio::sync::oneshot;
+use infernum_runtime::{Engine, Event, Executor, FinishReason, Request, RequestId, Stats};
 
-use crate::message::{Cause, Command, Depth, End, Refusal, Report, Sleep, StepTime, Submission};
-use crate::source::{Adapters, Reread, Source};
+use crate::adapters::{AdapterFiles, AdapterRefused, Adapters, Read, Then, Whose};
+use crate::message::{
+    AdapterPath, Cause, Command, Depth, End, Refusal, Report, Sleep, StepTime, Submission,
+};
+use crate::source::Source;
 use crate::{Gone, Link};
 
 /// Odd, so that each epoch turns salts into others.
@@ -42,6 +43,9 @@ enum Told {
         peer: u64,
         port: Box<dyn Port>,
         most: usize,
+        inbox: Sender<Told>,
+        /// The adapters that it was told of.
+        known: Vec<String>,
     },
     Leave(u64),
     Command(u64, Command),
@@ -50,10 +54,8 @@ enum Told {
         key: u64,
         refusal: Refusal,
     },
-    /// Puts an adapter into a free slot of the engine's; whoever waits for it may have gone.
-    LoadAdapter(Box<AdapterWeights>, Reread, oneshot::Sender<Result<AdapterId, EngineError>>),
-    /// Takes no more requests of it.
-    UnloadAdapter(AdapterId),
+    /// What came of reading the adapter whose turn it was.
+    AdapterRead(Box<Read>),
     /// Nothing else follows.
     Stop,
 }
@@ -62,6 +64,7 @@ enum Told {
 #[derive(Default)]
 struct Standing {
     stats: Mutex<Stats>,
+    adapters: Mutex<Vec<String>>,
     malformed: AtomicU64,
     draining: AtomicBool,
     asleep: AtomicBool,
@@ -82,6 +85,10 @@ impl Standing {
     fn note(&self, stats: Stats) {
         *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
     }
+
+    fn note_adapters(&self, names: Vec<String>) {
+        *self.adapters.lock().unwrap_or_else(PoisonError::into_inner) = names;
+    }
 }
 
 /// Speaks to an engine's thread.
@@ -94,10 +101,15 @@ pub struct Handle {
 
 impl Handle {
     /// A front end comes, which may have so many requests under way at once. It leaves, and its requests are cancelled, when
-    /// the result is dropped.
-    pub fn join(&self, port: Box<dyn Port>, most: usize) -> Peer {
+    /// the result is dropped. How the engine stands, and which adapters it has, it is told at once: a step may take long, and
+    /// waking longer.
+    pub fn join(&self, mut port: Box<dyn Port>, most: usize) -> Peer {
         let peer = self.next.fetch_add(1, Ordering::Relaxed);
-        let _ = self.inbox.send(Told::Join { peer, port, most }); // where it is gone, the port is dropped
+        let inbox = self.inbox.clone();
+        let known = self.standing.adapters.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let first = Report { adapters: Some(known.clone()), ..Report::default() };
+        let _ = port.send(self.standing.told(first)); // it may be gone already
+        let _ = self.inbox.send(Told::Join { peer, port, most, inbox, known }); // where it is gone, the port is dropped
         Peer { handle: self.clone(), peer }
     }
 
@@ -109,23 +121,6 @@ impl Handle {
     /// Counts a message that could not be read.
     pub fn malformed(&self) {
         self.standing.malformed.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Has the engine take an adapter, between two steps. Its weights are this process's: no socket carries them. Where the
-    /// engine sleeps, nobody answers.
-    pub async fn load_adapter(
-        &self,
-        weights: AdapterWeights,
-        reread: Reread,
-    ) -> Result<Result<AdapterId, EngineError>, Gone> {
-        let (sender, loaded) = oneshot::channel();
-        self.inbox.send(Told::LoadAdapter(Box::new(weights), reread, sender)).map_err(|_| Gone)?;
-        loaded.await.map_err(|_| Gone)
-    }
-
-    /// Has the engine take no more requests of an adapter; those that it has run to their ends.
-    pub fn unload_adapter(&self, adapter: AdapterId) {
-        let _ = self.inbox.send(Told::UnloadAdapter(adapter)); // it may be gone already
     }
 
     /// Has requests refused from now on.
@@ -187,6 +182,8 @@ pub fn engine() -> (Handle, Driver) {
 struct Member {
     port: Box<dyn Port>,
     most: usize,
+    /// Where what is done for it beside the engine's thread is told.
+    inbox: Sender<Told>,
     /// What it is told next.
     report: Report,
     /// Its requests by its names for them.
@@ -222,14 +219,22 @@ struct Tired {
 }
 
 impl Driver {
-    /// Has an engine take an adapter, before it is run.
+    /// Says where adapters come from, before any is loaded.
+    #[must_use]
+    pub fn with_adapters(self, files: AdapterFiles) -> Driver {
+        Driver { adapters: Adapters::of(files), ..self }
+    }
+
+    /// Has an engine take the adapter in a folder, anywhere, before it is run.
     pub fn load_adapter<E: Executor>(
         &mut self,
         engine: &mut Engine<E>,
-        weights: &AdapterWeights,
-        reread: Reread,
-    ) -> Result<AdapterId, EngineError> {
-        self.adapters.load(engine, weights, reread)
+        name: &str,
+        folder: &Path,
+    ) -> Result<(), AdapterRefused> {
+        self.adapters.load(engine, name, folder)?;
+        self.standing.note_adapters(self.adapters.names());
+        Ok(())
     }
 
     /// Runs an engine until it is stopped, or panics; where it is woken, one that `source` makes in its place. Ports are
@@ -301,21 +306,14 @@ impl<E: Executor, S: Source<E>> Stepper<E, S> {
     fn apply(&mut self, told: Told) {
         match told {
             Told::Stop => self.stopped = true,
-            Told::Join { peer, port, most } => {
-                let (report, requests) = (Report::default(), HashMap::new());
-                let told = (Stats::default(), false);
-                self.members.insert(peer, Member { port, most, report, requests, told });
+            Told::Join { peer, port, most, inbox, known } => {
+                let adapters = Some(self.adapters.names()).filter(|names| *names != known);
+                let report = Report { adapters, ..Report::default() };
+                let (requests, told) = (HashMap::new(), (Stats::default(), false));
+                self.members.insert(peer, Member { port, most, inbox, report, requests, told });
             }
             Told::Leave(peer) => self.leave(peer),
-            Told::LoadAdapter(weights, reread, loaded) => {
-                let Some(engine) = &mut self.engine else { return };
-                if let Err(Ok(unclaimed)) =
-                    loaded.send(self.adapters.load(engine, &weights, reread))
-                {
-                    self.unload_adapter(unclaimed); // nobody knows its name
-                }
-            }
-            Told::UnloadAdapter(adapter) => self.unload_adapter(adapter),
+            Told::AdapterRead(read) => self.take_adapter(*read),
             Told::Refuse { peer, key, refusal } => {
                 if let Some(member) = self.members.get_mut(&peer) {
                     member.report.rejected.push((key, refusal));
@@ -326,17 +324,57 @@ impl<E: Executor, S: Source<E>> Stepper<E, S> {
             Told::Command(peer, Command::Cancel(key, end)) => self.cancel(peer, key, end),
             Told::Command(peer, Command::Sleep(key, how)) => self.tire(peer, key, how),
             Told::Command(peer, Command::Wake(key)) => {
-                let woken = self.wake();
+                let woken = self.wake().map_err(|error| Refusal::new(Cause::Internal, error));
                 self.done(peer, key, woken);
+            }
+            Told::Command(peer, Command::LoadAdapter(key, adapter)) => {
+                self.want_adapter(Whose { peer, key }, adapter);
+            }
+            Told::Command(peer, Command::UnloadAdapter(key, name)) => {
+                let unloaded = self.unload_adapter(name);
+                self.done(peer, key, unloaded.map_err(|error| Refusal::from(&error)));
             }
         }
     }
 
-    fn unload_adapter(&mut self, adapter: AdapterId) {
-        self.adapters.forget(adapter);
-        if let Some(engine) = &mut self.engine {
-            engine.unload_adapter(adapter);
+    /// Has an adapter read, off this thread.
+    fn want_adapter(&mut self, whose: Whose, adapter: AdapterPath) {
+        let Some(member) = self.members.get(&whose.peer) else { return };
+        let inbox = member.inbox.clone();
+        let then: Then = Box::new(move |read| {
+            let _ = inbox.send(Told::AdapterRead(Box::new(read))); // the engine may be gone
+        });
+        let asleep = self.standing.asleep.load(Ordering::Acquire);
+        if let Err(error) = self.adapters.want(whose, adapter, then, asleep) {
+            self.done(whose.peer, whose.key, Err(Refusal::from(&error)));
         }
+    }
+
+    /// Loads an adapter that was read, between two steps.
+    fn take_adapter(&mut self, read: Read) {
+        let Some((whose, loaded)) = self.adapters.was_read(self.engine.as_mut(), read) else {
+            return;
+        };
+        if loaded.is_ok() {
+            self.tell_adapters();
+        }
+        self.done(whose.peer, whose.key, loaded.map_err(|error| Refusal::from(&error)));
+    }
+
+    fn unload_adapter(&mut self, name: String) -> Result<(), AdapterRefused> {
+        let id = self.adapters.remove(name)?;
+        self.engine.iter_mut().for_each(|engine| engine.unload_adapter(id));
+        self.tell_adapters();
+        Ok(())
+    }
+
+    /// Tells all front ends which adapters there are now.
+    fn tell_adapters(&mut self) {
+        let names = self.adapters.names();
+        for member in self.members.values_mut() {
+            member.report.adapters = Some(names.clone());
+        }
+        self.standing.note_adapters(names);
     }
 
     /// Takes no more requests, to sleep when those that it has are done.
@@ -362,7 +400,8 @@ impl<E: Executor, S: Source<E>> Stepper<E, S> {
 
     fn wake(&mut self) -> Result<(), String> {
         for (peer, key) in self.tired.take().into_iter().flat_map(|tired| tired.waiting) {
-            self.done(peer, key, Err("it was woken before it slept".to_owned()));
+            let refusal = Refusal::new(Cause::Internal, "it was woken before it slept");
+            self.done(peer, key, Err(refusal));
         }
         if self.engine.is_none() {
             let mut engine = self.source.make()?;
@@ -377,7 +416,7 @@ impl<E: Executor, S: Source<E>> Stepper<E, S> {
     }
 
     /// Tells a front end that something was done, or why it was not.
-    fn done(&mut self, peer: u64, key: u64, result: Result<(), String>) {
+    fn done(&mut self, peer: u64, key: u64, result: Result<(), Refusal>) {
         if let Some(member) = self.members.get_mut(&peer) {
             member.report.done.push((key, result));
         }
@@ -389,7 +428,7 @@ impl<E: Executor, S: Source<E>> Stepper<E, S> {
     }
 
     fn submit(&mut self, peer: u64, submission: Submission) {
-        let Submission { key, mut request, .. } = submission;
+        let Submission { key, mut request, adapter, .. } = submission;
         let Some(member) = self.members.get_mut(&peer) else { return };
         if member.requests.contains_key(&key) {
             // Two answers to one name could not be told apart.
@@ -403,15 +442,19 @@ impl<E: Executor, S: Source<E>> Stepper<E, S> {
             _ if self.standing.draining.load(Ordering::Acquire) => {
                 Refusal::new(Cause::Draining, "the engine is shutting down")
             }
-            Some(engine) if !asleep && !full => match engine.submit(request) {
-                Ok(id) => {
-                    member.requests.insert(key, id);
-                    member.report.accepted.push((key, id));
-                    self.owners.insert(id, (peer, key));
-                    return;
+            Some(engine) if !asleep && !full => {
+                let submit = |adapter| Ok(engine.submit(Request { adapter, ..request })?);
+                let found = adapter.map(|name| self.adapters.find(name)).transpose();
+                match found.and_then(submit) {
+                    Ok(id) => {
+                        member.requests.insert(key, id);
+                        member.report.accepted.push((key, id));
+                        self.owners.insert(id, (peer, key));
+                        return;
+                    }
+                    Err(error) => Refusal::from(&error),
                 }
-                Err(error) => Refusal::from(&error),
-            },
+            }
             Some(_) if !asleep => {
                 Refusal::new(Cause::Busy, "the engine has as many requests as it takes")
             }
@@ -430,6 +473,7 @@ impl<E: Executor, S: Source<E>> Stepper<E, S> {
 
     fn leave(&mut self, peer: u64) {
         let Some(member) = self.members.remove(&peer) else { return };
+        self.adapters.leave(peer);
         member.requests.into_values().for_each(|id| self.drop_request(id));
     }
 

@@ -9,6 +9,7 @@
 //! frame of MessagePack. Whoever hears nothing for a while takes the other for dead, which is why both send
 //! something every [`BEAT`]. What an engine sends is paid with credit that the front end gives back when it has taken it.
 
+mod adapters;
 mod address;
 pub mod client;
 mod driver;
@@ -23,19 +24,20 @@ mod unix;
 
 use std::time::Duration;
 
+pub use adapters::{AdapterFiles, AdapterRefused, ReadAdapter, check_name};
 pub use address::{Address, AddressError};
 pub use client::Stream;
 pub use driver::{Driver, Handle, Panicked, Peer, Port, engine};
 pub use handshake::Secret;
 pub use message::{
-    Cause, Command, Depth, End, Facts, Offer, Refusal, Report, Sleep, StepTime, Submission,
-    ToEngine,
+    AdapterPath, Cause, Command, Depth, End, Facts, Offer, Refusal, Report, Sleep, StepTime,
+    Submission, ToEngine,
 };
-pub use source::{Reread, Source};
+pub use source::Source;
 pub use unix::{Socket, bind_unix};
 
 /// The version of the protocol. Both sides have the same: messages say nothing of their own form.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// How often something is sent, at least.
 pub const BEAT: Duration = Duration::from_secs(1);

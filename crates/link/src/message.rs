@@ -18,6 +18,10 @@ pub enum Command {
     Sleep(u64, Sleep),
     /// It is to be as it was before, and to tell so.
     Wake(u64),
+    /// It is to load an adapter, and to tell so: requests of any front end may name it then.
+    LoadAdapter(u64, AdapterPath),
+    /// It is to take no more requests of the adapter of this name, and to tell so; those that it has run to their ends.
+    UnloadAdapter(u64, String),
 }
 
 impl Command {
@@ -25,10 +29,22 @@ impl Command {
     pub fn key(&self) -> Option<u64> {
         match self {
             Command::Submit(submission) => Some(submission.key),
-            Command::Sleep(key, _) | Command::Wake(key) => Some(*key),
+            Command::Sleep(key, _)
+            | Command::Wake(key)
+            | Command::LoadAdapter(key, _)
+            | Command::UnloadAdapter(key, _) => Some(*key),
             Command::Cancel(..) | Command::ForgetPrefixes => None,
         }
     }
+}
+
+/// An adapter to load.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AdapterPath {
+    /// What it is called from then on.
+    pub name: String,
+    /// Its folder, as the engine's process finds it below the one that it may load from.
+    pub path: String,
 }
 
 /// How an engine is to sleep.
@@ -58,6 +74,8 @@ pub struct Submission {
     pub request: Request,
     /// What it is held to, as it is [written](infernum_runtime::Constraint::written), where it has come through a socket.
     pub grammar: Option<String>,
+    /// The name of the adapter that it is computed with.
+    pub adapter: Option<String>,
 }
 
 impl Submission {
@@ -113,7 +131,7 @@ pub struct Report {
     /// Requests that ended because they were not wanted any more.
     pub cancelled: Vec<(RequestId, End)>,
     /// What was done that was waited for, by its name; why it was not, where it was not.
-    pub done: Vec<(u64, Result<(), String>)>,
+    pub done: Vec<(u64, Result<(), Refusal>)>,
     /// Why the step failed, if it did.
     pub error: Option<String>,
     /// Steps that ended since the last report, this one not yet among them.
@@ -133,6 +151,8 @@ pub struct Report {
     pub asleep: bool,
     /// What it took to work out what may come next in texts that are held to something, since the last report.
     pub masks: Vec<Duration>,
+    /// The names of all adapters that the engine has: to those who have just come, and whenever that changes.
+    pub adapters: Option<Vec<String>>,
 }
 
 impl Default for Report {
@@ -152,6 +172,7 @@ impl Default for Report {
             draining: false,
             asleep: false,
             masks: Vec::new(),
+            adapters: None,
         }
     }
 }
@@ -175,7 +196,8 @@ impl Report {
             && self.rejected.is_empty()
             && self.events.is_empty()
             && self.cancelled.is_empty()
-            && self.done.is_empty())
+            && self.done.is_empty()
+            && self.adapters.is_none())
             || self.steps.len() >= Report::MOST_STEPS
     }
 
@@ -189,16 +211,18 @@ impl Report {
         };
         let refused: usize = self.rejected.iter().map(|(_, r)| 32 + r.message.len()).sum();
         let undone =
-            |(_, done): &(u64, Result<(), String>)| 32 + done.as_ref().err().map_or(0, String::len);
-        let refused = refused + self.done.iter().map(undone).sum::<usize>();
+            |done: &Result<(), Refusal>| done.as_ref().err().map_or(0, |r| r.message.len());
+        let done: usize = self.done.iter().map(|(_, done)| 32 + undone(done)).sum();
+        let adapters: usize = self.adapters.iter().flatten().map(|name| 32 + name.len()).sum();
         let lists =
             self.accepted.len() + self.cancelled.len() + self.steps.len() + self.masks.len();
         let error = self.error.as_ref().map_or(0, String::len);
-        128 + 32 * lists + refused + error + self.events.iter().map(event).sum::<usize>()
+        let texts = refused + done + adapters + error;
+        128 + 32 * lists + texts + self.events.iter().map(event).sum::<usize>()
     }
 }
 
-/// Why an engine did not take a request.
+/// Why an engine did not take a request, or not do what was waited for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// What is at fault.
@@ -207,7 +231,7 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// What a refused request is at fault for.
+/// What a refused request, or command, is at fault for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
     /// The value of this field.
@@ -220,6 +244,12 @@ pub enum Cause {
     Model,
     /// Its grammar.
     Grammar,
+    /// The adapter that it names, which is not there.
+    NoAdapter,
+    /// That it is asked at all: front ends have no say in which adapters there are.
+    AdaptersNotAllowed,
+    /// Nothing: there is no room for another adapter.
+    NoAdapterSlot,
     /// Nothing: the engine has as many requests as it takes.
     Busy,
     /// Nothing: the engine is about to end.
@@ -243,9 +273,11 @@ impl From<&EngineError> for Refusal {
             EngineError::TooLong { .. } | EngineError::CacheTooSmall { .. } => Cause::TooLong,
             EngineError::Sampling(SamplingError { name, .. }) => Cause::Value((*name).to_owned()),
             EngineError::Logprobs { .. } => Cause::Value("logprobs".into()),
-            EngineError::NoTokens { .. } | EngineError::NoAdapter => Cause::Model,
+            EngineError::NoTokens { .. } => Cause::Model,
+            EngineError::NoAdapter => Cause::NoAdapter,
+            EngineError::NoAdapterSlot { .. } => Cause::NoAdapterSlot,
             EngineError::GreedyOnly => Cause::Unsupported("temperature".into()),
-            EngineError::NoAdapterSlot { .. } | EngineError::Exec(_) => Cause::Internal,
+            EngineError::Exec(_) => Cause::Internal,
         };
         Refusal::new(cause, error.to_string())
     }

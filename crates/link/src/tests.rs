@@ -1,5 +1,7 @@
 //! Both ends of a socket, before an engine whose steps fail: a request is taken, and ends.
 
+mod adapters;
+
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -7,8 +9,8 @@ use std::time::Duration;
 
 use infernum_ir::Dims;
 use infernum_runtime::{
-    Allowed, Constraint, Cursor, Engine, EngineLimits, EngineOptions, Event, ExecError, Executor,
-    FinishReason, Logprobs, Next, Request, StepInputs, StepOutput, Ticket,
+    AdapterWeights, Allowed, Constraint, Cursor, Engine, EngineLimits, EngineOptions, Event,
+    ExecError, Executor, FinishReason, Logprobs, Next, Request, StepInputs, StepOutput, Ticket,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -18,7 +20,7 @@ use super::driver::Port;
 use super::host::{Credit, Host, Listener, Outgoing};
 use super::*;
 
-/// Every step fails.
+/// Every step fails; there is room for two adapters.
 struct Broken;
 
 impl Executor for Broken {
@@ -28,6 +30,14 @@ impl Executor for Broken {
 
     fn wait(&mut self, _: Ticket) -> Result<&StepOutput, ExecError> {
         Err(ExecError::Ticket)
+    }
+
+    fn adapter_slots(&self) -> usize {
+        2
+    }
+
+    fn set_adapter(&mut self, _: usize, _: &AdapterWeights) -> Result<(), ExecError> {
+        Ok(())
     }
 }
 
@@ -52,7 +62,7 @@ fn offer() -> Offer {
         on: "nothing".to_owned(),
     };
     let (instance, name, digest) = (3, "m".to_owned(), "d".to_owned());
-    Offer { instance, name, model: None, digest, facts, most_bytes: 4096 }
+    Offer { instance, name, model: None, digest, facts, most_bytes: 8192 }
 }
 
 /// An engine that runs, as its front ends meet it.
@@ -61,6 +71,13 @@ fn host(secret: Option<&str>, silence: Duration) -> Arc<Host> {
     std::thread::spawn(move || driver.run(broken(), None));
     let secret = secret.map(|text| Secret::new(text).expect("long enough"));
     Arc::new(Host { handle, offer: offer(), secret, grammars: None, silence })
+}
+
+/// The same, open to all, with adapters that come from there.
+fn host_with(files: AdapterFiles) -> Arc<Host> {
+    let (handle, driver) = engine();
+    std::thread::spawn(move || driver.with_adapters(files).run(broken(), None));
+    Arc::new(Host { handle, offer: offer(), secret: None, grammars: None, silence: PATIENCE })
 }
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -80,7 +97,7 @@ async fn send(stream: &mut UnixStream, message: &ToEngine) {
 }
 
 /// The next report that is no mere sign of life.
-async fn told(stream: &mut UnixStream) -> Report {
+async fn heard(stream: &mut UnixStream) -> Report {
     loop {
         let mut bytes = Vec::new();
         frame::read(stream, &mut bytes, 1 << 20).await.expect("a frame");
@@ -91,9 +108,20 @@ async fn told(stream: &mut UnixStream) -> Report {
     }
 }
 
+/// The next that says something else than which adapters there are.
+async fn told(stream: &mut UnixStream) -> Report {
+    loop {
+        let report = Report { adapters: None, ..heard(stream).await };
+        if report.says_something() {
+            return report;
+        }
+    }
+}
+
 fn submit(key: u64) -> ToEngine {
     let request = Request::new(vec![1, 2], 4);
-    ToEngine::Command(Command::Submit(Box::new(Submission { key, request, grammar: None })))
+    let (grammar, adapter) = (None, None);
+    ToEngine::Command(Command::Submit(Box::new(Submission { key, request, grammar, adapter })))
 }
 
 /// Asks for something and hears how it ends.
@@ -249,7 +277,7 @@ async fn an_engine_that_sleeps_is_gone_and_another_one_wakes() {
     let all = put_away.lock().expect("no panic").clone();
     assert_eq!(all, [(true, Depth::Light), (false, Depth::Deep)]);
     fails.store(true, std::sync::atomic::Ordering::Release);
-    let why = Err("no memory".to_owned());
+    let why = Err(Refusal { cause: Cause::Internal, message: "no memory".to_owned() });
     assert_eq!(done(&mut stream, Command::Wake(5)).await, (why, true));
     fails.store(false, std::sync::atomic::Ordering::Release);
     assert_eq!(done(&mut stream, Command::Wake(6)).await, (Ok(()), false));
@@ -389,7 +417,7 @@ async fn an_engine_is_lost_and_found_again() {
     let following = tokio::spawn(follow);
     let ask = |key, constraint: Option<Arc<dyn Constraint>>, tokens| {
         let request = Request { constraint, ..Request::new(vec![1; tokens], 4) };
-        let submission = Submission { key, request, grammar: None };
+        let submission = Submission { key, request, grammar: None, adapter: None };
         remote.send(Command::Submit(Box::new(submission))).expect("it is followed");
     };
     let next = |heard: &Receiver<String>| heard.recv_timeout(PATIENCE).expect("something");

@@ -1,19 +1,16 @@
-//! Which adapters are served from the start, and where clients may load others from.
+//! Options of adapters: which an engine has from the start, and where clients may load others from.
 
-use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use infernum::LoraOptions;
 use infernum_frontend_hf::peft::Adapter;
-use infernum_link::{Handle, Reread};
-use infernum_runtime::{AdapterBanks, AdapterId, AdapterWeights, EngineError};
+use infernum_link::{AdapterFiles, check_name};
+use infernum_runtime::AdapterBanks;
 
 use super::model::NamedModel;
 
 /// Adapters that there is room for where it is not said, but some are wanted.
 const ROOM: u64 = 4;
-/// Bytes of an adapter's name.
-const MOST_NAME: usize = 256;
 
 /// Low-rank adapters.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -28,12 +25,6 @@ pub(crate) struct AdapterArgs {
     lora_root: Option<PathBuf>,
 }
 
-/// Where adapters go: an engine of this process, and what it has room for.
-pub(crate) struct Room {
-    pub(crate) banks: AdapterBanks,
-    pub(crate) engine: Handle,
-}
-
 /// An adapter as the command line names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NamedAdapter {
@@ -45,39 +36,13 @@ impl NamedAdapter {
     fn parse(text: &str) -> Result<NamedAdapter, String> {
         let found = text.split_once('=').filter(|(_, folder)| !folder.is_empty());
         let (name, folder) = found.ok_or_else(|| format!("expected NAME=DIR, found `{text}`"))?;
-        check_name(name)?;
+        check_name(name).map_err(|e| e.to_string())?;
         Ok(NamedAdapter { name: name.to_owned(), folder: folder.into() })
     }
 }
 
-/// Refuses what cannot be a model's name.
-pub(crate) fn check_name(name: &str) -> Result<(), String> {
-    if name.is_empty() || name.len() > MOST_NAME || name.chars().any(char::is_control) {
-        return Err(format!(
-            "expected a name of 1 to {MOST_NAME} bytes without control characters"
-        ));
-    }
-    Ok(())
-}
-
-/// Reads an adapter and makes it ready for banks; what is wrong with it, as text.
-pub(crate) fn read(banks: &AdapterBanks, folder: &Path) -> Result<AdapterWeights, String> {
-    let adapter = Adapter::read(folder, banks.largest()).map_err(|e| e.to_string())?;
-    banks.fit(&adapter).map_err(|e| e.to_string())
-}
-
-/// Reads an adapter again, as it is then.
-pub(crate) fn reread(name: &str, banks: &AdapterBanks, folder: &Path) -> Reread {
-    let (name, banks, folder) = (name.to_owned(), banks.clone(), folder.to_owned());
-    Box::new(move || {
-        read(&banks, &folder).map_err(|e| {
-            format!("the adapter `{name}`: {e}; unload it, or put its files back where they were")
-        })
-    })
-}
-
 impl AdapterArgs {
-    /// Refuses names that are taken, and adapters of nobody knows which model.
+    /// Refuses names that are taken, adapters of nobody knows which model, and a folder that is not there.
     pub(crate) fn check(&self, models: &[NamedModel]) -> Result<(), String> {
         if models.len() > 1 && (!self.adapters.is_empty() || self.lora_root.is_some()) {
             return Err("--lora and --lora-root: expected one --model, found several".to_owned());
@@ -85,7 +50,10 @@ impl AdapterArgs {
         let names = models.iter().map(|m| &m.name).chain(self.adapters.iter().map(|a| &a.name));
         let names: Vec<&String> = names.collect();
         let taken = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name));
-        taken.map_or(Ok(()), |(_, name)| Err(format!("two models or adapters are named `{name}`")))
+        if let Some((_, name)) = taken {
+            return Err(format!("two models or adapters are named `{name}`"));
+        }
+        self.root().map(drop)
     }
 
     /// How many adapters to have room for, if any.
@@ -95,7 +63,7 @@ impl AdapterArgs {
     }
 
     /// Where clients may load adapters from, without links.
-    pub(crate) fn root(&self) -> Result<Option<PathBuf>, String> {
+    fn root(&self) -> Result<Option<PathBuf>, String> {
         let found = self.lora_root.as_ref().map(|root| {
             let full = root.canonicalize().map_err(|e| e.to_string());
             let full = full.and_then(|full| {
@@ -106,17 +74,18 @@ impl AdapterArgs {
         found.transpose()
     }
 
-    /// Has those that were named loaded by `load`, which is given the means to read them again.
-    pub(crate) fn load(
-        &self,
-        banks: &AdapterBanks,
-        mut load: impl FnMut(&AdapterWeights, Reread) -> Result<AdapterId, EngineError>,
-    ) -> Result<Vec<(String, AdapterId)>, Box<dyn Error>> {
-        let load = |NamedAdapter { name, folder }: &NamedAdapter| {
-            let weights = read(banks, folder).map_err(|e| format!("--lora {name}: {e}"))?;
-            Ok((name.clone(), load(&weights, reread(name, banks, folder))?))
+    /// Where the adapters of an engine with these banks come from.
+    pub(crate) fn files(&self, banks: AdapterBanks) -> Result<AdapterFiles, String> {
+        let read = move |folder: &Path| {
+            let adapter = Adapter::read(folder, banks.largest()).map_err(|e| e.to_string())?;
+            banks.fit(&adapter).map_err(|e| e.to_string())
         };
-        self.adapters.iter().map(load).collect()
+        Ok(AdapterFiles { root: self.root()?, read: Box::new(read) })
+    }
+
+    /// Those that are served from the start: their names and folders.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&str, &Path)> {
+        self.adapters.iter().map(|adapter| (&*adapter.name, &*adapter.folder))
     }
 }
 

@@ -1,6 +1,5 @@
 //! What all requests share, and what every one passes through on its way to its route.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -56,8 +55,6 @@ pub(crate) struct App {
     pub(crate) request_timeout: Option<Duration>,
     /// Responses that clients may ask for again.
     pub(crate) responses: Store,
-    /// Where clients may load adapters from, if they may.
-    pub(crate) lora_root: Option<PathBuf>,
     cors: Option<CorsLayer>,
     draining: AtomicBool,
 }
@@ -87,7 +84,6 @@ impl App {
             bodies: Budget::new(args.limits.max_body_bytes.saturating_mul(BODIES)),
             request_timeout: (seconds > 0).then(|| Duration::from_secs(seconds)),
             responses: Store::new(args.limits.max_responses, args.limits.max_response_bytes),
-            lora_root: args.adapters.root()?,
             cors: cors(&args.listen.cors_origin)?,
             draining: AtomicBool::new(false),
         })
@@ -124,6 +120,35 @@ impl App {
         self.models().iter().find(|entry| entry.name == name).cloned()
     }
 
+    /// A model with an adapter, by the adapter's name: the first model's that has one, where no model goes by that name.
+    pub(crate) fn adapter(&self, name: &str) -> Option<Arc<Served>> {
+        if self.entry(name).is_some() {
+            return None;
+        }
+        self.models().iter().find_map(|entry| entry.adapter(name)).map(Arc::new)
+    }
+
+    /// A model with each of its adapters, in the order of their loading; without those whose names others go by.
+    pub(crate) fn adapters(&self, entry: &Entry) -> Vec<Arc<Served>> {
+        let found = entry.adapter_names().into_iter().filter_map(|name| self.adapter(&name));
+        found.filter(|served| served.is_of(&entry.name)).collect()
+    }
+
+    /// Warns of adapters that are not served because others go by their names.
+    pub(crate) fn warn_of_taken_names(&self) {
+        for entry in self.models().iter() {
+            for name in entry.adapter_names() {
+                if !self.adapter(&name).is_some_and(|served| served.is_of(&entry.name)) {
+                    tracing::warn!(
+                        adapter = name,
+                        of = entry.name,
+                        "not served: another model, or adapter of another model, goes by its name"
+                    );
+                }
+            }
+        }
+    }
+
     /// Serves one more model.
     pub(crate) fn add_model(&self, entry: Arc<Entry>) {
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
@@ -149,7 +174,7 @@ impl App {
     pub(crate) fn model(&self, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
         let models = self.models();
         let known = || {
-            let adapters = models.iter().flat_map(|m| m.adapters());
+            let adapters = models.iter().flat_map(|m| self.adapters(m));
             let adapters = adapters.map(|served| format!("`{}`", served.name));
             let names = models.iter().map(|m| format!("`{}`", m.name)).chain(adapters);
             names.collect::<Vec<_>>().join(", ")
@@ -157,9 +182,8 @@ impl App {
         let entry = match (name, &models[..]) {
             (Some(name), all) => {
                 let Some(entry) = all.iter().find(|m| m.name == name) else {
-                    let mut adapted = all.iter().flat_map(|m| m.adapters());
-                    let found = adapted.find(|served| served.name == name);
-                    return found.ok_or_else(|| ApiError::unknown_model(name, &known()));
+                    let adapted = self.adapter(name);
+                    return adapted.ok_or_else(|| ApiError::unknown_model(name, &known()));
                 };
                 entry
             }

@@ -53,6 +53,8 @@ pub struct Args {
     #[command(flatten)]
     host: HostArgs,
     #[command(flatten)]
+    adapters: AdapterArgs,
+    #[command(flatten)]
     log: log::LogArgs,
 }
 
@@ -91,6 +93,8 @@ pub fn run(args: Args) -> Outcome {
     args.log.init()?;
     args.host.engine.options(1).check()?;
     let secret = args.link.secret()?;
+    let named = args.model.unwrap_or_else(NamedModel::demo);
+    args.adapters.check(std::slice::from_ref(&named))?;
     // One thread talks to all: what it does for a step is little, and another thread would be woken for it each time.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(WAITING)
@@ -100,13 +104,11 @@ pub fn run(args: Args) -> Outcome {
     let listener = runtime
         .block_on(Listener::bind(&args.listen, secret.as_ref()))
         .map_err(|e| format!("cannot listen on {}: {e}", args.listen))?;
-    let named = args.model.unwrap_or_else(NamedModel::demo);
     let panicked = Arc::new(Notify::new());
     let failed = panicked.clone();
-    // Adapters are loaded by a front end in the engine's own process, of which there is none here.
-    let how = (&args.host, &AdapterArgs::default());
+    let how = (&args.host, &args.adapters);
     let (loaded, thread) = start(&named, how, args.queue, move || failed.notify_one())?;
-    let Loaded { frontend, facts, handle, .. } = loaded;
+    let Loaded { frontend, facts, handle } = loaded;
     let most_bytes = u32::try_from(facts.max_length * TOKEN + REQUEST).unwrap_or(u32::MAX);
     let host = Host {
         handle: handle.clone(),

@@ -188,7 +188,10 @@ impl ApiError {
 
     pub(crate) fn unknown_model(name: &str, known: &str) -> ApiError {
         let name = quoted(name);
-        let message = format!("the model `{name}` does not exist; this server has {known}");
+        ApiError::no_model(format!("the model `{name}` does not exist; this server has {known}"))
+    }
+
+    fn no_model(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::NOT_FOUND, INVALID, message)
             .param("model")
             .code("model_not_found")
@@ -371,6 +374,9 @@ impl From<&Refusal> for ApiError {
             Cause::TooLong => ApiError::too_long("prompt", message),
             Cause::Model => ApiError::malformed(message).param("model"),
             Cause::Grammar => ApiError::malformed(message).because("invalid_grammar"),
+            Cause::NoAdapter => ApiError::no_model(message),
+            Cause::AdaptersNotAllowed => ApiError::forbidden("adapters_not_allowed", message),
+            Cause::NoAdapterSlot => ApiError::malformed(message).because("no_adapter_slot"),
             Cause::Busy => ApiError::busy(1),
             Cause::Draining => ApiError::unavailable("shutting_down", message, 5),
             Cause::Asleep => ApiError::unavailable(ASLEEP, message, 30),

@@ -180,7 +180,7 @@ impl Generation {
             let message = format!("expected at most {most} choices in all, found {n}");
             return Err(ApiError::value("n", message));
         }
-        let rooms = worker.admit(&job.requests).map_err(|why| served.untaken(&why))?;
+        let rooms = served.admit(&job.requests).map_err(|why| served.untaken(&why))?;
         let choice = |(i, request): (usize, &Request)| {
             let echo = job.echo.as_ref().and_then(|echo| echo.get(i / job.per_prompt)).cloned();
             let prompt =

@@ -8,6 +8,7 @@ mod api;
 mod app;
 mod auth;
 mod budget;
+mod commands;
 mod config;
 mod connections;
 pub mod engine;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use infernum::{Frontend, Progress, Stage};
 use infernum_link::{Driver, Facts, Handle};
-use infernum_runtime::{AdapterBanks, AdapterId, StepInputs};
+use infernum_runtime::StepInputs;
 
-use super::adapters::{AdapterArgs, Room};
+use super::adapters::AdapterArgs;
 use super::app::App;
 use super::maker::{Made, Maker, ModelEngine};
 use super::model::{Entry, NamedModel, Served};
@@ -24,10 +24,6 @@ pub(crate) struct Loaded {
     pub(crate) frontend: Frontend,
     pub(crate) facts: Facts,
     pub(crate) handle: Handle,
-    /// What adapters it has room for.
-    banks: AdapterBanks,
-    /// Adapters that were named on the command line.
-    adapters: Vec<(String, AdapterId)>,
 }
 
 /// Loads the models, one after the other, each on the thread that will run it. The first error ends it, as text: what caused it
@@ -86,19 +82,13 @@ pub(crate) fn start(
 
 /// Has a model served by the engine of this process.
 fn serve(entry: &Entry, app: &App, loaded: Loaded, args: &Args, spawn: Spawn<'_>) {
-    let Loaded { frontend, facts, handle, banks, adapters } = loaded;
+    let Loaded { frontend, facts, handle } = loaded;
     let metrics = app.metrics.model(&entry.name, StepInputs::BLOCK_SIZE, facts.blocks);
     let metrics = Arc::new(metrics);
     let (line, deliver) = Line::local(&handle, &facts, args.limits.queue, metrics.clone());
     spawn(Box::pin(deliver));
     let worker = Worker::new(vec![line], args.limits.unread());
-    let room = Some(Arc::new(Room { banks, engine: handle }));
-    let served = Served { room, ..Served::new(&entry.name, frontend, facts, worker, metrics) };
-    for (name, adapter) in adapters {
-        tracing::info!(adapter = name, of = entry.name, "ready");
-        entry.add_adapter(served.adapted(&name, adapter));
-    }
-    entry.set(served); // it is kept there
+    entry.set(Served::new(&entry.name, frontend, facts, worker, metrics)); // it is kept there
 }
 
 type Ready = (Loaded, ModelEngine, Driver, Maker);
@@ -111,10 +101,13 @@ fn load(
 ) -> Result<Ready, Box<dyn Error>> {
     let mut maker = Maker::new(named, args, adapters);
     let Made { mut engine, frontend, facts, banks } = maker.first(queue)?;
-    let (handle, mut driver) = infernum_link::engine();
-    let adapters =
-        adapters.load(&banks, |weights, again| driver.load_adapter(&mut engine, weights, again))?;
-    Ok((Loaded { frontend, facts, handle, banks, adapters }, engine, driver, maker))
+    let (handle, driver) = infernum_link::engine();
+    let mut driver = driver.with_adapters(adapters.files(banks)?);
+    for (name, folder) in adapters.named() {
+        let loaded = driver.load_adapter(&mut engine, name, folder);
+        loaded.map_err(|e| format!("--lora {name}: {e}"))?;
+    }
+    Ok((Loaded { frontend, facts, handle }, engine, driver, maker))
 }
 
 /// How often it is told how far a download is.

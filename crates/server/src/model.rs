@@ -1,13 +1,12 @@
 //! The models that are served: how they load, and what requests need to know of them.
 
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use infernum::{Frontend, name_on_hub};
 use infernum_link::Facts;
-use infernum_runtime::{AdapterId, Request};
+use infernum_runtime::Request;
 
-use super::adapters::Room;
 use super::error::ApiError;
 use super::metrics::ModelMetrics;
 use super::worker::{Gone, Rooms, Running, Untaken, Worker};
@@ -61,10 +60,8 @@ pub(crate) struct Served {
     pub(crate) worker: Arc<Worker>,
     pub(crate) metrics: Arc<ModelMetrics>,
     pub(crate) about: Facts,
-    /// Where its adapters go; none where its engine is in another process.
-    pub(crate) room: Option<Arc<Room>>,
-    /// Where this is a model with an adapter: which one, and the model's name.
-    pub(crate) adapter: Option<(AdapterId, String)>,
+    /// Where this is a model with an adapter, whose name it goes by: the model's name.
+    pub(crate) parent: Option<String>,
 }
 
 impl Served {
@@ -85,25 +82,33 @@ impl Served {
             worker: Arc::new(worker),
             metrics,
             about: facts,
-            room: None,
-            adapter: None,
+            parent: None,
         }
     }
 
-    /// The model with an adapter, under a name of its own.
-    pub(crate) fn adapted(&self, name: &str, adapter: AdapterId) -> Served {
-        Served {
-            name: name.to_owned(),
-            adapter: Some((adapter, self.name.clone())),
-            ..self.clone()
-        }
+    /// The model with an adapter, under the adapter's name.
+    fn adapted(&self, name: &str) -> Served {
+        Served { name: name.to_owned(), parent: Some(self.name.clone()), ..self.clone() }
     }
 
-    /// Hands requests to an engine, to be computed with the adapter, if there is one.
-    pub(crate) fn submit(&self, mut requests: Vec<Request>, rooms: Rooms) -> Result<Running, Gone> {
-        let adapter = self.adapter.as_ref().map(|(adapter, _)| *adapter);
-        requests.iter_mut().for_each(|request| request.adapter = adapter);
-        self.worker.submit(requests, rooms)
+    /// The adapter that requests are computed with, by name.
+    fn adapter(&self) -> Option<&str> {
+        self.parent.as_ref().map(|_| &*self.name)
+    }
+
+    /// Whether it is the model of this name with an adapter.
+    pub(crate) fn is_of(&self, model: &str) -> bool {
+        self.parent.as_deref() == Some(model)
+    }
+
+    /// Takes room for requests, at an engine that has the adapter, if there is one.
+    pub(crate) fn admit(&self, requests: &[Request]) -> Result<Rooms, Untaken> {
+        self.worker.admit(requests, self.adapter())
+    }
+
+    /// Hands requests over, to be computed with the adapter, if there is one.
+    pub(crate) fn submit(&self, requests: Vec<Request>, rooms: Rooms) -> Result<Running, Gone> {
+        self.worker.submit(requests, self.adapter(), rooms)
     }
 
     /// Refuses `n` choices that would have to wait behind a full queue, before they are encoded.
@@ -112,7 +117,7 @@ impl Served {
         if self.worker.engines() > 0 && n > self.worker.room() {
             return Ok(());
         }
-        self.worker.check(n).map_err(|why| self.untaken(&why))
+        self.worker.check(n, self.adapter()).map_err(|why| self.untaken(&why))
     }
 
     /// Tells that no engine takes a request.
@@ -141,20 +146,13 @@ pub(crate) struct Entry {
     /// Seconds since 1970.
     pub(crate) created: u64,
     ready: OnceLock<Arc<Served>>,
-    /// The model with each of its adapters.
-    adapters: RwLock<Vec<Arc<Served>>>,
 }
 
 impl Entry {
     pub(crate) fn new(name: &str) -> Entry {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let created = now.unwrap_or_default().as_secs();
-        Entry {
-            name: name.to_owned(),
-            created,
-            ready: OnceLock::new(),
-            adapters: RwLock::default(),
-        }
+        Entry { name: name.to_owned(), created, ready: OnceLock::new() }
     }
 
     /// The model is loaded: gives it as requests have it.
@@ -162,26 +160,15 @@ impl Entry {
         self.ready.get_or_init(|| Arc::new(served)).clone() // each is loaded once
     }
 
-    /// The model with its adapters, in the order of their loading.
-    pub(crate) fn adapters(&self) -> Vec<Arc<Served>> {
-        self.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The adapters that its engines have, in the order of their loading.
+    pub(crate) fn adapter_names(&self) -> Vec<String> {
+        self.served().map(|served| served.worker.adapters()).unwrap_or_default()
     }
 
-    /// Adds the model with an adapter; false, adding nothing, where there is one of its name.
-    pub(crate) fn add_adapter(&self, served: Served) -> bool {
-        let mut all = self.adapters.write().unwrap_or_else(PoisonError::into_inner);
-        let is_new = all.iter().all(|known| known.name != served.name);
-        if is_new {
-            all.push(Arc::new(served));
-        }
-        is_new
-    }
-
-    /// Takes an adapter out, by name.
-    pub(crate) fn remove_adapter(&self, name: &str) -> Option<Arc<Served>> {
-        let mut all = self.adapters.write().unwrap_or_else(PoisonError::into_inner);
-        let at = all.iter().position(|known| known.name == name)?;
-        Some(all.remove(at))
+    /// The model with an adapter of its engines'.
+    pub(crate) fn adapter(&self, name: &str) -> Option<Served> {
+        let served = self.served().filter(|served| served.worker.has_adapter(name))?;
+        Some(served.adapted(name))
     }
 
     /// The model, once it is loaded.

@@ -100,8 +100,11 @@ pub(crate) struct Outbox {
     asked: HashMap<u64, (Sink, usize)>,
     slots: HashMap<RequestId, Slot>,
     /// Who waits for the engine to have done something else.
-    awaited: HashMap<u64, oneshot::Sender<Result<(), String>>>,
+    awaited: HashMap<u64, oneshot::Sender<Done>>,
 }
+
+/// What became of what was waited for.
+type Done = Result<(), Refusal>;
 
 /// An outbox with all who put something in or take it out.
 pub(super) type Shared = Arc<Mutex<Outbox>>;
@@ -119,7 +122,7 @@ impl Outbox {
 
     /// Something is about to be asked of the engine by this name: gives what tells that it is done, or why not; dropped where
     /// the engine is gone.
-    pub(super) fn await_done(&mut self, key: u64) -> oneshot::Receiver<Result<(), String>> {
+    pub(super) fn await_done(&mut self, key: u64) -> oneshot::Receiver<Done> {
         let (sender, done) = oneshot::channel();
         self.awaited.insert(key, sender);
         done
@@ -132,8 +135,14 @@ impl Outbox {
 
     /// Something was not handed over: whoever waits hears why, or that there is no engine.
     pub(super) fn unsent(&mut self, key: u64, refusal: Option<Refusal>) {
-        self.awaited.remove(&key);
-        if let Some(((sink, _), refusal)) = self.asked.remove(&key).zip(refusal) {
+        let Some(refusal) = refusal else {
+            self.awaited.remove(&key);
+            self.asked.remove(&key);
+            return;
+        };
+        if let Some(waiting) = self.awaited.remove(&key) {
+            let _ = waiting.send(Err(refusal)); // it may be waited for no more
+        } else if let Some((sink, _)) = self.asked.remove(&key) {
             sink.send(Output::Rejected(refusal));
         }
     }

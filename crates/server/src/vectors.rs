@@ -101,9 +101,8 @@ async fn all_rows(
 
 /// Room for so many. The first ones are refused where there is none, so that a crowd hears of it; later ones wait.
 async fn room(served: &Served, prompts: &[Request], first: bool) -> Result<Rooms, ApiError> {
-    let worker = &served.worker;
     loop {
-        match worker.admit(prompts) {
+        match served.admit(prompts) {
             Ok(rooms) => return Ok(rooms),
             Err(why) if first || !matches!(why, Untaken::Busy) => return Err(served.untaken(&why)),
             Err(_) => tokio::time::sleep(PAUSE).await,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
-use infernum_link::{Command, End, Facts, Handle, Link, Port, Report, Sleep, Submission};
+use infernum_link::{Command, End, Facts, Handle, Link, Port, Report, Submission};
 use infernum_runtime::{Request, Stats, StepInputs};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -33,15 +33,6 @@ pub(crate) enum Untaken {
     Gone,
 }
 
-/// Why engines have not done something.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Undone {
-    /// One is not there, or no longer.
-    Gone,
-    /// One says why.
-    Failed(String),
-}
-
 impl From<Busy> for Untaken {
     fn from(Busy: Busy) -> Untaken {
         Untaken::Busy
@@ -51,10 +42,10 @@ impl From<Busy> for Untaken {
 /// One engine, here or elsewhere.
 pub(crate) struct Line {
     /// Which one it is, the same for every front end.
-    name: String,
-    link: Arc<dyn Link>,
-    status: Arc<Status>,
-    outbox: Shared,
+    pub(super) name: String,
+    pub(super) link: Arc<dyn Link>,
+    pub(super) status: Arc<Status>,
+    pub(super) outbox: Shared,
 }
 
 impl Line {
@@ -81,6 +72,10 @@ impl Line {
         status.arrived(0, facts);
         // It admits what it hands over itself.
         let link = Arc::new(engine.join(Box::new(Channel(sender)), usize::MAX));
+        // Which adapters it has is told on joining, and makes it one that is there.
+        while let Ok(report) = reports.try_recv() {
+            locked(&outbox).report(report);
+        }
         let line =
             Line { name: String::new(), link, status: status.clone(), outbox: outbox.clone() };
         let deliver = async move {
@@ -130,7 +125,7 @@ impl Worker {
         *lines = lines.iter().cloned().chain([Arc::new(line)]).collect();
     }
 
-    fn lines(&self) -> Arc<[Arc<Line>]> {
+    pub(super) fn lines(&self) -> Arc<[Arc<Line>]> {
         self.lines.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -185,9 +180,29 @@ impl Worker {
     }
 
     /// Whether [`Worker::admit`] would take `n` requests now: to be asked before work is put into them.
-    pub(crate) fn check(&self, n: usize) -> Result<(), Untaken> {
-        let lines = self.lines();
-        self.first_with_room(lines.iter().filter(|line| line.status.takes()), n).map(drop)
+    pub(crate) fn check(&self, n: usize, adapter: Option<&str>) -> Result<(), Untaken> {
+        let lines = self.serving(adapter);
+        first_with_room(&lines, lines.iter().filter(|line| line.status.takes()), n).map(drop)
+    }
+
+    /// The adapters that engines have, or had before they went, in the order of their loading.
+    pub(crate) fn adapters(&self) -> Vec<String> {
+        let mut all: Vec<String> = Vec::new();
+        for status in self.statuses() {
+            let new = status.adapters().into_iter().filter(|name| !all.contains(name));
+            all.append(&mut new.collect());
+        }
+        all
+    }
+
+    /// Whether an engine has an adapter, or had it before it went.
+    pub(crate) fn has_adapter(&self, name: &str) -> bool {
+        self.statuses().any(|status| status.serves(Some(name)))
+    }
+
+    /// The engines that have an adapter, where one is named.
+    fn serving(&self, adapter: Option<&str>) -> Vec<Arc<Line>> {
+        self.lines().iter().filter(|line| line.status.serves(adapter)).cloned().collect()
     }
 
     /// Has requests from now on find nothing in the prefix cache of what was computed before.
@@ -199,40 +214,12 @@ impl Worker {
 
     /// Whether an engine sleeps, and none takes requests.
     pub(crate) fn asleep(&self) -> bool {
-        self.statuses().any(|status| status.alive() && status.asleep())
-            && !self.statuses().any(|s| s.takes())
+        asleep(&self.lines())
     }
 
-    /// Has all engines that are there give back their memory, and waits until they have.
-    pub(crate) async fn sleep(&self, how: Sleep) -> Result<(), Undone> {
-        self.all_done(|key| Command::Sleep(key, how)).await
-    }
-
-    /// Has them be as they were before, and waits for it.
-    pub(crate) async fn wake(&self) -> Result<(), Undone> {
-        self.all_done(Command::Wake).await
-    }
-
-    /// Sends a command to all engines that are there, and waits until they have done it.
-    async fn all_done(&self, command: impl Fn(u64) -> Command) -> Result<(), Undone> {
-        let mut awaited = Vec::new();
-        for line in self.lines().iter().filter(|line| line.status.alive()) {
-            let key = self.next_key.fetch_add(1, Ordering::Relaxed);
-            awaited.push(locked(&line.outbox).await_done(key));
-            if line.link.send(command(key)).is_err() {
-                locked(&line.outbox).unsent(key, None); // who waits hears that it is gone
-            }
-        }
-        if awaited.is_empty() {
-            return Err(Undone::Gone);
-        }
-        // All are heard, whatever the first says.
-        let mut all = Ok(());
-        for done in awaited {
-            let done = done.await.map_err(|_| Undone::Gone);
-            all = all.and(done.and_then(|done| done.map_err(Undone::Failed)));
-        }
-        all
+    /// A name for what is asked next.
+    pub(super) fn key(&self) -> u64 {
+        self.next_key.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Ends the engine's thread after the step under way, where it is here; what still runs gets no more.
@@ -240,32 +227,24 @@ impl Worker {
         self.lines().iter().for_each(|line| line.link.stop());
     }
 
-    /// Takes room for requests, which go to one engine: they most often begin alike.
-    pub(crate) fn admit(&self, requests: &[Request]) -> Result<Rooms, Untaken> {
-        let lines = self.lines();
-        self.first_with_room(by_preference(&lines, requests).into_iter(), requests.len())
-    }
-
-    fn first_with_room<'a>(
+    /// Takes room for requests, which go to one engine: they most often begin alike. It has the adapter, where one is named.
+    pub(crate) fn admit(
         &self,
-        mut lines: impl Iterator<Item = &'a Arc<Line>>,
-        n: usize,
+        requests: &[Request],
+        adapter: Option<&str>,
     ) -> Result<Rooms, Untaken> {
-        let mut why = if self.asleep() { Untaken::Asleep } else { Untaken::Gone };
-        lines
-            .find_map(|line| match line.status.admit(n) {
-                Ok(rooms) => Some(Rooms { line: line.clone(), rooms }),
-                Err(busy) => {
-                    why = busy.into();
-                    None
-                }
-            })
-            .ok_or(why)
+        let lines = self.serving(adapter);
+        first_with_room(&lines, by_preference(&lines, requests).into_iter(), requests.len())
     }
 
-    /// Hands requests over, one for each room that was taken. Dropping the result cancels what has
-    /// not ended.
-    pub(crate) fn submit(&self, requests: Vec<Request>, rooms: Rooms) -> Result<Running, Gone> {
+    /// Hands requests over, one for each room that was taken, to be computed with the adapter, where one is named. Dropping the
+    /// result cancels what has not ended.
+    pub(crate) fn submit(
+        &self,
+        requests: Vec<Request>,
+        adapter: Option<&str>,
+        rooms: Rooms,
+    ) -> Result<Running, Gone> {
         let Rooms { line, rooms } = rooms;
         let (sender, outputs) = unbounded_channel();
         let first = self.next_key.fetch_add(requests.len() as u64, Ordering::Relaxed);
@@ -295,7 +274,8 @@ impl Worker {
                 full: AtomicBool::new(false),
             };
             locked(&line.outbox).expect(sink, request.tokens.len());
-            let submission = Submission { key, request, grammar: None };
+            let adapter = adapter.map(str::to_owned);
+            let submission = Submission { key, request, grammar: None, adapter };
             if line.link.send(Command::Submit(Box::new(submission))).is_err() {
                 locked(&line.outbox).unsent(key, None);
                 running.live.clear();
@@ -304,6 +284,30 @@ impl Worker {
         }
         Ok(running)
     }
+}
+
+/// Whether one of these engines sleeps, and none takes requests.
+fn asleep(lines: &[Arc<Line>]) -> bool {
+    lines.iter().any(|line| line.status.alive() && line.status.asleep())
+        && !lines.iter().any(|line| line.status.takes())
+}
+
+/// Takes `n` rooms at the first that has them of those of `lines` that are `asked`.
+fn first_with_room<'a>(
+    lines: &[Arc<Line>],
+    mut asked: impl Iterator<Item = &'a Arc<Line>>,
+    n: usize,
+) -> Result<Rooms, Untaken> {
+    let mut why = if asleep(lines) { Untaken::Asleep } else { Untaken::Gone };
+    asked
+        .find_map(|line| match line.status.admit(n) {
+            Ok(rooms) => Some(Rooms { line: line.clone(), rooms }),
+            Err(busy) => {
+                why = busy.into();
+                None
+            }
+        })
+        .ok_or(why)
 }
 
 /// The engines that take requests, the best for these first: of those that have no more than their share of the load and a
@@ -458,11 +462,11 @@ mod tests {
         let mut heard = Vec::new();
         for _ in 0..requests {
             let request = vec![Request::new(vec![1, 2], 4)];
-            let Ok(rooms) = worker.admit(&request) else {
+            let Ok(rooms) = worker.admit(&request, None) else {
                 heard.push("gone".to_owned());
                 continue;
             };
-            let Ok(mut running) = worker.submit(request, rooms) else {
+            let Ok(mut running) = worker.submit(request, None, rooms) else {
                 heard.push("gone".to_owned());
                 continue;
             };
@@ -505,9 +509,9 @@ mod tests {
     async fn the_time_in_the_queue_ends_where_the_first_step_begins() {
         let (worker, _driver, _deliver) = local();
         let request = vec![Request::new(vec![1, 2], 4)];
-        let rooms = worker.admit(&request).expect("room");
+        let rooms = worker.admit(&request, None).expect("room");
         let arrival = Instant::now();
-        let mut running = worker.submit(request, rooms).expect("it is there");
+        let mut running = worker.submit(request, None, rooms).expect("it is there");
         let id: RequestId = broken(false).submit(Request::new(vec![1], 1)).expect("well formed");
         let took = Duration::from_secs(5);
         let report = Report {
@@ -539,6 +543,7 @@ mod tests {
             let status = Arc::new(Status::new(4, 400));
             let facts = Facts { queue: 400, ..facts() };
             status.arrived(i, &facts);
+            status.has(Vec::new());
             let outbox = Arc::new(Mutex::new(Outbox::new(status.clone(), metrics())));
             Line::remote(format!("tcp://e{i}:1"), Arc::new(Nowhere), status, outbox)
         };
@@ -546,7 +551,7 @@ mod tests {
     }
 
     fn taken_by(worker: &Worker, prompt: &[u32], kept: &mut Vec<Rooms>) -> String {
-        let rooms = worker.admit(&[Request::new(prompt.to_vec(), 1)]).expect("room");
+        let rooms = worker.admit(&[Request::new(prompt.to_vec(), 1)], None).expect("room");
         let name = rooms.line.name.clone();
         kept.push(rooms);
         name
@@ -582,12 +587,13 @@ mod tests {
         let worker = lines(2);
         worker.lines()[0].status.lost();
         let name = |worker: &Worker| {
-            worker.admit(&[Request::new(vec![1], 1)]).map(|r| r.line.name.clone())
+            worker.admit(&[Request::new(vec![1], 1)], None).map(|r| r.line.name.clone())
         };
         assert_eq!(name(&worker).expect("the other one"), "tcp://e1:1");
         worker.lines()[1].status.note(&Report { draining: true, ..Report::default() });
         assert!(matches!(name(&worker), Err(Untaken::Gone)));
         worker.lines()[0].status.arrived(0, &facts());
+        worker.lines()[0].status.has(Vec::new());
         assert_eq!(name(&worker).expect("it is back"), "tcp://e0:1");
     }
 }

@@ -1,5 +1,7 @@
 //! Engines and front ends in processes of their own.
 
+mod adapters;
+
 use std::io::{BufRead, Read};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -200,7 +202,7 @@ fn a_front_end_shares_its_requests_among_engines() {
         let begin = format!("Story {kind}. ").repeat(12);
         with(story(2), json!({"prompt": format!("{begin} It ended {end} times.")}))
     };
-    for kind in 0..8 {
+    for kind in 0..16 {
         let found = (0..3).map(|end| {
             let answer = both.post(TEXT, &prompt(kind, end)).ok();
             answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number")

@@ -1,22 +1,20 @@
-//! `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them.
+//! `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them. Engines read the files, and say whether clients may.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use infernum_link::{Refusal, Reread};
-use infernum_runtime::{AdapterWeights, EngineError};
+use infernum_link::{AdapterPath, AdapterRefused, Refusal, check_name};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::common::Asked;
 use super::read::parse;
 use super::warnings::Warnings;
-use crate::adapters::{Room, check_name, read, reread};
 use crate::app::App;
+use crate::commands::Undone;
 use crate::error::{ApiError, quoted};
-use crate::model::{Entry, Served};
+use crate::model::Served;
 
 /// An adapter to load.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -25,6 +23,8 @@ pub(crate) struct LoadAdapter {
     lora_name: String,
     /// Its folder as PEFT saves it: below the folder that --lora-root names, and relative to it unless it is absolute.
     lora_path: String,
+    /// The model that it changes; may be left out where there is but one.
+    model: Option<String>,
 }
 
 /// An adapter to unload.
@@ -34,13 +34,10 @@ pub(crate) struct UnloadAdapter {
     lora_name: String,
 }
 
-/// An adapter that was read.
-struct Prepared {
-    name: String,
+/// An adapter, and the model whose engines are asked.
+struct Wanted<T> {
     served: Arc<Served>,
-    room: Arc<Room>,
-    weights: AdapterWeights,
-    reread: Reread,
+    adapter: T,
     warnings: Warnings,
 }
 
@@ -56,22 +53,12 @@ pub(crate) async fn load_lora_adapter(
     request: Request,
 ) -> Result<Response, ApiError> {
     let asked = Asked::read(&app, request).await?;
-    let prepared = asked.prepare(&app, prepare).await?;
-    let Prepared { name, served, room, weights, reread, warnings } = prepared;
-    let loaded = room.engine.load_adapter(weights, reread).await;
-    let loaded = loaded.map_err(|_| served.gone())?;
-    let id = loaded.map_err(|error| match error {
-        EngineError::NoAdapterSlot { .. } => {
-            ApiError::malformed(error.to_string()).because("no_adapter_slot")
-        }
-        other => ApiError::from(&Refusal::from(&other)),
-    })?;
-    let entry = entry(&app, &served)?;
-    if !entry.add_adapter(served.adapted(&name, id)) {
-        room.engine.unload_adapter(id);
-        return Err(taken(&name));
-    }
-    tracing::info!(adapter = name, of = served.name, "loaded");
+    let Wanted { served, adapter, warnings } = asked.prepare(&app, to_load).await?;
+    let name = adapter.name.clone();
+    // Whoever asks may go meanwhile: even then all engines get it, or none.
+    let worker = served.worker.clone();
+    let loaded = tokio::spawn(async move { worker.load_adapter(adapter).await }).await;
+    loaded.unwrap_or(Err(Undone::Gone)).map_err(|why| undone(&served, why))?;
     Ok(warnings.tell(format!("Success: the adapter `{name}` is loaded.\n").into_response()))
 }
 
@@ -86,73 +73,46 @@ pub(crate) async fn unload_lora_adapter(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    Asked::read(&app, request).await?.prepare(&app, unload).await
+    let asked = Asked::read(&app, request).await?;
+    let Wanted { served, adapter: name, warnings } = asked.prepare(&app, to_unload).await?;
+    served.worker.unload_adapter(&name).await.map_err(|why| undone(&served, why))?;
+    let text = format!("Success: the adapter `{}` is unloaded.\n", quoted(&name));
+    Ok(warnings.tell(text.into_response()))
 }
 
-fn prepare(app: &App, asked: &Asked) -> Result<Prepared, ApiError> {
+fn to_load(app: &App, asked: &Asked) -> Result<Wanted<AdapterPath>, ApiError> {
     let (request, unknown) = parse::<LoadAdapter>(&asked.bytes)?;
-    let root = allowed(app)?;
-    let LoadAdapter { lora_name: name, lora_path } = request;
-    check_name(&name).map_err(|e| ApiError::value("lora_name", format!("lora_name: {e}")))?;
-    if app.entry(&name).is_some() || app.model(Some(&name)).is_ok() {
-        return Err(taken(&name));
+    let LoadAdapter { lora_name: name, lora_path: path, model } = request;
+    let adapter = AdapterPath { name, path };
+    adapter.check().map_err(|error| refused(&error))?;
+    let name = &adapter.name;
+    let served = app.model_for_work(model.as_deref())?;
+    // Engines know their own adapters alone.
+    let others = app.adapter(name).is_some_and(|known| !known.is_of(&served.name));
+    if others || app.entry(name).is_some() {
+        return Err(refused(&AdapterRefused::Taken { name: name.clone() }));
     }
-    let served = app.model_for_work(None)?;
-    let folder = below(root, &lora_path)
-        .ok_or_else(|| refused("expected a folder below the one that --lora-root names"))?;
-    let elsewhere = || {
-        let message = "the engine is in another process, where adapters cannot be loaded";
-        ApiError::forbidden("adapters_not_allowed", message)
-    };
-    let room = served.room.clone().ok_or_else(elsewhere)?;
-    served.check_awake()?;
-    let weights = read(&room.banks, &folder).map_err(|e| refused(&e))?;
-    let reread = reread(&name, &room.banks, &folder);
-    Ok(Prepared { name, served, room, weights, reread, warnings: Warnings::new(&unknown, &[]) })
+    Ok(Wanted { served, adapter, warnings: Warnings::new(&unknown, &[]) })
 }
 
-fn unload(app: &App, asked: &Asked) -> Result<Response, ApiError> {
+fn to_unload(app: &App, asked: &Asked) -> Result<Wanted<String>, ApiError> {
     let (request, unknown) = parse::<UnloadAdapter>(&asked.bytes)?;
-    allowed(app)?;
-    let name = &request.lora_name;
-    let removed = app.models().iter().find_map(|entry| entry.remove_adapter(name));
-    let removed =
-        removed.ok_or_else(|| ApiError::unknown_model(name, "no adapter of this name"))?;
-    if let (Some((adapter, _)), Some(room)) = (&removed.adapter, &removed.room) {
-        room.engine.unload_adapter(*adapter);
+    let name = request.lora_name;
+    check_name(&name).map_err(|error| refused(&error))?;
+    // One that is not known the first model's engines refuse: as such, or because clients may unload none.
+    let first = || app.models().iter().find_map(|entry| entry.served().cloned());
+    let served = app.adapter(&name).or_else(first);
+    let served = served.map_or_else(|| app.model_for_work(None), Ok)?;
+    Ok(Wanted { served, adapter: name, warnings: Warnings::new(&unknown, &[]) })
+}
+
+fn undone(served: &Served, why: Undone) -> ApiError {
+    match why {
+        Undone::Gone => served.gone(),
+        Undone::Refused(refusal) => ApiError::from(&refusal),
     }
-    tracing::info!(adapter = name, "unloaded");
-    let text = format!("Success: the adapter `{}` is unloaded.\n", quoted(name));
-    Ok(Warnings::new(&unknown, &[]).tell(text.into_response()))
 }
 
-/// The folder that clients may load adapters from.
-fn allowed(app: &App) -> Result<&Path, ApiError> {
-    let refuse = || {
-        let message = "clients may neither load nor unload adapters here: --lora-root names the folder from which they may";
-        ApiError::forbidden("adapters_not_allowed", message)
-    };
-    app.lora_root.as_deref().ok_or_else(refuse)
-}
-
-/// A folder below `root`, whatever links there are; none where it is elsewhere, or not there.
-fn below(root: &Path, path: &str) -> Option<PathBuf> {
-    let full = root.join(path).canonicalize().ok()?;
-    (full.starts_with(root) && full.is_dir()).then_some(full)
-}
-
-fn entry(app: &App, served: &Served) -> Result<Arc<Entry>, ApiError> {
-    app.entry(&served.name).ok_or_else(|| ApiError::unknown_model(&served.name, "others"))
-}
-
-fn refused(message: &str) -> ApiError {
-    ApiError::value("lora_path", format!("lora_path: {message}"))
-}
-
-fn taken(name: &str) -> ApiError {
-    let name = quoted(name);
-    ApiError::value(
-        "lora_name",
-        format!("lora_name: expected one that is free, and `{name}` is taken"),
-    )
+fn refused(error: &AdapterRefused) -> ApiError {
+    ApiError::from(&Refusal::from(error))
 }

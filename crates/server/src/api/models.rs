@@ -42,13 +42,13 @@ fn info(entry: &Entry, served: &Served) -> ModelInfo {
         created: entry.created,
         owned_by: "infernum",
         max_model_len: served.max_length,
-        parent: served.adapter.as_ref().map(|(_, model)| model.clone()),
+        parent: served.parent.clone(),
     }
 }
 
 /// A model, and behind it its adapters.
 fn family(app: &App, entry: &Entry) -> Result<Vec<ModelInfo>, ApiError> {
-    let served = std::iter::once(app.model(Some(&entry.name))?).chain(entry.adapters());
+    let served = std::iter::once(app.model(Some(&entry.name))?).chain(app.adapters(entry));
     Ok(served.map(|served| info(entry, &served)).collect())
 }
 
@@ -77,7 +77,7 @@ pub(crate) async fn retrieve_model(
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
     let served = app.model(Some(&name))?;
-    let model = served.adapter.as_ref().map_or(&served.name, |(_, model)| model);
+    let model = served.parent.as_ref().unwrap_or(&served.name);
     let entry = app.entry(model).ok_or_else(|| ApiError::unknown_model(&name, "others"))?;
     Ok(json(StatusCode::OK, &info(&entry, &served)))
 }

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::app::App;
+use crate::commands::Undone;
 use crate::error::{ApiError, json, quoted};
 use crate::model::Served;
-use crate::worker::Undone;
 
 /// How to sleep.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -151,8 +151,9 @@ fn wrong(param: &str, expected: &str, found: &str) -> ApiError {
 fn undone(served: &Served, why: Undone, code: &'static str) -> ApiError {
     match why {
         Undone::Gone => ApiError::engine_gone(),
-        Undone::Failed(why) => {
-            ApiError::unavailable(code, format!("the model `{}`: {why}", served.name), 30)
+        Undone::Refused(why) => {
+            let message = format!("the model `{}`: {}", served.name, why.message);
+            ApiError::unavailable(code, message, 30)
         }
     }
 }

@@ -80,9 +80,7 @@ fn model(app: &App, name: Option<&str>) -> Result<Arc<Served>, ApiError> {
 }
 
 fn untagged<'a>(app: &App, name: &'a str) -> &'a str {
-    let models = app.models();
-    let adapted = || models.iter().flat_map(|entry| entry.adapters());
-    let known = app.entry(name).is_some() || adapted().any(|served| served.name == name);
+    let known = app.entry(name).is_some() || app.adapter(name).is_some();
     if known { name } else { name.strip_suffix(":latest").unwrap_or(name) }
 }
 
