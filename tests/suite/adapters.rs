@@ -158,7 +158,7 @@ fn rows_with_adapters_of_several_ranks_match_pefts_float64() {
 fn a_gguf_file_takes_the_adapters_of_its_model() {
     for name in ["mixture", "experts"] {
         let mut adapted = Adapted::open(name);
-        let file = ModelFiles::open(&root().join("gguf/mixtral__top2.gguf")).expect("a fixture");
+        let file = ModelFiles::open(root().join("gguf/mixtral__top2.gguf")).expect("a fixture");
         let model = Model::open(file, None, &library());
         adapted.fixture.model = model.unwrap_or_else(|e| panic!("{e}"));
         let plan = adapted.plan(DType::F32, "default", Sym::T, Some(&room_of(name)));
@@ -182,22 +182,20 @@ fn modules_are_found_by_the_names_of_other_checkpoints() {
     let read = |file: &str| std::fs::read(adapted.folders[0].join(file)).expect("a fixture");
     let weights = read("adapter_model.safetensors");
     let tensors = safetensors::SafeTensors::deserialize(&weights).expect("a valid file");
-    fn shorter(name: &str) -> String {
-        name.replace("base_model.model.model.", "base_model.model.")
-    }
-    let renamed = |to: fn(&str) -> Vec<String>| {
+    let shorter = |name: &str| name.replace("base_model.model.model.", "base_model.model.");
+    let renamed = |to: &dyn Fn(&str) -> Vec<String>| {
         let named = tensors.iter().flat_map(|(name, view)| {
             to(name).into_iter().map(move |name| (name, view.clone())).collect::<Vec<_>>()
         });
         let bytes = safetensors::serialize(named, None).expect("tensors");
         Adapter::from_bytes(&read("adapter_config.json"), bytes).expect("an adapter")
     };
-    let headless = renamed(|name| vec![shorter(name)]);
+    let headless = renamed(&|name| vec![shorter(name)]);
     let headless = banks.fit(&headless).expect("the same modules");
-    let both = renamed(|name| vec![name.to_owned(), shorter(name)]);
+    let both = renamed(&|name| vec![name.to_owned(), shorter(name)]);
     let error = banks.fit(&both).unwrap_err();
     assert!(matches!(error, AdapterFault::Twice { .. }), "{error}");
-    let elsewhere = renamed(|name| vec![name.replace(".model.layers.", ".vision.layers.")]);
+    let elsewhere = renamed(&|name| vec![name.replace(".model.layers.", ".vision.layers.")]);
     let error = banks.fit(&elsewhere).unwrap_err();
     assert!(matches!(error, AdapterFault::Module { .. }), "{error}");
     let found = adapted.run(plan, &[(0, headless)], [Some(0); 3]);

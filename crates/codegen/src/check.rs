@@ -90,7 +90,7 @@ impl Plan {
         if let Some((i, _, ty)) = self.banks().find(|(_, _, ty)| self.bank_rows(ty).is_none()) {
             let adapters = self.adapters;
             return fault(
-                &format!("weights[{i}]"),
+                format!("weights[{i}]"),
                 format!(
                     "expected a bank of as many rows for each of {adapters} adapters, found {ty}"
                 ),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use infernum_ir::{Module, Param};
+use infernum_ir::{Graph, Module, Param};
 
 use crate::lower::{LowerError, bases, over_bases, replaced};
 use crate::model::Model;
@@ -49,7 +49,7 @@ impl Model {
 }
 
 fn weights(module: &Module) -> impl Iterator<Item = String> {
-    let params = module.graphs.iter().flat_map(|graph| graph.params());
+    let params = module.graphs.iter().flat_map(Graph::params);
     params.filter_map(|(_, param, _)| match param {
         Param::Weight(weight) => Some(weight.name.clone()),
         _ => None,

@@ -86,6 +86,7 @@ impl AdapterBanks {
     }
 
     /// The same, for adapters that may call modules by these names, too.
+    #[must_use]
     pub fn also_named(self, names: OtherNames) -> AdapterBanks {
         AdapterBanks { names, ..self }
     }
