@@ -95,6 +95,16 @@ impl Adapted {
         }
         step(&mut *executor, &groups, tokens, each, slots)
     }
+
+    /// Without an adapter and with each, in one step, logits are those of PEFT.
+    fn matches_peft(&self, plan: Plan, what: &str) {
+        let [r4, r8] = <[_; 2]>::try_from(self.weights(&plan)).expect("two adapters");
+        let found = self.run(plan, &[(2, r4), (0, r8)], [None, Some(2), Some(0)]);
+        for (i, (found, expected)) in found.iter().zip(&self.expected).enumerate() {
+            let error = nmse(found, expected);
+            assert!(error <= f32_bound(), "{what}, row {i}: NMSE {error:.2e}");
+        }
+    }
 }
 
 fn step(
@@ -142,12 +152,7 @@ fn rows_with_adapters_of_several_ranks_match_pefts_float64() {
         let adapted = Adapted::open(name);
         for pipeline in ["default", "none"] {
             let plan = adapted.plan(DType::F32, pipeline, Sym::T, Some(&room_of(name)));
-            let [r4, r8] = <[_; 2]>::try_from(adapted.weights(&plan)).expect("two adapters");
-            let found = adapted.run(plan, &[(2, r4), (0, r8)], [None, Some(2), Some(0)]);
-            for (i, (found, expected)) in found.iter().zip(&adapted.expected).enumerate() {
-                let error = nmse(found, expected);
-                assert!(error <= f32_bound(), "{name}, {pipeline}, row {i}: NMSE {error:.2e}");
-            }
+            adapted.matches_peft(plan, &format!("{name}, {pipeline}"));
         }
     }
 }
@@ -162,12 +167,7 @@ fn a_gguf_file_takes_the_adapters_of_its_model() {
         let model = Model::open(file, None, &library());
         adapted.fixture.model = model.unwrap_or_else(|e| panic!("{e}"));
         let plan = adapted.plan(DType::F32, "default", Sym::T, Some(&room_of(name)));
-        let [r4, r8] = <[_; 2]>::try_from(adapted.weights(&plan)).expect("two adapters");
-        let found = adapted.run(plan, &[(2, r4), (0, r8)], [None, Some(2), Some(0)]);
-        for (i, (found, expected)) in found.iter().zip(&adapted.expected).enumerate() {
-            let error = nmse(found, expected);
-            assert!(error <= f32_bound(), "{name}, row {i}: NMSE {error:.2e}");
-        }
+        adapted.matches_peft(plan, name);
     }
 }
 
