@@ -1,5 +1,7 @@
 //! `infernum generate`.
 
+mod tokens;
+
 use std::error::Error;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::Instant;
@@ -18,6 +20,9 @@ pub(crate) struct Args {
     /// Talk through the model's chat template; without a prompt, turn by turn.
     #[arg(long)]
     chat: bool,
+    /// Continue these token ids, separated by commas, in place of a text: no tokenizer is needed, and ids are printed.
+    #[arg(long, value_name = "ID", value_delimiter = ',', conflicts_with_all = ["prompt", "chat"])]
+    tokens: Vec<u32>,
     /// System message for --chat.
     #[arg(long, requires = "chat")]
     system: Option<String>,
@@ -60,20 +65,37 @@ struct Answerer<'a> {
     sampling: SamplingParams,
 }
 
+impl Answer {
+    /// Of nothing yet.
+    fn new(prompt_tokens: usize) -> Answer {
+        Answer {
+            text: String::new(),
+            tokens: Vec::new(),
+            finish_reason: "length",
+            prompt_tokens,
+            prompt_tokens_per_second: 0.0,
+            generated_tokens_per_second: 0.0,
+        }
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Outcome {
     let progress = report::progress();
     let model = args.model.open_with_progress(&progress)?;
     let machine = Machine::open(args.run.device)?;
     let loader = Loader::new(&model, &args.model, &args.run, &machine).with_progress(&progress);
+    if model.checkpoint.is_none() {
+        report::notice("the weights are random: the text is nonsense");
+    }
+    if !args.tokens.is_empty() {
+        return tokens::run(args, &loader);
+    }
     let frontend = Frontend::open(&model)?;
     if args.chat {
         frontend.template()?;
     }
     for key in &frontend.defaults().unsupported {
         report::notice(&format!("generation_config.json: `{key}` is not supported, and left out"));
-    }
-    if model.checkpoint.is_none() {
-        report::notice("the weights are random: the text is nonsense");
     }
     let sampling = args.sampling.params(frontend.defaults().sampling);
     let generator = Generator::load(&loader, frontend)?;
@@ -107,20 +129,14 @@ impl Answerer<'_> {
             sampling: self.sampling,
             ..request
         };
-        let mut answer = Answer {
-            text: String::new(),
-            tokens: Vec::new(),
-            finish_reason: "length",
-            prompt_tokens,
-            prompt_tokens_per_second: 0.0,
-            generated_tokens_per_second: 0.0,
-        };
+        let mut answer = Answer::new(prompt_tokens);
         let (start, mut first) = (Instant::now(), None);
         let mut stream = self.generator.stream(request)?;
         for piece in &mut stream {
             let piece = piece?;
             first.get_or_insert_with(|| {
-                answer.prompt_tokens_per_second = rate(prompt_tokens, start);
+                answer.prompt_tokens_per_second =
+                    rate(prompt_tokens, start.elapsed().as_secs_f64());
                 Instant::now()
             });
             answer.tokens.extend(piece.token);
@@ -135,7 +151,7 @@ impl Answerer<'_> {
         if let Some(first) = first {
             // The first token came with the prompt.
             let after = answer.tokens.len().saturating_sub(1);
-            answer.generated_tokens_per_second = rate(after, first);
+            answer.generated_tokens_per_second = rate(after, first.elapsed().as_secs_f64());
         }
         Ok(answer)
     }
@@ -175,9 +191,9 @@ impl Answerer<'_> {
     }
 }
 
-/// Tokens a second since `start`.
-fn rate(tokens: usize, start: Instant) -> f64 {
-    tokens as f64 / start.elapsed().as_secs_f64().max(1e-9)
+/// Tokens a second.
+fn rate(tokens: usize, seconds: f64) -> f64 {
+    tokens as f64 / seconds.max(1e-9)
 }
 
 fn finish(args: &Args, answer: &Answer) -> Outcome {

@@ -126,6 +126,9 @@ fn what_the_file_lacks_is_told() {
         error.contains("expected a tensor `embed`") && error.contains("found F32 [7, 48]"),
         "{error}"
     );
+    // What would change nothing is not taken.
+    let refused = failure(&["diff", "--against", &dump(), "--disable", "pack-qkv"]);
+    assert!(refused.contains("cannot be used with '--disable"), "{refused}");
     let script = stdout(&["diff", "--script"]);
     assert!(script.contains("apply_rotary_pos_emb") && script.contains("save_file"));
 }

@@ -304,6 +304,27 @@ fn a_bench_of_random_weights_runs() {
 }
 
 #[test]
+fn tokens_are_continued_without_a_tokenizer() {
+    let model = fixture("llama/gqa3");
+    let model = model.to_str().expect("UTF-8");
+    let ask = |tokens: &str, most: &str, more: &[&str]| {
+        let args = ["generate", "--model", model, "--tokens", tokens, "--max-tokens", most];
+        [&args[..], &["--ignore-eos", "--temperature", "0"], more].concat().join(" ")
+    };
+    let run = |line: String| json(&line.split(' ').collect::<Vec<_>>())["tokens"].clone();
+    let all = run(ask("1,5,9", "4", &["--json"]));
+    let ids: Vec<String> = all.as_array().expect("ids").iter().map(ToString::to_string).collect();
+    assert_eq!(ids.len(), 4);
+    // What is generated is continued as it was.
+    let rest = run(ask(&format!("1,5,9,{}", ids[0]), "3", &["--json"]));
+    assert_eq!(rest.as_array().expect("ids")[..], all.as_array().expect("ids")[1..]);
+    let printed = stdout(&ask("1,5,9", "4", &[]).split(' ').collect::<Vec<_>>());
+    assert_eq!(printed.trim(), ids.join(" "));
+    let beyond = failure(&["generate", "--model", model, "--tokens", "99"]);
+    assert!(beyond.contains("61"), "{beyond}");
+}
+
+#[test]
 fn mistakes_are_explained() {
     let missing = failure(&["generate", "--model", "/no/such/folder", "x"]);
     assert!(missing.contains("/no/such/folder"), "{missing}");

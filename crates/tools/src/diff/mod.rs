@@ -10,7 +10,7 @@ mod inner;
 use std::error::Error;
 use std::path::PathBuf;
 
-use infernum::{CompileOptions, ModelOptions};
+use infernum::ModelOptions;
 use infernum_codegen::{Plan, TargetKind};
 use infernum_frontend_hf::{Checkpoint, LowerOptions, Model};
 use infernum_ir::{CallSite, DType, Dims, Module, Sym, Type, ValueId};
@@ -31,8 +31,29 @@ type Fallible<T> = Result<T, Box<dyn Error>>;
 /// What makes a dump.
 const SCRIPT: &str = include_str!("dump_hidden.py");
 
+/// Options of compiling that mean nothing here: the graph runs on a CPU as the spec wrote it.
+const WITHOUT_MEANING: [&str; 10] = [
+    "passes",
+    "reproducible",
+    "rules",
+    "disable",
+    "allow_unchecked",
+    "costs",
+    "kv_dtype",
+    "max_loras",
+    "max_lora_rank",
+    "lora_targets",
+];
+
+/// Neither shown nor taken.
+fn only_meant(arg: clap::Arg) -> clap::Arg {
+    let is_meant = !WITHOUT_MEANING.contains(&arg.get_id().as_str());
+    if is_meant { arg } else { arg.hide(true).conflicts_with("against") }
+}
+
 /// The command line.
 #[derive(clap::Args)]
+#[command(mut_args(only_meant))]
 pub struct Args {
     /// What transformers computed, as `--script` writes it.
     #[arg(long, value_name = "FILE", required_unless_present = "script")]
@@ -76,9 +97,6 @@ struct Report {
 pub fn run(args: &Args) -> Outcome {
     let Some(path) = &args.against else { return report::text(SCRIPT) };
     let mut options = args.model.clone();
-    if options.compile.passes != CompileOptions::default().passes || options.compile.reproducible {
-        return Err("--passes, --reproducible: diff runs the graph as the spec wrote it".into());
-    }
     let dtype = *options.compile.dtype.get_or_insert(DType::F32);
     let dump = Dump::open(path)?;
     let model = options.open_with_progress(&report::progress())?;

@@ -118,8 +118,12 @@ impl<'a> Modules<'a> {
             .filter(|(own, [a, _])| a.experts > 1 && is_theirs(own))
             .map(|(m, b)| (*m, *b))
             .collect();
-        if let Some((module, banks)) = all.iter().find(|(_, banks)| fits(banks, low.rows)) {
-            return vec![place((module, *banks, 0))];
+        let fitting: Vec<_> = all.iter().filter(|(_, banks)| fits(banks, low.rows)).collect();
+        match fitting[..] {
+            [(module, banks)] => return vec![place((module, *banks, 0))],
+            [] => {}
+            // Of several nobody knows which is meant.
+            _ => return Vec::new(),
         }
         // One tensor there, two here.
         let half = |part: &str| {
