@@ -10,7 +10,7 @@ use crate::spec::{Arg, Entries, Source};
 
 /// What a spec may make us hold, in bytes: so much, and so much more for each byte of its text.
 /// Blocks that call blocks multiply, and an expression repeats the values it names.
-const BUDGET: (usize, usize) = (512 << 10, 16);
+const BUDGET: (usize, usize) = (4 << 20, 16);
 /// Bytes of values that one expression may pull in.
 const MAX_OPERANDS: usize = 64 << 10;
 
