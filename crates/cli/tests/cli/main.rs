@@ -530,7 +530,7 @@ fn help_begins_with_what_is_a_commands_own() {
         let of = |heading: &str| sections.iter().find(|(name, _)| name == heading);
         for (heading, option) in [
             ("Model", "model"),
-            ("Compilation", "passes"),
+            ("Compilation", "spec"),
             ("Running", "threads"),
             ("Sampling", "top-k"),
         ] {
