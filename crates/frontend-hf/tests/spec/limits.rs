@@ -1,6 +1,12 @@
 //! What a hostile spec is refused for, before it costs more than its own length. (Peak memory is
 //! measured by the `spec` fuzz target.)
 
+use std::path::Path;
+
+use infernum_frontend_hf::spec::Library;
+use infernum_frontend_hf::{Config, LowerOptions, Model};
+use infernum_ir::Sym;
+
 use crate::{CONFIG, lower_text};
 
 fn refused(spec: &str, why: &str) {
@@ -98,4 +104,19 @@ fn stacks_are_bounded() {
     };
     refused(&family("", &block("1e9"), r#""x": b(x: "x")"#), "at most 65536 tensors");
     refused(&family("", &block("256"), r#""x": b(x: "x")"#), "`linear`: operand `w`");
+}
+
+/// What bounds specs leaves room for released models, though each of their layers has a graph of its own.
+#[test]
+fn released_sizes_lower() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/shapes");
+    let shapes = std::fs::read_dir(folder).expect("the shapes are committed");
+    for path in shapes.map(|entry| entry.expect("a readable folder").path()) {
+        let json = std::fs::read(&path).expect("a readable file");
+        let config = Config::parse(&path.display().to_string(), &json).expect("a config");
+        let model = Model::from_config(config, None, &Library::default());
+        let model = model.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let options = LowerOptions { dtype: None, max_length: None, rows: Sym::B };
+        model.lower(options, []).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    }
 }
