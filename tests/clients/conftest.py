@@ -126,7 +126,7 @@ def engine_apart(*flags):
             process.wait()
             log.seek(0)
             said = log.read()
-        assert "panic" not in said, said
+        assert "panicked" not in said, said
 
 
 def pytest_addoption(parser):
