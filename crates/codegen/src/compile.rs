@@ -310,7 +310,7 @@ fn lower(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
 /// Products that adapters may change have a low-rank part; of what has no adapters nothing changes.
 fn adapters(s: &mut Session<'_, '_>) -> Result<(), CompileError> {
     let Some(wanted) = s.options.adapters else { return Ok(()) };
-    let published = s.options.model.published_names().map_err(ModelError::from)?;
+    let published = s.options.model.published_names()?;
     let adapted = infernum_passes::adapters(&s.module, wanted, &published);
     let adapted = adapted.map_err(|message| CompileError::Pass { pass: "adapters", message })?;
     check(&adapted, "adapters")?;

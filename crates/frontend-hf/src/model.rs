@@ -50,6 +50,11 @@ pub enum ModelError {
     NoEncoding { name: String, hint: String, known: String },
     #[error("quantization_config of config.json, encoding `{encoding}`: {message}")]
     Condition { encoding: String, message: String },
+    #[error(
+        "{place}: adapters name weights as in Hugging Face's format, for which {spec} has {expected} and for this file \
+         {found}: they cannot be matched; load the model without adapters, or from a folder"
+    )]
+    Names { place: String, spec: String, expected: usize, found: usize },
     #[error("{place} does not fit {spec}:\n{}", problems.join("\n"))]
     Binding { place: String, spec: String, problems: Vec<String> },
 }

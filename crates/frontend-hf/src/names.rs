@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use infernum_ir::{Graph, Module, Param};
 
 use crate::lower::{LowerError, bases, over_bases, replaced};
-use crate::model::Model;
+use crate::model::{Model, ModelError};
 
 /// What checkpoints of a family call parts of names, in place of what its spec calls them: `also_named`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,23 +37,29 @@ impl Model {
 
     /// What weights of a GGUF file are called in Hugging Face's format, by their names in the module, `{layer}` in both.
     /// Nothing where the model is of that format.
-    pub fn published_names(&self) -> Result<BTreeMap<String, String>, LowerError> {
+    pub fn published_names(&self) -> Result<BTreeMap<String, String>, ModelError> {
         if self.container().is_empty() {
             return Ok(BTreeMap::new());
         }
-        // Neither looks at a weight: both have the same ones in the same order.
-        let published = self.lower_in(&[], false, 1)?;
-        let own = self.lower_in(self.container(), true, 1)?;
-        Ok(weights(&own).zip(weights(&published)).collect())
+        // Neither looks at a weight, and both are the family's spec: the same weights in the same order.
+        let published = weights(&self.lower_in(&[], false, 1)?);
+        let own = weights(&self.lower_in(self.container(), true, 1)?);
+        if own.len() != published.len() {
+            let (place, spec) = (self.files.name().to_owned(), self.spec.file.to_string());
+            let (expected, found) = (published.len(), own.len());
+            return Err(ModelError::Names { place, spec, expected, found });
+        }
+        Ok(own.into_iter().zip(published).collect())
     }
 }
 
-fn weights(module: &Module) -> impl Iterator<Item = String> {
+fn weights(module: &Module) -> Vec<String> {
     let params = module.graphs.iter().flat_map(Graph::params);
-    params.filter_map(|(_, param, _)| match param {
+    let names = params.filter_map(|(_, param, _)| match param {
         Param::Weight(weight) => Some(weight.name.clone()),
         _ => None,
-    })
+    });
+    names.collect()
 }
 
 #[cfg(test)]

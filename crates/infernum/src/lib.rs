@@ -29,12 +29,12 @@ pub use frontend::Frontend;
 pub use generator::{Completion, Generator, Piece, Stream};
 pub use load::{Loader, block_bytes, engine_limits};
 pub use machine::{CPU, Machine};
-#[cfg(feature = "cli")]
-pub use options::named;
 pub use options::{
     CacheOptions, CompileOptions, DeviceId, DeviceIdError, LoraOptions, ModelOptions, Needs,
     RunOptions, check_data, name_on_hub,
 };
+#[cfg(feature = "cli")]
+pub use options::{PASS_OPTIONS, named};
 pub use prefill::prefill;
 pub use progress::{Progress, Stage};
 #[cfg(feature = "cli")]

@@ -70,6 +70,11 @@ pub fn name_on_hub(path: &Path) -> Option<String> {
 /// The name that stands for the target's own pipeline.
 const DEFAULT_PASSES: &str = "default";
 
+/// The names in [`CompileOptions`] of what says how a graph is rewritten, for commands that rewrite none.
+#[cfg(feature = "cli")]
+pub const PASS_OPTIONS: [&str; 6] =
+    ["passes", "reproducible", "rules", "disable", "allow_unchecked", "costs"];
+
 /// How a model is compiled.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "cli", derive(clap::Args))]

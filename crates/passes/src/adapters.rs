@@ -215,16 +215,16 @@ impl Rebuilt {
         let [slots, tokens] = self.choices(self.map[&ids], experts)?;
         let base = self.flat(&format!("{name}.rows"), y)?;
         let x = match self.out.ty(x).tensor()?.rank() {
-            2 => self.op(&format!("{name}.x"), "gather_rows", &[x, tokens], vec![])?[0],
+            2 => self.op([&format!("{name}.x")], "gather_rows", &[x, tokens], vec![])?[0],
             _ => self.flat(&format!("{name}.x"), x)?,
         };
         let flat = self.adapt(&format!("{name}.flat"), [base, x, a, b, slots], 0)?;
-        Ok(self.op(&name, "reshape", &[flat], vec![Attr::Dims(shape)])?[0])
+        Ok(self.op([&name], "reshape", &[flat], vec![Attr::Dims(shape)])?[0])
     }
 
     fn adapt(&mut self, name: &str, operands: [ValueId; 5], start: u64) -> Result<ValueId, String> {
         let start = Attr::Int(i64::try_from(start).map_err(|e| e.to_string())?);
-        Ok(self.op(name, "adapt", &operands, vec![start])?[0])
+        Ok(self.op([name], "adapt", &operands, vec![start])?[0])
     }
 
     /// A value of choices `[T, k, N]` as `[T k, N]`.
@@ -232,7 +232,7 @@ impl Rebuilt {
         let shape = &self.out.ty(value).tensor()?.shape;
         let rows = Dim::product_of(&shape[..2]).ok_or("choices that cannot be counted")?;
         let shape = vec![rows, shape[2]];
-        Ok(self.op(name, "reshape", &[value], vec![Attr::Dims(shape)])?[0])
+        Ok(self.op([name], "reshape", &[value], vec![Attr::Dims(shape)])?[0])
     }
 
     /// Where adapters have their parts of the experts that are chosen, and the tokens that chose them.
@@ -242,31 +242,26 @@ impl Rebuilt {
         }
         let slots = self.slots();
         let experts = Attr::Int(i64::try_from(experts).map_err(|e| e.to_string())?);
-        let name = self.out.value_name(ids).to_owned();
-        let made = self.op(&name, "expert_slots", &[slots, ids], vec![experts])?;
-        let [slots, tokens] = made[..] else { return Err("expert_slots".to_owned()) };
-        self.choices.insert(ids, [slots, tokens]);
-        Ok([slots, tokens])
+        let [parts, tokens] =
+            ["slots", "tokens"].map(|of| format!("{}.{of}", self.out.value_name(ids)));
+        let made = self.op([&parts, &tokens], "expert_slots", &[slots, ids], vec![experts])?;
+        self.choices.insert(ids, made);
+        Ok(made)
     }
 
-    /// Adds a call whose results have names that begin so, at the place of its last operand's.
-    fn op(
+    /// Adds a call, at the place of its first operand's; its results are called so, as far as these names are free.
+    fn op<const N: usize>(
         &mut self,
-        name: &str,
+        names: [&str; N],
         op: &str,
         operands: &[ValueId],
         attrs: Vec<Attr>,
-    ) -> Result<Vec<ValueId>, String> {
-        let op = Op::find(op)?;
+    ) -> Result<[ValueId; N], String> {
         let loc = self.out.node(operands[0].node).loc.clone();
-        let names = match op.name {
-            "expert_slots" => {
-                ["slots", "tokens"].map(|of| free(&self.out, &format!("{name}.{of}"))).to_vec()
-            }
-            _ => vec![free(&self.out, name)],
-        };
+        let names = names.iter().map(|name| free(&self.out, name)).collect();
         let operands: Vec<Option<ValueId>> = operands.iter().copied().map(Some).collect();
-        self.out.call(names, op, &operands, attrs, loc)
+        let results = self.out.call(names, Op::find(op)?, &operands, attrs, loc)?;
+        results.try_into().map_err(|_| format!("`{op}`: expected {N} result(s)"))
     }
 
     fn bank(&mut self, bank: String, ty: TensorType) -> ValueId {

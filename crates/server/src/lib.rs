@@ -59,8 +59,8 @@ pub use rehearsal::Rehearsal;
 /// What serving ends with.
 pub type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// Options of how an engine is made. With one of another process they would change nothing.
-const MADE_ELSEWHERE: [&str; 15] = [
+/// Options of how an engine is made, beside those of passes. With one of another process they would change nothing.
+const MADE_ELSEWHERE: [&str; 9] = [
     "EngineArgs",
     "AdapterArgs",
     "LoraOptions",
@@ -68,12 +68,6 @@ const MADE_ELSEWHERE: [&str; 15] = [
     "CacheOptions",
     "random_weights",
     "no_tune_products",
-    "passes",
-    "reproducible",
-    "rules",
-    "disable",
-    "allow_unchecked",
-    "costs",
     "dtype",
     "max_length",
 ];
@@ -90,7 +84,7 @@ pub struct Args {
     /// Ask an engine of another process, which `infernum engine` runs, instead of running one: ipc:///PATH or tcp://HOST:PORT.
     /// Repeat for several, of one model or of different ones. A model's files are opened where its engine did, or at --model: a
     /// single one is that of all engines, of several each is that of the engines that have its name.
-    #[arg(long = "engine", value_name = "ADDRESS", conflicts_with_all = MADE_ELSEWHERE)]
+    #[arg(long = "engine", value_name = "ADDRESS", conflicts_with_all = MADE_ELSEWHERE, conflicts_with_all = infernum::PASS_OPTIONS)]
     engines: Vec<EngineAddress>,
     #[command(flatten)]
     link: engine::LinkArgs,

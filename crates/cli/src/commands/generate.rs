@@ -7,8 +7,8 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::Instant;
 
 use infernum::{
-    FinishReason, Frontend, Generator, Loader, Machine, Message, ModelOptions, Request, RunOptions,
-    SamplingFlags, SamplingParams,
+    FinishReason, Frontend, GenerationDefaults, Generator, Loader, Machine, Message, ModelOptions,
+    Request, RunOptions, SamplingFlags, SamplingParams,
 };
 use infernum_tools::report::{self, Outcome};
 use serde::Serialize;
@@ -94,9 +94,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if args.chat {
         frontend.template()?;
     }
-    for key in &frontend.defaults().unsupported {
-        report::notice(&format!("generation_config.json: `{key}` is not supported, and left out"));
-    }
+    tell_unsupported(frontend.defaults());
     let sampling = args.sampling.params(frontend.defaults().sampling);
     let generator = Generator::load(&loader, frontend)?;
     let mut answerer = Answerer { args, generator, sampling };
@@ -116,6 +114,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let request = answerer.generator.prompt(&prompt)?;
     let answer = answerer.answer(request)?;
     finish(args, &answer)
+}
+
+/// What the checkpoint asks for and is not done is said.
+fn tell_unsupported(defaults: &GenerationDefaults) {
+    for key in &defaults.unsupported {
+        report::notice(&format!("generation_config.json: `{key}` is not supported, and left out"));
+    }
 }
 
 impl Answerer<'_> {

@@ -123,8 +123,9 @@ impl AdapterBanks {
         let (modules, mut met) = (Modules::of(&self.banks, &self.names), BTreeMap::new());
         for (module, low) in adapter.modules() {
             let (file, name) = (|| adapter.file().to_owned(), || module.to_owned());
-            let (a, b) = (stored(adapter.a(low)), stored(adapter.b(low)));
+            // Sizes are looked at before anything is made of them.
             let places = modules.find(adapter, module, low)?;
+            let (a, b) = (stored(adapter.a(low)), stored(adapter.b(low)));
             for place in &places {
                 for expert in place.experts.clone() {
                     if let Some(other) = met.insert((place.module, expert), module) {

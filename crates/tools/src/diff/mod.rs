@@ -10,7 +10,7 @@ mod inner;
 use std::error::Error;
 use std::path::PathBuf;
 
-use infernum::ModelOptions;
+use infernum::{ModelOptions, PASS_OPTIONS};
 use infernum_codegen::{Plan, TargetKind};
 use infernum_frontend_hf::{Checkpoint, LowerOptions, Model};
 use infernum_ir::{CallSite, DType, Dims, Module, Sym, Type, ValueId};
@@ -31,23 +31,13 @@ type Fallible<T> = Result<T, Box<dyn Error>>;
 /// What makes a dump.
 const SCRIPT: &str = include_str!("dump_hidden.py");
 
-/// Options of compiling that mean nothing here: the graph runs on a CPU as the spec wrote it.
-const WITHOUT_MEANING: [&str; 10] = [
-    "passes",
-    "reproducible",
-    "rules",
-    "disable",
-    "allow_unchecked",
-    "costs",
-    "kv_dtype",
-    "max_loras",
-    "max_lora_rank",
-    "lora_targets",
-];
+/// Options that mean nothing here, beside those of passes: the graph runs on a CPU as the spec wrote it.
+const WITHOUT_MEANING: [&str; 4] = ["kv_dtype", "max_loras", "max_lora_rank", "lora_targets"];
 
-/// Neither shown nor taken.
+/// Shows and takes no option that means nothing here.
 fn only_meant(arg: clap::Arg) -> clap::Arg {
-    let is_meant = !WITHOUT_MEANING.contains(&arg.get_id().as_str());
+    let id = arg.get_id().as_str();
+    let is_meant = !WITHOUT_MEANING.contains(&id) && !PASS_OPTIONS.contains(&id);
     if is_meant { arg } else { arg.hide(true).conflicts_with("against") }
 }
 

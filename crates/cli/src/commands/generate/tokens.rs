@@ -7,11 +7,12 @@ use infernum::{Capacity, GenerationDefaults, Loader, Request, tune};
 use infernum_runtime::{EngineOptions, Event, FinishReason};
 use infernum_tools::report::{self, Outcome};
 
-use super::{Answer, Args, MAX_TOKENS, finish, rate};
+use super::{Answer, Args, MAX_TOKENS, finish, rate, tell_unsupported};
 
 /// Continues tokens, printing each as it comes unless JSON is wanted.
 pub(super) fn run(args: &Args, loader: &Loader<'_>) -> Outcome {
     let defaults = GenerationDefaults::read(&loader.model.config, None)?;
+    tell_unsupported(&defaults);
     let given = defaults.max_tokens(args.tokens.len());
     let request = Request {
         max_tokens: args.max_tokens.or(given).unwrap_or(MAX_TOKENS),

@@ -101,8 +101,8 @@ impl<'a> Modules<'a> {
     fn stacked(&self, names: &[String], low: &LowRank) -> Vec<Place<'a>> {
         let is_theirs = |own: &str| {
             let Some(own) = experts_of(own) else { return false };
-            let theirs = names.iter().map(|name| name.trim_end_matches(".base_layer"));
-            theirs.into_iter().any(|name| name == own || are_experts_of_one_layer(name, own))
+            let mut theirs = names.iter().map(|name| name.trim_end_matches(".base_layer"));
+            theirs.any(|name| name == own || are_experts_of_one_layer(name, own))
         };
         let fits = |[a, b]: &[&Bank; 2], rows: u64| {
             let divides = low.rank.is_multiple_of(a.experts.max(1));
@@ -147,12 +147,20 @@ fn last(module: &str) -> &str {
 /// Whether two names of experts are those of one layer, whatever the modules around them are called: of `block_sparse_moe.experts`
 /// later versions of transformers made `mlp.experts`.
 fn are_experts_of_one_layer(a: &str, b: &str) -> bool {
-    let layer = |name: &str| {
-        let is_number = |part: &&str| part.bytes().all(|b| b.is_ascii_digit());
-        let to = name.split('.').position(|part| is_number(&part))?;
-        Some(name.split('.').take(to + 1).map(str::to_owned).collect::<Vec<_>>())
-    };
-    last(a) == last(b) && layer(a).is_some() && layer(a) == layer(b)
+    layer(a).is_some() && layer(a) == layer(b) && last(a) == last(b)
+}
+
+/// The name as far as the number of its layer: `model.layers.3` of `model.layers.3.mlp.experts`.
+fn layer(module: &str) -> Option<&str> {
+    let mut end = 0;
+    for part in module.split('.') {
+        end += part.len();
+        if !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) {
+            return module.get(..end);
+        }
+        end += 1;
+    }
+    None
 }
 
 impl Place<'_> {
