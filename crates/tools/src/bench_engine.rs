@@ -144,6 +144,14 @@ impl Executor for Timed {
         self.inner.feeds()
     }
 
+    fn defers_picks(&self) -> bool {
+        self.inner.defers_picks()
+    }
+
+    fn pick(&mut self, ticket: Ticket, inputs: &StepInputs) -> Result<(), ExecError> {
+        self.inner.pick(ticket, inputs)
+    }
+
     fn is_reproducible(&self) -> bool {
         self.inner.is_reproducible()
     }

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 
 use infernum_codegen::cuda::abi::Part;
 use infernum_codegen::cuda::{Cubin, Device};
-use infernum_codegen::{Asks, CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run};
+use infernum_codegen::{CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run};
 use infernum_ir::{Dims, StepInput, Sym, Task, TensorType};
 
 use super::blas::Blas;
 use super::code::{Code, reads, runs_parts, uses_library};
-use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream, capture};
+use super::deferred::{Launches, Unpicked};
+use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream};
 use super::frame::Frame;
-use super::graphs::{self, Graphs, Key};
+use super::graphs::Graphs;
 use super::inputs::{Layout, Room};
 use super::options::CudaOptions;
 use super::parts::PartDims;
@@ -37,7 +38,9 @@ pub struct CudaExecutor {
     pub(super) graphs: Graphs,
     pub(super) core: Core,
     output: StepOutput,
-    ticket: u64,
+    pub(super) ticket: u64,
+    /// The last step, while it is not said how its tokens are picked.
+    pub(super) unpicked: Option<Unpicked>,
     waited: Duration,
 }
 
@@ -66,12 +69,12 @@ pub(super) struct Core {
     slots: Vec<Vec<usize>>,
     /// The step's inputs on the GPU.
     inputs: DeviceMemory,
-    layout: Layout,
+    pub(super) layout: Layout,
     /// Where the last step's tokens are.
     picked: u64,
     /// Of odd and of even steps.
-    turns: [Turn; 2],
-    options: CudaOptions,
+    pub(super) turns: [Turn; 2],
+    pub(super) options: CudaOptions,
     /// By op, if measured.
     times: BTreeMap<String, Duration>,
     pub(super) gpu: Arc<Gpu>,
@@ -136,7 +139,7 @@ impl CudaExecutor {
         let layout = Layout::new(&plan.limits, room, read);
         let inputs = DeviceMemory::zeroed(gpu, "the step's inputs", layout.bytes() as u64)?;
         let layout = layout.at(inputs.address());
-        let turn = || Turn::new(gpu, layout.bytes(), most_rows, told);
+        let turn = || Turn::new(gpu, [layout.bytes(), layout.picks_bytes()], most_rows, told);
         let turns = [turn()?, turn()?];
         let core = Core {
             blas: (options.exchanges || uses_library(&plan)).then(|| Blas::new(gpu)).transpose()?,
@@ -169,6 +172,7 @@ impl CudaExecutor {
             core,
             output: StepOutput::default(),
             ticket: 0,
+            unpicked: None,
             waited: Duration::ZERO,
         })
     }
@@ -190,20 +194,21 @@ impl CudaExecutor {
 
     /// Checks and copies the inputs; which schedule to run.
     fn begin(&mut self, inputs: &StepInputs) -> Result<(usize, PartDims), ExecError> {
+        self.core.gpu.bind()?;
+        self.forget_unpicked()?;
         let core = &mut self.core;
-        core.gpu.bind()?;
-        let turn = &mut core.turns[(self.ticket + 1) as usize % 2];
-        turn.finish()?;
         inputs.check_groups(&core.cache)?;
         inputs.check_whole(&core.plan)?;
         inputs.check_adapters(&core.plan)?;
+        core.check_picks(inputs)?;
         let (blocks, rows) = (core.options.kv_blocks, core.plan.output_rows);
-        let columns = core.plan.outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(0);
-        if !inputs.step().picks.sets_hold(columns as usize) {
-            let message = format!("a set of allowed tokens has fewer than {columns} bits");
-            return Err(ExecError::Inputs(message));
-        }
-        let lists = turn.lists.stage(inputs, &core.gpu, &core.stream)?;
+        let turn = &mut core.turns[(self.ticket + 1) as usize % 2];
+        turn.finish()?;
+        let lists = if inputs.defers_picks() {
+            0 // they come with the picks
+        } else {
+            turn.lists.stage(inputs, &core.gpu, &core.stream)?
+        };
         let (dims, used) =
             core.layout.write(inputs, blocks, rows, lists, turn.staged.bytes_mut())?;
         let (tokens, decode_only) = (dims.all.t, inputs.is_decode_only());
@@ -224,59 +229,23 @@ impl CudaExecutor {
         Ok((schedule, dims))
     }
 
-    /// The recording for a decode step; `None` if such steps are launched one by one.
-    fn key(&self, sequences: u64, asks: Asks) -> Option<Key> {
-        let plan = &self.core.plan;
-        let schedule = plan.schedule_for(sequences, true, asks)?;
-        let most = plan.schedules[schedule].bucket.max.min(plan.limits.t).min(plan.limits.seqs);
-        let sequences = graphs::rounded(sequences, most)?;
-        Some(Key { schedule, sequences })
-    }
-
-    /// The smallest recording for more sequences that is not there yet.
-    fn missing(&self, key: Key, asks: Asks) -> Option<Key> {
-        let larger = |key: &Key| {
-            let next = key.sequences + 1;
-            (next <= self.core.plan.limits.seqs).then(|| self.key(next, asks)).flatten()
-        };
-        let mut all = std::iter::successors(larger(&key), larger);
-        all.find(|key| !self.graphs.0.contains_key(key))
-    }
-
-    /// Records a step, unless it is already.
-    fn record(&mut self, key: Key) -> Result<(), ExecError> {
-        if self.graphs.0.contains_key(&key) {
-            return Ok(());
-        }
-        let core = &mut self.core;
-        let full = graphs::dims(key.sequences, &core.plan.limits);
-        // Libraries choose algorithms when first asked, which cannot be recorded.
-        core.prepare(key.schedule, &full)?;
-        let (gpu, stream) = (Arc::clone(&core.gpu), core.stream.raw);
-        let decoding = PartDims::decoding(full);
-        let graph = capture(&gpu, stream, || core.calls(key.schedule, &decoding))?;
-        self.graphs.0.insert(key, graph);
-        Ok(())
-    }
-
     /// Has the step's tokens brought to the host, and the logits and log-probabilities that are wanted.
-    fn finish(
+    pub(super) fn finish(
         &mut self,
         schedule: usize,
         dims: &Dims,
         inputs: &StepInputs,
-    ) -> Result<Ticket, ExecError> {
+    ) -> Result<(), ExecError> {
         let core = &mut self.core;
         let left = Left::of(&core.plan, core.arena_start(), schedule, dims);
         core.picked = left.tokens.unwrap_or(0);
-        self.ticket += 1;
         let turn = &mut core.turns[self.ticket as usize % 2];
         turn.ticket = self.ticket;
         // Sequences are asked for: where rows are tokens, all of them come.
         let by_token = core.plan.output_rows == Some(Sym::T);
         let wanted = if by_token { &LogitRows::All } else { inputs.logit_rows() };
         turn.bring(&core.gpu, &core.stream, left, wanted, inputs)?;
-        Ok(Ticket(self.ticket))
+        Ok(())
     }
 }
 
@@ -293,10 +262,12 @@ impl PlanExecutor for CudaExecutor {
     ) -> Result<Ticket, ExecError> {
         let (schedule, dims) = self.begin(inputs)?;
         for index in 0..self.core.plan.schedules[schedule].calls.len() {
-            self.core.call(schedule, index, &dims)?;
+            self.core.call(schedule, index, &dims, Launches::All)?;
             observer(index, self.core.observe(schedule, index, &dims.all)?);
         }
-        self.finish(schedule, &dims.all, inputs)
+        self.ticket += 1;
+        self.finish(schedule, &dims.all, inputs)?;
+        Ok(Ticket(self.ticket))
     }
 
     fn picked_rows(&mut self, inputs: &StepInputs) -> Result<Option<Vec<PickedRows>>, ExecError> {
@@ -331,22 +302,28 @@ impl Executor for CudaExecutor {
     fn submit(&mut self, inputs: &StepInputs) -> Result<Ticket, ExecError> {
         let (schedule, dims) = self.begin(inputs)?;
         let CudaOptions { graphs, poison, profile, .. } = self.core.options;
-        let asks = inputs.asks();
+        let (asks, launches) = (inputs.asks(), Launches::submitted(inputs));
         let one_by_one = !graphs || poison || profile || self.core.watch.is_some();
         let recorded = (!one_by_one && inputs.is_decode_only())
-            .then(|| self.key(dims.all.seqs, asks))
+            .then(|| self.key(dims.all.seqs, asks, launches))
             .flatten();
-        let Some(key) = recorded else {
-            self.core.calls(schedule, &dims)?;
-            return self.finish(schedule, &dims.all, inputs);
-        };
-        self.record(key)?;
-        self.core.stream.replay(&self.graphs.0[&key])?;
-        let ticket = self.finish(schedule, &dims.all, inputs)?;
+        if let Some(key) = recorded {
+            self.record(key)?;
+            self.core.stream.replay(&self.graphs.0[&key])?;
+        } else {
+            self.core.calls(schedule, &dims, launches)?;
+        }
+        self.ticket += 1;
+        let ticket = Ticket(self.ticket);
+        if launches == Launches::All {
+            self.finish(schedule, &dims.all, inputs)?;
+        } else {
+            self.unpicked = Some(Unpicked::new(schedule, dims));
+        }
         // While the GPU is busy: the next recording that a growing batch will want. That it fails
         // matters when it is wanted.
         if !self.core.options.exchanges
-            && let Some(next) = self.missing(key, asks)
+            && let Some(next) = recorded.and_then(|key| self.missing(key, asks))
         {
             let _ = self.record(next);
         }
@@ -363,6 +340,14 @@ impl Executor for CudaExecutor {
 
     fn feeds(&self) -> bool {
         self.core.plan.feed.is_some()
+    }
+
+    fn defers_picks(&self) -> bool {
+        self.core.plan.picks()
+    }
+
+    fn pick(&mut self, ticket: Ticket, inputs: &StepInputs) -> Result<(), ExecError> {
+        self.pick_now(ticket, inputs)
     }
 
     fn task(&self) -> Task {
@@ -415,18 +400,42 @@ impl Executor for CudaExecutor {
 const POISON: u8 = 0xff;
 
 impl Core {
-    fn calls(&mut self, schedule: usize, dims: &PartDims) -> Result<(), ExecError> {
+    pub(super) fn calls(
+        &mut self,
+        schedule: usize,
+        dims: &PartDims,
+        launches: Launches,
+    ) -> Result<(), ExecError> {
         for index in 0..self.plan.schedules[schedule].calls.len() {
-            self.call(schedule, index, dims)?;
+            self.call(schedule, index, dims, launches)?;
         }
         Ok(())
     }
 
-    fn call(&mut self, schedule: usize, index: usize, dims: &PartDims) -> Result<(), ExecError> {
+    /// Refuses sets of tokens that do not hold all there are.
+    pub(super) fn check_picks(&self, inputs: &StepInputs) -> Result<(), ExecError> {
+        let columns = self.plan.outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(0);
+        if inputs.step().picks.sets_hold(columns as usize) {
+            return Ok(());
+        }
+        let message = format!("a set of allowed tokens has fewer than {columns} bits");
+        Err(ExecError::Inputs(message))
+    }
+
+    /// Launches those of a call's.
+    fn call(
+        &mut self,
+        schedule: usize,
+        index: usize,
+        dims: &PartDims,
+        launches: Launches,
+    ) -> Result<(), ExecError> {
         let plan = &self.plan;
         let call = &plan.schedules[schedule].calls[index];
         let program = &plan.programs[call.program as usize];
-        for (at, launch) in program.launches.iter().enumerate() {
+        let begin = launches.first(plan, schedule);
+        for at in launches.of_call(plan, schedule, index) {
+            let launch = &program.launches[at];
             let fail = |message: String| {
                 let layer = call.layer.map_or_else(String::new, |l| format!(" {l}"));
                 let launch = format!("{}{layer}/%{} ({})", program.name, launch.name, launch.op);
@@ -434,7 +443,7 @@ impl Core {
             };
             let timer = self.options.profile.then(|| Timer::start(&self.gpu, &self.stream));
             let frame = self.frame(call);
-            let first = index == 0 && at == 0;
+            let first = (index, at) == begin;
             let mut run = || self.launch(launch, &frame, dims, first);
             let launched = match &self.watch {
                 None => run(),

@@ -1,19 +1,26 @@
 //! Which steps are recorded as CUDA graphs, and the recordings.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use infernum_codegen::Asks;
 use infernum_ir::Dims;
 
-use super::driver::Graph;
+use super::deferred::Launches;
+use super::driver::{Graph, capture};
+use super::exec::CudaExecutor;
+use super::parts::PartDims;
+use crate::exec::ExecError;
 
 /// Decode steps of at most this many sequences are recorded; larger steps take so long that
 /// launching them one by one costs nothing.
 const MOST: u64 = 512;
 
-/// What a recording is of: a schedule, and how many sequences it holds.
+/// What a recording is of: launches of a schedule, and how many sequences it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) schedule: usize,
+    pub(super) launches: Launches,
     pub(super) sequences: u64,
 }
 
@@ -40,6 +47,45 @@ pub(super) fn rounded(sequences: u64, most: u64) -> Option<u64> {
 /// them is taken at its largest.
 pub(super) fn dims(sequences: u64, limits: &Dims) -> Dims {
     Dims { t: sequences, b: sequences, s: limits.s, pairs: limits.pairs, seqs: sequences }
+}
+
+impl CudaExecutor {
+    /// The recording for a decode step; `None` if such steps are launched one by one.
+    pub(super) fn key(&self, sequences: u64, asks: Asks, launches: Launches) -> Option<Key> {
+        let plan = &self.core.plan;
+        let schedule = plan.schedule_for(sequences, true, asks)?;
+        let most = plan.schedules[schedule].bucket.max.min(plan.limits.t).min(plan.limits.seqs);
+        let sequences = rounded(sequences, most)?;
+        Some(Key { schedule, launches, sequences })
+    }
+
+    /// The smallest recording for more sequences that is not there yet.
+    pub(super) fn missing(&self, key: Key, asks: Asks) -> Option<Key> {
+        let larger = |key: &Key| {
+            let next = key.sequences + 1;
+            (next <= self.core.plan.limits.seqs)
+                .then(|| self.key(next, asks, key.launches))
+                .flatten()
+        };
+        let mut all = std::iter::successors(larger(&key), larger);
+        all.find(|key| !self.graphs.0.contains_key(key))
+    }
+
+    /// Records a step, unless it is already.
+    pub(super) fn record(&mut self, key: Key) -> Result<(), ExecError> {
+        if self.graphs.0.contains_key(&key) {
+            return Ok(());
+        }
+        let core = &mut self.core;
+        let full = dims(key.sequences, &core.plan.limits);
+        // Libraries choose algorithms when first asked, which cannot be recorded.
+        core.prepare(key.schedule, &full)?;
+        let (gpu, stream) = (Arc::clone(&core.gpu), core.stream.raw);
+        let decoding = PartDims::decoding(full);
+        let graph = capture(&gpu, stream, || core.calls(key.schedule, &decoding, key.launches))?;
+        self.graphs.0.insert(key, graph);
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! The inputs of a step, as kernels see them: an [`abi::Step`] for each [`Part`] of its rows in each group of
 //! layers, and the arrays that these name.
 
+use std::ops::Range;
+
 use infernum_codegen::cuda::abi::{self, Address, Part};
 use infernum_ir::picking::PickRow;
 use infernum_ir::{Dims, StepInput, Sym};
@@ -228,6 +230,43 @@ impl Layout {
         let used =
             self.offsets[Field::Blocks as usize] + 4 * self.groups * seqs.len() * self.stride;
         Ok((dims, w.headers(&dims, used)))
+    }
+
+    /// Bytes of what brings picks later.
+    pub(super) fn picks_bytes(&self) -> usize {
+        self.headers() + 4 * PickRow::WORDS * self.picks
+    }
+
+    /// Of a step that is `staged` and on the GPU already: writes how its tokens are picked now, and where the lists are
+    /// that picks name. What goes where on the GPU.
+    pub(super) fn write_picks(
+        &self,
+        inputs: &StepInputs,
+        lists: u64,
+        staged: &[u8],
+        to: &mut [u8],
+    ) -> [(u64, Range<usize>); 2] {
+        let (headers, picks) = to.split_at_mut(self.headers());
+        headers.copy_from_slice(&staged[..headers.len()]);
+        for group in 0..self.groups {
+            let at = self.header(group, Part::All);
+            let header = &mut headers[at..at + HEADER];
+            let step: abi::Step = bytemuck::pod_read_unaligned(header);
+            let step = abi::Step { words: Address::new(lists), ..step };
+            header.copy_from_slice(bytemuck::bytes_of(&step));
+        }
+        let rows = inputs.step().picks.rows();
+        let rows = &rows[..rows.len().min(self.picks)];
+        for (row, to) in rows.iter().zip(picks.chunks_exact_mut(4 * PickRow::WORDS)) {
+            to.copy_from_slice(bytemuck::cast_slice(&row.words()));
+        }
+        let end = headers.len() + 4 * PickRow::WORDS * rows.len();
+        [(self.base, 0..headers.len()), (self.address(Field::Picks), headers.len()..end)]
+    }
+
+    /// Bytes of the headers.
+    fn headers(&self) -> usize {
+        HEADER * self.groups * if self.parts { Part::ALL.len() } else { 1 }
     }
 }
 

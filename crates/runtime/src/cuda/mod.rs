@@ -4,6 +4,7 @@
 mod blas;
 mod ceiling;
 mod code;
+mod deferred;
 mod driver;
 mod exec;
 mod frame;

@@ -17,6 +17,8 @@ use crate::sampling::Logprobs;
 pub(super) struct Turn {
     /// Its inputs, read by the GPU while the host fills the other's.
     pub(super) staged: Pinned,
+    /// How its tokens are picked, where that is brought later.
+    pub(super) picks: Pinned,
     /// What the picks name.
     pub(super) lists: Lists,
     tokens: Pinned,
@@ -78,16 +80,18 @@ impl Left {
 }
 
 impl Turn {
-    /// For inputs of so many bytes and so many rows of output, of each of which so many numbers are told.
+    /// For inputs of so many bytes, of which some bring picks later, and so many rows of output, of each of which so
+    /// many numbers are told.
     pub(super) fn new(
         gpu: &Arc<Gpu>,
-        inputs: usize,
+        [inputs, picks]: [usize; 2],
         rows: usize,
         told: usize,
     ) -> Result<Turn, GpuError> {
         let told = || Pinned::new(gpu, 4 * rows * told);
         Ok(Turn {
             staged: Pinned::new(gpu, inputs)?,
+            picks: Pinned::new(gpu, picks)?,
             tokens: Pinned::new(gpu, 4 * rows)?,
             lists: Lists::new(gpu)?,
             logits: Pinned::new(gpu, 0)?,

@@ -1,14 +1,15 @@
 //! Texts that may not be just any: what a request's tokens are held to, one after the other.
 //!
 //! The engine knows nothing of grammars. It asks what may come next, hands that to whoever picks, and tells which token
-//! came. What may come next depends on all tokens before, so that a step that picks under a constraint is filled once
-//! the step before is settled; working it out is others' business, and a row for which it is not known yet is left
-//! out of a step, alone.
+//! came. Working out what may come next is others' business, and depends on all tokens before. Where the executor lets
+//! picks be [deferred](Executor::defers_picks), the next step computes a row meanwhile, and only its pick waits for
+//! what may come: a row for which that is not known when all others are picked is taken out of the step, alone, and
+//! computed once more. Elsewhere such a step is filled once the one before is settled, without the rows that wait.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
-use super::{Engine, Event, FinishReason};
+use super::{Engine, EngineError, Event, FinishReason, Planned};
 use crate::exec::Executor;
 
 /// What the tokens of a text are held to. Requests share it; each text has a [`Cursor`] of its own.
@@ -59,7 +60,55 @@ impl<E: Executor> Engine<E> {
     /// Whether a step cannot be filled before the one under way is settled: what may come depends on its tokens.
     pub(super) fn must_know(&self) -> bool {
         let mut running = self.running.iter().map(|slot| &self.sequences[*slot]);
-        running.any(|s| s.cursor.is_some() && s.coming.is_some())
+        !self.defers_picks && running.any(|s| s.cursor.is_some() && s.coming.is_some())
+    }
+
+    /// Says of the step that was just submitted what its deferred picks are, now that the step before is settled.
+    /// Rows whose next token is forced, or not known to be allowed yet, yield nothing.
+    pub(super) fn pick_deferred(&mut self, events: &mut Vec<Event>) -> Result<(), EngineError> {
+        let Some(mut flight) = self.flight.take() else { return Ok(()) };
+        if !flight.planned.iter().any(|planned| planned.deferred) {
+            self.flight = Some(flight);
+            return Ok(());
+        }
+        for planned in flight.planned.iter_mut().filter(|planned| planned.deferred) {
+            planned.yields = self.pick_later(planned, events);
+        }
+        let picked =
+            flight.ticket.map_or(Ok(()), |ticket| self.executor.pick(ticket, &self.inputs));
+        if let Err(error) = picked {
+            self.fail(&flight, events);
+            return Err(error.into());
+        }
+        self.flight = Some(flight);
+        Ok(())
+    }
+
+    /// Puts a deferred pick into the step's inputs; false where the row yields nothing.
+    fn pick_later(&mut self, planned: &Planned, events: &mut Vec<Event>) -> bool {
+        let Some(s) = self.sequences.get_mut(planned.slot).filter(|s| s.id == planned.id) else {
+            return false; // ended by the step before
+        };
+        let coming = s.coming.take();
+        let Some(next) = s.cursor.as_mut().and_then(|cursor| cursor.next(false)) else {
+            self.stats.awaited += 1;
+            self.groups.truncate(&mut self.pool, s, planned.context - 1);
+            return false;
+        };
+        let known = s.tokens.len();
+        self.mask_times.push(next.took);
+        if let Some(reason) = self.take_next(planned.slot, next, events) {
+            events.push(Event::Finished(planned.id, reason));
+            self.remove(planned.slot);
+            return false;
+        }
+        let s = &mut self.sequences[planned.slot];
+        if s.tokens.len() > known {
+            return false; // what it yields is forced
+        }
+        self.inputs.set_row_pick(planned.last_output(), &s.pick(planned.context, false));
+        s.coming = coming;
+        true
     }
 
     /// Asks constraints what may come next, where all tokens before are known: forced tokens are appended, and texts

@@ -168,8 +168,11 @@ impl Groups {
 
     /// Gives the blocks back that no row to come may see, once their own rows are known to hold.
     pub(super) fn give_back(&self, pool: &mut BlockPool, s: &mut Sequence) {
+        // The last row of a step under way may be taken out of it and be the next one again.
+        let is_open = s.cursor.is_some() && s.computed < s.submitted;
+        let next = s.submitted - usize::from(is_open);
         for (kind, held) in self.kinds.iter().zip(&mut s.held) {
-            let first = kind.first_row(s.submitted).min(s.computed) / self.block_size;
+            let first = kind.first_row(next).min(s.computed) / self.block_size;
             for block in held.blocks.iter().take(first).skip(held.gone) {
                 pool.release(*block);
             }
@@ -328,7 +331,7 @@ impl Groups {
     }
 
     /// Whether any group has a state that a step moves from one place to another.
-    fn has_slots(&self) -> bool {
+    pub(super) fn has_slots(&self) -> bool {
         self.kinds.iter().any(|kind| matches!(kind, GroupKind::Slot { .. }))
     }
 

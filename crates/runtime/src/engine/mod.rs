@@ -57,6 +57,8 @@ pub struct Engine<E: Executor> {
     spare: Vec<Planned>,
     order: Vec<usize>,
     row: Vec<f32>,
+    /// Whether rows are computed before it is known what may come after them.
+    defers_picks: bool,
     next_id: u64,
     stats: Stats,
     /// Of the last step.
@@ -91,6 +93,8 @@ struct Planned {
     output: usize,
     /// Whether the last row yields the next token.
     yields: bool,
+    /// Whether it is said how that is picked once the step is submitted.
+    deferred: bool,
 }
 
 impl Planned {
@@ -134,7 +138,14 @@ impl<E: Executor> Engine<E> {
             groups.snapshot_every = 0;
         }
         let executor_slots = executor.adapter_slots();
+        // A state of fixed size has no row that could be taken out of a step again.
+        let defers_picks = options.ahead
+            && executor.feeds()
+            && executor.samples()
+            && executor.defers_picks()
+            && !groups.has_slots();
         Ok(Engine {
+            defers_picks,
             executor,
             inputs,
             adapters: Slots::new(executor_slots),
@@ -306,6 +317,7 @@ impl<E: Executor> Engine<E> {
         if let Some(before) = before {
             self.settle_step(before, events)?;
         }
+        self.pick_deferred(events)?;
         if !self.options.ahead || !self.executor.feeds() {
             self.settle(events)?;
         }

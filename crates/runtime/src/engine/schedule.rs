@@ -172,7 +172,7 @@ impl<E: Executor> Engine<E> {
     /// Plans up to `most` of a sequence's rows, with so many rows of output at most: how many.
     fn plan(&mut self, slot: usize, (most, outputs): (usize, usize), left: &mut Dims) -> usize {
         let s = &mut self.sequences[slot];
-        let (id, wanted) = (s.id, s.wanted(&self.limits).min(most));
+        let (id, wanted) = (s.id, s.wanted(&self.limits, self.defers_picks).min(most));
         let wanted = wanted.min(self.groups.room(s)).min(self.groups.uncut(s, s.submitted));
         if wanted > 0 {
             s.sampler.reach(s.length() as u64);
@@ -187,7 +187,8 @@ impl<E: Executor> Engine<E> {
         if new > 0 && outputs == 0 && past + new == s.length() {
             new -= 1; // the last row yields the next token
         }
-        if new > 0 && past + new == s.length() && s.awaits() {
+        let deferred = s.defers() && past + new == s.length();
+        if new > 0 && past + new == s.length() && s.awaits() && !deferred {
             new -= 1; // nobody knows yet what that may be
             self.stats.awaited += 1;
         }
@@ -210,6 +211,7 @@ impl<E: Executor> Engine<E> {
             rows,
             output,
             yields,
+            deferred,
         };
         self.next.planned.push(planned);
         left.t -= new as u64;
@@ -225,7 +227,7 @@ impl<E: Executor> Engine<E> {
         let (samples, spare) = (self.executor.samples(), self.room());
         let generates = self.executor.task().generates();
         let (planned, inputs) = (&mut self.next.planned[at], &mut self.inputs);
-        let Planned { slot, past, context, generated, adapter, rows, .. } = *planned;
+        let Planned { slot, past, context, generated, adapter, rows, deferred, .. } = *planned;
         let s = &mut self.sequences[slot];
         self.groups.leave_snapshots(&mut self.pool, s, past, spare);
         let held = self.groups.rows(s, past);
@@ -244,6 +246,10 @@ impl<E: Executor> Engine<E> {
         planned.output = inputs.last_outputs().start;
         if planned.yields && !generates {
             inputs.ask_logits();
+        }
+        if deferred {
+            inputs.defer_picks();
+            return Ok(());
         }
         for (i, output) in inputs.last_outputs().enumerate().filter(|_| samples) {
             let row_context = context - rows + i + 1;

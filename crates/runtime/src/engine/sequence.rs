@@ -94,15 +94,20 @@ impl Sequence {
         self.generated() + coming >= self.request.max_tokens || self.length() >= max_length
     }
 
-    /// Rows that can be computed next.
-    pub(super) fn wanted(&self, limits: &EngineLimits) -> usize {
+    /// Rows that can be computed next; `defers` says whether it may be open what may come after them.
+    pub(super) fn wanted(&self, limits: &EngineLimits, defers: bool) -> usize {
         let mut known = self.tokens.len() - self.submitted.min(self.tokens.len());
         if self.replays {
             let prompt = self.request.tokens.len();
             known = known.min(prompt.saturating_sub(self.submitted).max(1));
         }
-        let is_fed = self.coming.is_some() && known == 0 && self.cursor.is_none();
+        let is_fed = self.coming.is_some() && known == 0 && (defers || self.cursor.is_none());
         if is_fed && !self.is_full(limits.max_length) { 1 } else { known }
+    }
+
+    /// Whether what may come after its next row depends on a token that is not there yet.
+    pub(super) fn defers(&self) -> bool {
+        self.cursor.is_some() && self.coming.is_some()
     }
 
     /// Whether its next row yields a token, or did before memory was given up and is to be computed as it was.

@@ -51,6 +51,8 @@ fn fake(groups: &[GroupKind], step: Dims, blocks: usize, gpu: bool) -> Fake {
         takes_whole: false,
         samples: gpu,
         feeds: gpu,
+        defers: gpu,
+        unpicked: None,
         reproducible: false,
         rows: vec![None; blocks * BLOCK],
         block_size: BLOCK,
@@ -62,6 +64,7 @@ fn fake(groups: &[GroupKind], step: Dims, blocks: usize, gpu: bool) -> Fake {
         fails_at: None,
         mixed: 0,
         several: 0,
+        deferred: 0,
     }
 }
 

@@ -45,6 +45,18 @@ pub trait Executor {
         false
     }
 
+    /// Whether a step may be submitted before it is known how its tokens are picked ([`StepInputs::defer_picks`]), which
+    /// [`Executor::pick`] then says.
+    fn defers_picks(&self) -> bool {
+        false
+    }
+
+    /// Has the tokens of a step picked that was submitted last and [defers](StepInputs::defer_picks) that: `inputs` are
+    /// that step's, with all picks. Before it is waited for, and before another is submitted.
+    fn pick(&mut self, _: Ticket, _inputs: &StepInputs) -> Result<(), ExecError> {
+        Err(ExecError::Ticket)
+    }
+
     /// Whether a row's numbers are the same whatever other rows a step has, as long as it is a generated row
     /// ([`StepInputs::generated`]) each time that it is computed, or one of a prompt each time.
     fn is_reproducible(&self) -> bool {
@@ -151,6 +163,14 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn feeds(&self) -> bool {
         (**self).feeds()
+    }
+
+    fn defers_picks(&self) -> bool {
+        (**self).defers_picks()
+    }
+
+    fn pick(&mut self, ticket: Ticket, inputs: &StepInputs) -> Result<(), ExecError> {
+        (**self).pick(ticket, inputs)
     }
 
     fn is_reproducible(&self) -> bool {

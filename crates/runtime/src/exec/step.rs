@@ -31,6 +31,8 @@ pub struct StepInputs {
     tables: Vec<[usize; 2]>,
     /// Whether any token is still to come.
     fed: bool,
+    /// Whether it is still to be said how some row's token is picked.
+    defers_picks: bool,
     logit_rows: LogitRows,
 }
 
@@ -104,6 +106,7 @@ impl StepInputs {
             blocks: Vec::new(),
             tables: Vec::new(),
             fed: false,
+            defers_picks: false,
             logit_rows: LogitRows::All,
         }
     }
@@ -166,7 +169,7 @@ impl StepInputs {
         self.tokens.clear();
         self.blocks.clear();
         self.tables.clear();
-        self.fed = false;
+        (self.fed, self.defers_picks) = (false, false);
         self.step.picks.clear();
         if let LogitRows::Of(rows) = &mut self.logit_rows {
             rows.clear();
@@ -261,10 +264,20 @@ impl StepInputs {
         }
     }
 
+    /// How some row's token is picked will be said once the step is submitted, by [`Executor::pick`](super::Executor::pick).
+    pub fn defer_picks(&mut self) {
+        self.defers_picks = true;
+    }
+
+    /// Whether how tokens are picked is not all said yet.
+    pub fn defers_picks(&self) -> bool {
+        self.defers_picks
+    }
+
     /// Whether nothing but the likeliest token of each row of output is wanted.
     pub fn is_greedy(&self) -> bool {
         let no_logits = matches!(&self.logit_rows, LogitRows::Of(rows) if rows.is_empty());
-        no_logits && self.step.picks.rows().is_empty()
+        no_logits && self.step.picks.rows().is_empty() && !self.defers_picks
     }
 
     /// What the step asks of its schedule.

@@ -101,27 +101,44 @@ fn forced_tokens_are_one_chunk_and_a_row_that_waits_waits_alone() {
     assert!(engine.stats().awaited > 0);
 }
 
+/// Always the same set of tokens.
+#[derive(Clone, Debug)]
+struct Fixed(Vec<u32>);
+
+impl Constraint for Fixed {
+    fn begin(&self, _: bool) -> Box<dyn Cursor> {
+        Box::new(self.clone())
+    }
+}
+
+impl Cursor for Fixed {
+    fn next(&mut self, _: bool) -> Option<Next> {
+        let then = Allowed::Tokens(self.0.clone());
+        Some(Next { forced: Vec::new(), then, took: Duration::ZERO })
+    }
+
+    fn advance(&mut self, _: u32) {}
+}
+
+#[test]
+fn a_row_is_computed_while_it_is_worked_out_what_may_come() {
+    let held = || Request {
+        constraint: Some(std::sync::Arc::new(Fixed(vec![1 << 7]))),
+        ..Request::new(vec![1, 2, 3], 5)
+    };
+    for (defers, deferred) in [(true, 4), (false, 0)] {
+        let mut executor = fake(&[GroupKind::Paged], STEP, 64, true);
+        executor.defers = defers;
+        let mut engine = engine_on(executor, 8, EngineOptions::default());
+        let id = engine.submit(held()).expect("a request");
+        let events = finish(&mut engine);
+        let tokens = events.iter().filter(|e| **e == Event::Token(id, 7, None)).count();
+        assert_eq!((tokens, engine.executor.deferred, engine.stats().steps), (5, deferred, 5));
+    }
+}
+
 #[test]
 fn a_mask_has_the_size_of_the_vocabulary() {
-    #[derive(Debug)]
-    struct Fixed(Vec<u32>);
-    struct FixedCursor(Vec<u32>);
-    impl Constraint for Fixed {
-        fn begin(&self, _: bool) -> Box<dyn Cursor> {
-            Box::new(FixedCursor(self.0.clone()))
-        }
-    }
-    impl Cursor for FixedCursor {
-        fn next(&mut self, _: bool) -> Option<Next> {
-            Some(Next {
-                forced: Vec::new(),
-                then: Allowed::Tokens(self.0.clone()),
-                took: Duration::ZERO,
-            })
-        }
-
-        fn advance(&mut self, _: u32) {}
-    }
     // Shorter, longer, and with bits of tokens that are not there.
     let cases = [
         (vec![1 << 7], FinishReason::Length),

@@ -21,6 +21,10 @@ pub(super) struct Fake {
     /// Refuses parts of sequences.
     pub(super) takes_whole: bool,
     pub(super) feeds: bool,
+    /// Lets it be said later how tokens are picked.
+    pub(super) defers: bool,
+    /// Of a step of which that is to be said: its tokens, and what each is worth in the end.
+    pub(super) unpicked: Option<(Vec<u32>, Vec<Value>)>,
     /// What a token is worth depends on whether it is computed as a generated one.
     pub(super) reproducible: bool,
     pub(super) groups: Vec<GroupKind>,
@@ -39,10 +43,12 @@ pub(super) struct Fake {
     /// Steps with generated rows and prompt rows, and steps in which a sequence yielded several rows.
     pub(super) mixed: u64,
     pub(super) several: u64,
+    /// Steps of which it was said later how tokens are picked.
+    pub(super) deferred: u64,
 }
 
 /// A value of a layer; none where it is no number.
-type Value = Option<u32>;
+pub(super) type Value = Option<u32>;
 
 /// The hash of what a token sees: the state of a slot, too.
 fn fold(state: Value, value: Value) -> Value {
@@ -173,6 +179,8 @@ impl Executor for Fake {
         let under_way = self.submitted - self.waited;
         assert!(under_way == 0 || (self.feeds && under_way == 1), "too many steps under way");
         assert!(!inputs.is_fed() || under_way == 1, "fed by a step that has ended");
+        assert!(self.defers || !inputs.defers_picks(), "it cannot be said later");
+        assert!(self.unpicked.is_none(), "the step before has not picked");
         if self.fails_at == Some(self.submitted) {
             self.fails_at = None;
             return Err(ExecError::Inputs("as planned".to_owned()));
@@ -183,11 +191,6 @@ impl Executor for Fake {
         self.several += u64::from(dims.b > dims.seqs);
         let before = self.outputs[(self.submitted % 2) as usize].tokens.clone();
         self.submitted += 1;
-        let mut output = std::mem::take(&mut self.outputs[(self.submitted % 2) as usize]);
-        output.logits.clear();
-        output.tokens.clear();
-        output.told.clear();
-        let picks = &inputs.step().picks;
         let tokens = inputs.tokens().iter().map(|t| match StepInputs::fed_row(*t) {
             Some(row) => before[row],
             None => *t,
@@ -201,6 +204,27 @@ impl Executor for Fake {
         for group in 0..inputs.groups().len() {
             self.layer(inputs, group, &mut values);
         }
+        let ticket = Ticket(self.submitted);
+        self.unpicked = Some((tokens, values));
+        self.deferred += u64::from(inputs.defers_picks());
+        if !inputs.defers_picks() {
+            self.pick(ticket, inputs)?;
+        }
+        Ok(ticket)
+    }
+
+    fn defers_picks(&self) -> bool {
+        self.defers
+    }
+
+    fn pick(&mut self, ticket: Ticket, inputs: &StepInputs) -> Result<(), ExecError> {
+        assert_eq!(ticket.0, self.submitted, "another step than the last");
+        let (tokens, values) = self.unpicked.take().expect("a step to pick of");
+        let mut output = std::mem::take(&mut self.outputs[(self.submitted % 2) as usize]);
+        output.logits.clear();
+        output.tokens.clear();
+        output.told.clear();
+        let picks = &inputs.step().picks;
         for (row, token) in inputs.step().output_rows().enumerate() {
             let mut values = logits(values[token as usize]);
             if self.samples {
@@ -220,10 +244,10 @@ impl Executor for Fake {
         }
         let asked = if self.samples { inputs.logit_rows().clone() } else { LogitRows::All };
         output.logit_rows = asked;
-        output.rows = dims.b as usize;
+        output.rows = inputs.step().dims().b as usize;
         output.columns = VOCAB;
         self.outputs[(self.submitted % 2) as usize] = output;
-        Ok(Ticket(self.submitted))
+        Ok(())
     }
 
     fn task(&self) -> Task {

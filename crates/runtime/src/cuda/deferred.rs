@@ -1,0 +1,109 @@
+//! Steps of which it is said only later how tokens are picked: what comes before is launched at once, so that the GPU
+//! computes while the host works out what may come.
+
+use std::ops::Range;
+
+use infernum_codegen::{Arg, Launch, Plan};
+use infernum_ir::StepInput;
+
+use super::exec::CudaExecutor;
+use super::parts::PartDims;
+use crate::exec::{ExecError, StepInputs, Ticket};
+
+/// Which launches of a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Launches {
+    All,
+    /// Those before the first that reads how tokens are picked.
+    BeforePicks,
+    /// That one and those that follow.
+    FromPicks,
+}
+
+/// A step whose first launches are under way.
+#[derive(Debug)]
+pub(super) struct Unpicked {
+    schedule: usize,
+    dims: PartDims,
+}
+
+impl Unpicked {
+    pub(super) fn new(schedule: usize, dims: PartDims) -> Unpicked {
+        Unpicked { schedule, dims }
+    }
+}
+
+impl Launches {
+    /// Those that are launched when a step is submitted.
+    pub(super) fn submitted(inputs: &StepInputs) -> Launches {
+        if inputs.defers_picks() { Launches::BeforePicks } else { Launches::All }
+    }
+
+    /// The first of them: a call of the schedule, and a launch of that.
+    pub(super) fn first(self, plan: &Plan, schedule: usize) -> (usize, usize) {
+        if self != Launches::FromPicks {
+            return (0, 0);
+        }
+        let calls = &plan.schedules[schedule].calls;
+        let found = calls.iter().enumerate().find_map(|(index, call)| {
+            let launches = &plan.programs[call.program as usize].launches;
+            launches.iter().position(reads_picks).map(|at| (index, at))
+        });
+        found.unwrap_or((calls.len(), 0))
+    }
+
+    /// Of a call of a schedule.
+    pub(super) fn of_call(self, plan: &Plan, schedule: usize, index: usize) -> Range<usize> {
+        let call = &plan.schedules[schedule].calls[index];
+        let all = plan.programs[call.program as usize].launches.len();
+        let (split_call, split) = Launches::FromPicks.first(plan, schedule);
+        let before = match index.cmp(&split_call) {
+            std::cmp::Ordering::Less => all,
+            std::cmp::Ordering::Equal => split,
+            std::cmp::Ordering::Greater => 0,
+        };
+        match self {
+            Launches::All => 0..all,
+            Launches::BeforePicks => 0..before,
+            Launches::FromPicks => before..all,
+        }
+    }
+}
+
+fn reads_picks(launch: &Launch) -> bool {
+    launch.operands.iter().flatten().any(|v| v.arg == Arg::Step(StepInput::Picks))
+}
+
+impl CudaExecutor {
+    /// Forgets a step that never came to its picks: the one before it failed. Its inputs may be on their way yet.
+    pub(super) fn forget_unpicked(&mut self) -> Result<(), ExecError> {
+        if self.unpicked.take().is_some() {
+            self.core.stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// Brings how tokens are picked to the GPU, and launches what is left of the step.
+    pub(super) fn pick_now(
+        &mut self,
+        ticket: Ticket,
+        inputs: &StepInputs,
+    ) -> Result<(), ExecError> {
+        if ticket.0 != self.ticket {
+            return Err(ExecError::Ticket);
+        }
+        let Unpicked { schedule, dims } = self.unpicked.take().ok_or(ExecError::Ticket)?;
+        let core = &mut self.core;
+        core.gpu.bind()?;
+        core.check_picks(inputs)?;
+        let turn = &mut core.turns[ticket.0 as usize % 2];
+        let lists = turn.lists.stage(inputs, &core.gpu, &core.stream)?;
+        let staged = turn.staged.bytes();
+        let copies = core.layout.write_picks(inputs, lists, staged, turn.picks.bytes_mut());
+        for (at, bytes) in copies {
+            core.stream.to_device(at, &turn.picks.bytes()[bytes])?;
+        }
+        core.calls(schedule, &dims, Launches::FromPicks)?;
+        self.finish(schedule, &dims.all, inputs)
+    }
+}
