@@ -207,7 +207,7 @@ fn launches_of_a_layer_at_every_size() {
     insta::assert_snapshot!(launches_at_every_size("llama-3.1-8b"));
 }
 
-/// With tens of tokens products are those that a layer has without adapters; `shrink` comes before each.
+/// With tens of tokens launches are those that a layer has without adapters.
 #[test]
 fn launches_of_an_adapted_layer_at_every_size() {
     insta::assert_snapshot!(launches_of(&adapted_shape("llama-3.1-8b")));

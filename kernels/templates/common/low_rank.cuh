@@ -295,15 +295,19 @@ extern "C" __global__ void {% if p.cluster > 1 %}__cluster_dims__({{ p.cluster }
 {% endif %}
     pdl_launch();
     LowRank op{x, base, y, { {% for q in parts %}{ {{ q.a.name }}, {{ q.b.name }} }, {% endfor %} }};
-    op.first = blockIdx.y * TOKENS;
-    op.tokens = min(TOKENS, (int){{ rows(base) }} - op.first);
-    if (op.tokens <= 0) {                              // all blocks of the cluster
-        pdl_wait();
-        return;
-    }
     op.own = own, op.low = low, op.slots = of_tokens, op.step_slots = slots;
 {% if p.tensor_cores %}
     op.adapters = adapters, op.count = 0;
 {% endif %}
-    op.run();
+    const int rows = {{ rows(base) }}, tiles = (rows + TOKENS - 1) / TOKENS;
+    if (blockIdx.y >= tiles) {                         // all blocks of the cluster
+        pdl_wait();
+        return;
+    }
+    for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
+        op.first = tile * TOKENS;
+        op.tokens = min(TOKENS, rows - op.first);
+        op.run();
+        __syncthreads();
+    }
 }

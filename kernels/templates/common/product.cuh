@@ -33,7 +33,7 @@
 //   finish(q, t, a, b, early)  takes the sums of outputs q .. q + 7 of token t, b of their second rows
 //   GROUPED               whether each token goes to one of many w: see experts.cuh. Rows of x are then gathered by GATHERS warps,
 //                         from source(t); expert e has ROWS rows of w from e * ROWS on, second ones in a matrix of their own
-// With `adapts`, w's parts that adapters change, the first block of a cluster adds low-rank parts to its sums: adapted.cuh.
+// With `adapts`, w's parts that adapters change, four warps more make low-rank parts, which are added to a tile's sums: adapted.cuh.
 
 template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SPLIT> struct Product {
     static constexpr u32 W_BYTES = GROUPS * Op::TILE_BYTES, X_BYTES = TOKENS * 128;
@@ -237,9 +237,6 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             const int steps = turn.steps();
             float sums[TOKENS / 8][4];
             int w_before = 0, x_before = 0;
-{% if adapts is defined %}
-            if (rank == 0 && chunks > 0) op.adapted.template fetch<Op>(place(turn.item).output, 0, adapted_rows());
-{% endif %}
             const auto release = [&]() {
                 if (me == 0) barrier_arrive(w_empty + w_before * 8);
                 if (me == 32) barrier_arrive(x_empty + x_before * 8);
@@ -257,9 +254,6 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (step > 0) release();               // the step before has been read
-{% if adapts is defined %}
-                if (step == steps / 2 && !prepared && rank == 0) op.adapted.template prepare<Op>(place(turn.item).output, adapted_rows(), adapted_low());
-{% endif %}
                 if (step == steps / 2 && !prepared) op.prepare(), prepared = true;  // the ring of weights has run dry, and fills again
                 w_before = w_slot, x_before = x_slot;
                 if (++w_slot == WEIGHTS) w_slot = 0, w_parity ^= 1;
@@ -505,9 +499,6 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     own[(j * 8 + lane % 4 * 2 + i % 2) * ROW + warp % 4 * 16 + lane / 4 + i / 2 * 8] = sums[c * (CHUNK / 8) + j][i];
-{% if adapts is defined %}
-            if (rank == 0) op.adapted.template add<Op, ROW>(own, q0, adapted_rows(), shared_at(adapted_low()));
-{% endif %}
             if (MERGES) fence_products();
             together();
             if (MERGES) {
@@ -516,6 +507,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 if (me < RANKS && me != rank) send(shared_at(inbound + rank * SHARE * ROW), shared_at(own + me * SHARE * ROW), SHARE * ROW * 4, full, me);
                 barrier_wait(full, chunks & 1);
             }
+{% if adapts is defined %}
+            op.adapted.await();
+{% endif %}
 #pragma unroll
             for (int n = 0; n < EACH; n++) {
                 const int i = item(n), t = i / (OUTPUTS / 8), q = i % (OUTPUTS / 8) * 8;
@@ -524,14 +518,20 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll
                 for (int part = 0; part < Op::PARTS; part++)
 #pragma unroll
-                    for (int s = 0; s < RANKS; s++) {
+                    for (int s = 0; s < RANKS{{ " + 1" if adapts is defined }}; s++) {
                         const float* of = (s == rank ? own + t * ROW : inbound + (s * SHARE + t - from) * ROW) + q + part * 32;
+{% if adapts is defined %}
+                        if (s == RANKS) of = adapted_parts() + (t - from) * ROW + q + part * 32;
+{% endif %}
                         const float4 a = *(const float4*)of, b = *(const float4*)(of + 4);
                         v[part][0] += a.x, v[part][1] += a.y, v[part][2] += a.z, v[part][3] += a.w;
                         v[part][4] += b.x, v[part][5] += b.y, v[part][6] += b.z, v[part][7] += b.w;
                     }
                 op.finish(q0 + q, base_token + t, v[0], v[1], early[n]);
             }
+{% if adapts is defined %}
+            op.adapted.give_back();
+{% endif %}
             if (MERGES) {
                 together();
                 if (me < RANKS && me != rank) barrier_arrive_at(inbound_empty + group * 8, me);
@@ -539,11 +539,54 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         }
     }
 {% if adapts is defined %}
-    // What adapted.cuh keeps in shared memory, behind the sums.
+    // What adapted.cuh keeps in shared memory, behind the sums: rows of `b`, first halves, and a tile's low-rank parts.
     static_assert(GROUPS == 1 && CHUNK == TOKENS && !STREAMS && !Op::CODED && !Op::GROUPED, "shape");
-    __device__ __forceinline__ u8* adapted_memory() const { return base + WEIGHTS * W_BYTES + ACTIVATIONS * X_BYTES + CHUNK * ROW * 4 * (MERGES ? 2 : 1); }
-    __device__ __forceinline__ u32 adapted_rows() const { return shared_at(adapted_memory()); }
-    __device__ __forceinline__ {{ x.type }}* adapted_low() const { return ({{ x.type }}*)(adapted_memory() + 32768); }
+    __device__ __forceinline__ u8* adapted_rows() const { return base + WEIGHTS * W_BYTES + ACTIVATIONS * X_BYTES + CHUNK * ROW * 4 * (MERGES ? 2 : 1); }
+    __device__ __forceinline__ u8* adapted_low() const { return adapted_rows() + 32768; }
+    __device__ __forceinline__ float* adapted_parts() const { return (float*)(adapted_low() + 4 * SHARE * (Adapted::RANKS + 16)); }
+    // Four warps: low-rank parts, a tile after the other.
+    __device__ __forceinline__ void adapt() {
+        const Adapted& adapted = op.adapted;
+        const u32 rows = shared_at(adapted_rows());
+        Turn turn = first();
+        const auto fetch = [&]() {
+            if (turn.item < work) adapted.template fetch<Op>(place(turn.item).output, 0, rows);
+        };
+        for (int i = Adapted::me(); i < SHARE * ROW; i += 128) adapted_parts()[i] = 0;
+        // Banks are weights. An exception to reading nothing of a step before the wait: slots that are the step's input are there already;
+        // where a kernel makes them they may be stale, and are then read once more.
+        Adapted::Held held;
+        adapted.list();
+        adapted.ask(held, blockIdx.x, 0);
+        adapted.ask_ahead(blockIdx.x);
+        adapted.ask_ahead(blockIdx.x + gridDim.x);
+        fetch();
+        pdl_wait();
+        adapted.take(held, blockIdx.x, 0);
+        if (adapted.is_stale()) {
+            copy_wait<0>();
+            adapted.list();
+            adapted.ask(held, blockIdx.x, 0);
+            adapted.take(held, blockIdx.x, 0);
+            fetch();
+        }
+        adapted.shrink(held, (float (*)[8][Adapted::RANKS])adapted_low());
+        // Of a single tile those parts are needed that it is of.
+        const int last = Op::N - 1, q0 = turn.item < work ? place(turn.item).output : 0;
+        const bool single = after(turn).item >= work;
+        const int from = single ? Adapted::part_of(Op::row(q0, 0)) : 0, to = single ? Adapted::part_of(min(Op::row(q0 + OUTPUTS - 1, Op::PARTS - 1), last)) : Adapted::PARTS - 1;
+        adapted.gather(({{ x.type }}*)adapted_low(), from, to - from + 1);
+        bool left = false;
+        while (turn.item < work) {
+            adapted.template expand<Op, ROW>(adapted_parts(), place(turn.item).output, rows, shared_at(adapted_low()));
+            adapted.give();
+            turn = after(turn);
+            fetch();
+            if (!left) adapted.leave(), left = true;   // while others finish the tile
+            adapted.await_back();
+        }
+        if (!left) adapted.leave();
+    }
 {% endif %}
     __device__ __forceinline__ void run() {
         if (warp >= GROUPS * 4) {
@@ -552,15 +595,14 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 if (lane == 0) fill_weights();
             } else {
                 if constexpr (Op::GROUPED) gather_activations();
+{% if adapts is defined %}
+                else if (warp > GROUPS * 4 + 1) adapt();
+{% endif %}
                 else if (lane == 0 && warp == GROUPS * 4 + 1) fill_activations();
             }
         } else {
             if constexpr (MANY) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
             pdl_launch();
-{% if adapts is defined %}
-            // Banks are weights; slots that are the step's input are there, and where a kernel makes them are read again.
-            if (rank == 0 && first().item < work) op.adapted.list(), op.adapted.template fetch<Op>(place(first().item).output, 0, adapted_rows());
-{% endif %}
             pdl_wait();
             if constexpr (EIGHT) multiply_eights();
             else if constexpr (Op::CODED) {{ "multiply_after" if p.after is defined and p.after else "multiply_codes" }}();

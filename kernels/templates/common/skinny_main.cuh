@@ -14,7 +14,7 @@ extern "C" __global__ void {% set ranks = p.ranks if p.ranks is defined else 1 %
 {% endif %}
     op.tokens = {{ tokens_of.rows }};
 {% if adapts is defined %}
-    op.adapted = Adapted{low, slots, { {% for a in adapts %}{{ a.b.name }}, {% endfor %} }, op.tokens};
+    op.adapted = Adapted{x, slots, { {% for part in adapts %}{{ part.a.name }}, {% endfor %} }, { {% for part in adapts %}{{ part.b.name }}, {% endfor %} }, scratch, op.tokens};
 {% endif %}
     op.take({{ taken }});
 {% if p.activations is defined %}

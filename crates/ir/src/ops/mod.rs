@@ -14,7 +14,6 @@ mod concat;
 mod context_rows;
 mod dequantise;
 mod embedding;
-mod expand;
 mod expert_linear;
 mod expert_slots;
 mod gather_rows;
@@ -45,7 +44,6 @@ mod round_groups;
 mod scale;
 mod scan;
 mod scores;
-mod shrink;
 mod silu;
 mod slice;
 mod softcap;
@@ -82,7 +80,6 @@ pub static OPS: &[&OpDef] = &[
     &context_rows::OP,
     &dequantise::OP,
     &embedding::OP,
-    &expand::OP,
     &expert_linear::OP,
     &expert_slots::OP,
     &gather_rows::OP,
@@ -113,7 +110,6 @@ pub static OPS: &[&OpDef] = &[
     &scale::OP,
     &scan::OP,
     &scores::OP,
-    &shrink::OP,
     &silu::OP,
     &slice::OP,
     &softcap::OP,

@@ -150,8 +150,8 @@ fn try_op(
             // Their sizes go together.
             "state" if op.name == "causal_conv" => graph.find("o"),
             "w" if op.name == "causal_conv" => graph.find("w5"),
-            "a" if ["adapt", "shrink"].contains(&op.name) => graph.find("bank_a"),
-            "b" if ["adapt", "expand"].contains(&op.name) => graph.find("bank_b"),
+            "a" if op.name == "adapt" => graph.find("bank_a"),
+            "b" if op.name == "adapt" => graph.find("bank_b"),
             _ => None,
         };
         // Numbers of adapters are not followed to where they come from, as those of rows are.

@@ -201,9 +201,14 @@ pub(super) const PRIMITIVES: &[Case] = &[
     Case("%r = adapt(%k, %x, %la, %lb, %slots) {start: 0} : DT[T, $K]", "%r, %x"),
     Case("%r = adapt(%k, %x, %la, %lb, %slots) {start: 1} : DT[T, $K]", "%r, %k"),
     Case("%r = adapt(%k, %x, %la16, %lb16, %slots) {start: $N} : DT[T, $K]", "%r, %x"),
-    Case("%r = shrink(%x, %la, %slots) : f32[T, 5]", "%r, %x"),
-    Case("%r = shrink(%x, %la16, %slots) : f32[T, 16]", "%r, %x"),
-    Case("%r = expand(%k, %sf, %lb, %slots) {start: 1, from: 3} : DT[T, $K]", "%r, %k"),
+    // More rows than tokens, as experts have.
+    Case(
+        "%p, %of = expert_slots(%slots, %picked) {experts: 1} : u32[T*3], u32[T*3]
+  %each = gather_rows(%x, %of) : DT[T*3, $N]
+  %base = gather_rows(%k, %of) : DT[T*3, $K]
+  %r = adapt(%base, %each, %la16, %lb16, %p) {start: $N} : DT[T*3, $K]",
+        "%r",
+    ),
     Case("%r = head_linear(%qh, %wh) : DT[T, $H, $E]", "%r, %x"),
     Case(
         "%ks = kv_write(%k0, %kh) : state DT[$G, $D]\n  %vs = kv_write(%v0, %vh) : state DT[$G, $E]",

@@ -5,7 +5,7 @@ use infernum_codegen::{Plan, TargetKind, VERSION};
 use super::LoadError;
 
 /// Operands or results of one launch at most.
-pub(crate) const MAX_ARGS: usize = 12;
+pub(crate) const MAX_ARGS: usize = 16;
 
 /// Checks once what running then takes for granted.
 pub(crate) fn check(plan: &Plan, target: TargetKind) -> Result<(), LoadError> {

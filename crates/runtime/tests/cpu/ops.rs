@@ -206,13 +206,6 @@ const CASES: &[(&str, &str)] = &[
         "%r",
     ),
     (
-        r#"%a = weight "low" : const DT[31, 4, 42]
-  %b = weight "high" : const DT[31, 45, 2]
-  %s = shrink(%x, %a, %ids) : f32[T, 4]
-  %r = expand(%y, %s, %b, %ids) {start: 3, from: 2} : DT[T, 42]"#,
-        "%s, %r",
-    ),
-    (
         r#"%w = weight "router" : const DT[5, 42]
   %l = linear(%x, %w, _) {dtype: f32} : f32[T, 5]
   %t, %i = topk(%l, _) {k: 3, groups: 1, keep: 1} : f32[T, 3], u32[T, 3]
@@ -392,7 +385,6 @@ fn only_these_ops_fall_back() {
             "alibi",
             "cast",
             "combine_heads",
-            "expand",
             "expert_slots",
             "gather_rows",
             "group_rows",
@@ -401,7 +393,6 @@ fn only_these_ops_fall_back() {
             "pick",
             "quantise_rows",
             "round_groups",
-            "shrink",
             "transpose"
         ]
     );
