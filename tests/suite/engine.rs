@@ -1,14 +1,16 @@
 //! The engine on real models: however it schedules, each request's tokens are what they are alone.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use infernum_codegen::Limits;
 use infernum_ir::{DType, Sym};
 use infernum_passes::KvDtype;
 use infernum_passes::data::Kernels;
 use infernum_runtime::{
-    Batching, Engine, EngineLimits, EngineOptions, Event, GroupKind, KvMode, PlanExecutor, Policy,
-    Request, SamplingParams, Stats, StepInputs, most_blocks,
+    Allowed, Batching, Constraint, Cursor, Engine, EngineLimits, EngineOptions, Event, GroupKind,
+    KvMode, Next, PlanExecutor, Policy, Request, SamplingParams, Stats, StepInputs, most_blocks,
 };
 
 use crate::support::{Fixture, Launches};
@@ -62,7 +64,53 @@ fn engine_of(
     Engine::new(executor, limits, options).expect("options that agree")
 }
 
-/// Prompts that begin alike in part, greedy and not.
+/// Two thirds of a vocabulary, by all tokens before. Some answers are not there when they are asked for first, and some
+/// texts have their next token forced.
+#[derive(Clone, Copy, Debug)]
+struct Thirds {
+    vocab: u32,
+    hash: u32,
+    jumps: bool,
+    /// How often it was asked for what comes next.
+    asked: u32,
+}
+
+impl Constraint for Thirds {
+    fn begin(&self, jumps: bool) -> Box<dyn Cursor> {
+        Box::new(Thirds { jumps, ..*self })
+    }
+}
+
+impl Cursor for Thirds {
+    fn next(&mut self, wait: bool) -> Option<Next> {
+        self.asked += 1;
+        if !wait && self.asked == 1 && self.hash.is_multiple_of(5) {
+            return None;
+        }
+        let mut forced = Vec::new();
+        if self.jumps && self.hash % 4 == 1 {
+            forced.push(self.hash % self.vocab);
+            self.take(forced[0]);
+        }
+        let mut words = vec![0; self.vocab.div_ceil(32) as usize];
+        for token in (0..self.vocab).filter(|t| t % 3 != self.hash % 3) {
+            words[token as usize / 32] |= 1 << (token % 32);
+        }
+        Some(Next { forced, then: Allowed::Tokens(words), took: Duration::ZERO })
+    }
+
+    fn advance(&mut self, token: u32) {
+        self.take(token);
+    }
+}
+
+impl Thirds {
+    fn take(&mut self, token: u32) {
+        (self.hash, self.asked) = (self.hash.wrapping_mul(31).wrapping_add(token + 7) >> 1, 0);
+    }
+}
+
+/// Prompts that begin alike in part, greedy and not, some under a constraint.
 fn requests(f: &Fixture) -> Vec<Request> {
     let request = |i: usize| {
         let length = 1 + (i * 13) % (f.tokens.len() - 1);
@@ -80,7 +128,11 @@ fn requests(f: &Fixture) -> Vec<Request> {
         // The first two grow long, together.
         let most = if i < 2 { 30 } else { 6 + i % 7 };
         let logprobs = (i % 3 < 2).then_some(2);
-        Request { sampling, bias, logprobs, ..Request::new(tokens, most) }
+        let vocab = (f.logits.len() / f.tokens.len()) as u32;
+        let thirds = Thirds { vocab, hash: seed as u32, jumps: false, asked: 0 };
+        let constraint: Option<Arc<dyn Constraint>> =
+            (i % 4 >= 2).then(|| Arc::new(thirds) as Arc<dyn Constraint>);
+        Request { sampling, bias, logprobs, constraint, ..Request::new(tokens, most) }
     };
     (0..14).map(request).collect()
 }
@@ -174,6 +226,7 @@ fn no_way_of_scheduling_changes_an_output() {
             let may_grow = way == "little memory";
             assert!(stats.preemptions > 0 || !grows, "{name}, {way}: {stats:?}");
             assert!(stats.preemptions == 0 || may_grow, "{name}, {way}: {stats:?}");
+            assert!(stats.constrained > 20 && stats.forced > 0, "{name}, {way}: {stats:?}");
         }
     }
 }

@@ -204,9 +204,9 @@ pub(super) const PRIMITIVES: &[Case] = &[
     // More rows than tokens, as experts have.
     Case(
         "%p, %of = expert_slots(%slots, %picked) {experts: 1} : u32[T*3], u32[T*3]
-  %each = gather_rows(%x, %of) : DT[T*3, $N]
-  %base = gather_rows(%k, %of) : DT[T*3, $K]
-  %r = adapt(%base, %each, %la16, %lb16, %p) {start: $N} : DT[T*3, $K]",
+  %chosen_x = gather_rows(%x, %of) : DT[T*3, $N]
+  %chosen_k = gather_rows(%k, %of) : DT[T*3, $K]
+  %r = adapt(%chosen_k, %chosen_x, %la16, %lb16, %p) {start: $N} : DT[T*3, $K]",
         "%r",
     ),
     Case("%r = head_linear(%qh, %wh) : DT[T, $H, $E]", "%r, %x"),

@@ -4,7 +4,7 @@ use infernum_codegen::{Plan, TargetKind, VERSION};
 
 use super::LoadError;
 
-/// Operands or results of one launch at most.
+/// Operands or results of one launch at most: a packed projection with three adapters has fourteen.
 pub(crate) const MAX_ARGS: usize = 16;
 
 /// Checks once what running then takes for granted.
