@@ -14,6 +14,7 @@ use crate::sampling::{Logprobs, TokenPick};
 /// rows lie in the paged KV cache. Filled again for every step, without allocating once it has
 /// grown.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each says one thing of it")]
 pub struct StepInputs {
     block_size: usize,
     step: StepShape,
