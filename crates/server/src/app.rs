@@ -149,10 +149,16 @@ impl App {
         }
     }
 
-    /// Serves one more model.
+    /// Serves one more model, which may come late to its place: names mean the same whichever engine was there first.
     pub(crate) fn add_model(&self, entry: Arc<Entry>) {
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
-        *models = models.iter().cloned().chain([entry]).collect();
+        let at = models.partition_point(|model| model.rank <= entry.rank);
+        *models = models[..at]
+            .iter()
+            .cloned()
+            .chain([entry])
+            .chain(models[at..].iter().cloned())
+            .collect();
     }
 
     /// Whether any model has requests under way.
@@ -404,6 +410,18 @@ mod tests {
         let request = request.header(header::CONTENT_TYPE, "application/json");
         let request = request.body(Body::from(body)).expect("a request");
         router(app).oneshot(request).await.expect("an answer")
+    }
+
+    #[test]
+    fn models_stand_as_their_engines_were_named_whichever_comes_first() {
+        let args = Args::given(&[]).expect("options");
+        let metrics = Metrics::new("infernum").expect("buckets");
+        let entry = |(name, rank): (&str, usize)| Entry::new(name).ranked(rank);
+        let app = App::new(&args, [("b", 1), ("c", 2)].map(entry).into(), metrics).expect("an app");
+        [("e", 4), ("a", 0), ("d", 3)].map(|late| app.add_model(Arc::new(entry(late))));
+        let models = app.models();
+        let names: Vec<&str> = models.iter().map(|entry| &*entry.name).collect();
+        assert_eq!(names, ["a", "b", "c", "d", "e"]);
     }
 
     #[tokio::test]

@@ -294,7 +294,7 @@ pub fn run(args: Args) -> Outcome {
     let source = source(&args, &runtime)?;
     let args = Arc::new(args);
     let prefix = if args.metrics_compat == "vllm" { "vllm" } else { "infernum" };
-    let entries = source.names().map(Entry::new).collect();
+    let entries = source.entries().collect();
     let app = Arc::new(App::new(&args, entries, metrics::Metrics::new(prefix)?)?);
     let outcome = runtime.block_on(http::serve(&args, &app, source));
     // Tasks that are left are dropped, and their requests cancelled with them.
@@ -311,10 +311,10 @@ enum Source {
 }
 
 impl Source {
-    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+    fn entries(&self) -> Box<dyn Iterator<Item = Entry> + '_> {
         match self {
-            Source::Here(models) => Box::new(models.iter().map(|model| &*model.name)),
-            Source::Elsewhere(remote) => Box::new(remote.names()),
+            Source::Here(models) => Box::new(models.iter().map(|model| Entry::new(&model.name))),
+            Source::Elsewhere(remote) => Box::new(remote.entries()),
         }
     }
 }

@@ -145,6 +145,8 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     /// Seconds since 1970.
     pub(crate) created: u64,
+    /// Whether it comes before others, the smaller first: the place of its engine among those that were named.
+    pub(crate) rank: usize,
     ready: OnceLock<Arc<Served>>,
 }
 
@@ -152,7 +154,11 @@ impl Entry {
     pub(crate) fn new(name: &str) -> Entry {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let created = now.unwrap_or_default().as_secs();
-        Entry { name: name.to_owned(), created, ready: OnceLock::new() }
+        Entry { name: name.to_owned(), created, rank: 0, ready: OnceLock::new() }
+    }
+
+    pub(crate) fn ranked(self, rank: usize) -> Entry {
+        Entry { rank, ..self }
     }
 
     /// The model is loaded: gives it as requests have it.

@@ -28,6 +28,8 @@ const TOLD: u32 = 50;
 /// A model whose engines are elsewhere.
 struct Model {
     name: String,
+    /// Of its [`Entry`].
+    rank: usize,
     frontend: Frontend,
     /// What the first engine offered that had it: others offer the same.
     offer: Offer,
@@ -88,9 +90,9 @@ impl Remote {
         Ok(remote)
     }
 
-    /// What their models are called.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.models.iter().map(|model| &*model.name)
+    /// Their models, in the order of their engines.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
+        self.models.iter().map(|model| Entry::new(&model.name).ranked(model.rank))
     }
 
     /// Has the models served by their engines, as far as and as soon as they are there.
@@ -127,7 +129,8 @@ impl Model {
         let expected = Offer { digest: own, ..offer.clone() };
         suits(&expected, &offer)
             .map_err(|message| RemoteError::Unsuitable { address: address.clone(), message })?;
-        Ok(Model { name: named.name.clone(), frontend, offer })
+        let rank = args.engines.iter().position(|engine| engine == address).unwrap_or(0);
+        Ok(Model { name: named.name.clone(), rank, frontend, offer })
     }
 }
 
@@ -141,14 +144,14 @@ struct Offered {
 impl Offered {
     /// Serves a model, without engines yet.
     fn of(app: &App, args: &Args, model: Model) -> Offered {
-        let Model { name, frontend, offer } = model;
+        let Model { name, rank, frontend, offer } = model;
         let blocks = offer.facts.blocks;
         let metrics = Arc::new(app.metrics.model(&name, StepInputs::BLOCK_SIZE, blocks));
         let worker = Worker::new(Vec::new(), args.limits.unread());
         let served = Served::new(&name, frontend, offer.facts.clone(), worker, metrics);
         let (entry, is_new) = match app.entry(&name) {
             Some(entry) => (entry, false),
-            None => (Arc::new(Entry::new(&name)), true),
+            None => (Arc::new(Entry::new(&name).ranked(rank)), true),
         };
         let served = entry.set(served);
         if is_new {
