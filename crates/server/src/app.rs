@@ -418,7 +418,9 @@ mod tests {
         let metrics = Metrics::new("infernum").expect("buckets");
         let entry = |(name, rank): (&str, usize)| Entry::new(name).ranked(rank);
         let app = App::new(&args, [("b", 1), ("c", 2)].map(entry).into(), metrics).expect("an app");
-        [("e", 4), ("a", 0), ("d", 3)].map(|late| app.add_model(Arc::new(entry(late))));
+        for late in [("e", 4), ("a", 0), ("d", 3)] {
+            app.add_model(Arc::new(entry(late)));
+        }
         let models = app.models();
         let names: Vec<&str> = models.iter().map(|entry| &*entry.name).collect();
         assert_eq!(names, ["a", "b", "c", "d", "e"]);
