@@ -153,12 +153,9 @@ impl App {
     pub(crate) fn add_model(&self, entry: Arc<Entry>) {
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
         let at = models.partition_point(|model| model.rank <= entry.rank);
-        *models = models[..at]
-            .iter()
-            .cloned()
-            .chain([entry])
-            .chain(models[at..].iter().cloned())
-            .collect();
+        let mut all = models.to_vec();
+        all.insert(at, entry);
+        *models = all.into();
     }
 
     /// Whether any model has requests under way.

@@ -1,9 +1,9 @@
 // Low-rank parts of a product of product.cuh, made by four warps more while the others multiply, so that these only add them where sums
 // meet. By tensor cores, up to eight tokens of one adapter at a time: a token's sums never meet another one's adapter.
 //
-// First halves, x by `a`: tokens of one adapter, up to eight, are an item. Eight jobs of an item part K. Blocks have theirs in turn, and wait for
-// those of the others; a block that has waited for long does what nobody has begun, as those whose jobs that are may not be running
-// (another model's kernels have their multiprocessors). Order of summation: a warp's columns, a job's warps, the jobs.
+// First halves, x by `a`: up to eight tokens of one adapter are an item, and an item is eight jobs, each a slice of K. Blocks share all jobs,
+// and each waits until the others' are done. A block may not be running yet, where another model's kernels have its multiprocessor: so one
+// that has waited for long does those jobs that nobody has begun. Order of summation: a warp's columns, a job's warps, the jobs.
 // Second halves, of that by `b`: each block of a cluster for the tokens that it finishes, a tile ahead of the others.
 {#- `adapts` are the parts of w, side by side: of each its operands a and b, the first row of b, and the first row of w. #}
 {% set bank = adapts[0].b %}
@@ -27,7 +27,9 @@ struct Adapted {
     };
     // What blocks share, zeros between launches: jobs that are done, blocks that are through, and jobs that somebody has begun.
     struct Board { u32 done, left, begun[TOKENS * JOBS]; };
-    static constexpr int PATIENCE = 1 << 12;           // looks at the board
+    static constexpr int BOARD = 2304;                 // bytes of `scratch` before what jobs have made; templates count them in
+    static_assert(sizeof(Board) <= BOARD, "scratch");
+    static constexpr int PATIENCE = 1 << 12;           // looks at the board before a block takes over
     const {{ x.type }}* x;
     const {{ slots.type }}* step_slots;
     const W *from[PARTS], *of[PARTS];
@@ -37,7 +39,7 @@ struct Adapted {
 
     __device__ __forceinline__ Board& board() const { return *(Board*)scratch; }
     // What a job has made of a token.
-    __device__ __forceinline__ float* partial(int job, int token) const { return (float*)(scratch + 2304) + (job * TOKENS + token) * RANKS; }
+    __device__ __forceinline__ float* partial(int job, int token) const { return (float*)(scratch + BOARD) + (job * TOKENS + token) * RANKS; }
     enum Whose { ALL, OWN };                           // tokens: all of them, or those that this block finishes
     __device__ __forceinline__ static Lists& lists(Whose whose) {
         __shared__ Lists all[BLOCKS > 1 ? 2 : 1];

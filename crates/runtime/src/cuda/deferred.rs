@@ -1,6 +1,7 @@
 //! Steps of which it is said only later how tokens are picked: what comes before is launched at once, so that the GPU
 //! computes while the host works out what may come.
 
+use std::cmp::Ordering;
 use std::ops::Range;
 
 use infernum_codegen::{Arg, Launch, Plan};
@@ -39,28 +40,12 @@ impl Launches {
         if inputs.defers_picks() { Launches::BeforePicks } else { Launches::All }
     }
 
-    /// The first of them: a call of the schedule, and a launch of that.
-    pub(super) fn first(self, plan: &Plan, schedule: usize) -> (usize, usize) {
-        if self != Launches::FromPicks {
-            return (0, 0);
-        }
-        let calls = &plan.schedules[schedule].calls;
-        let found = calls.iter().enumerate().find_map(|(index, call)| {
-            let launches = &plan.programs[call.program as usize].launches;
-            launches.iter().position(reads_picks).map(|at| (index, at))
-        });
-        found.unwrap_or((calls.len(), 0))
-    }
-
-    /// Of a call of a schedule.
-    pub(super) fn of_call(self, plan: &Plan, schedule: usize, index: usize) -> Range<usize> {
-        let call = &plan.schedules[schedule].calls[index];
-        let all = plan.programs[call.program as usize].launches.len();
-        let (split_call, split) = Launches::FromPicks.first(plan, schedule);
-        let before = match index.cmp(&split_call) {
-            std::cmp::Ordering::Less => all,
-            std::cmp::Ordering::Equal => split,
-            std::cmp::Ordering::Greater => 0,
+    /// Of a call's launches, which are `all`: `picks` is where the first that reads picks is, [as found](first_pick).
+    pub(super) fn of_call(self, picks: (usize, usize), index: usize, all: usize) -> Range<usize> {
+        let before = match index.cmp(&picks.0) {
+            Ordering::Less => all,
+            Ordering::Equal => picks.1,
+            Ordering::Greater => 0,
         };
         match self {
             Launches::All => 0..all,
@@ -68,6 +53,16 @@ impl Launches {
             Launches::FromPicks => before..all,
         }
     }
+}
+
+/// The first launch of a schedule that reads how tokens are picked: its call, and its place there. Behind all if none does.
+pub(super) fn first_pick(plan: &Plan, schedule: usize) -> (usize, usize) {
+    let calls = &plan.schedules[schedule].calls;
+    let found = calls.iter().enumerate().find_map(|(index, call)| {
+        let launches = &plan.programs[call.program as usize].launches;
+        launches.iter().position(reads_picks).map(|at| (index, at))
+    });
+    found.unwrap_or((calls.len(), 0))
 }
 
 fn reads_picks(launch: &Launch) -> bool {

@@ -1,6 +1,7 @@
 //! The executor: resolves each launch's places once, then replays.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use infernum_ir::{Dims, StepInput, Sym, Task, TensorType};
 
 use super::blas::Blas;
 use super::code::{Code, reads, runs_parts, uses_library};
-use super::deferred::{Launches, Unpicked};
+use super::deferred::{Launches, Unpicked, first_pick};
 use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream};
 use super::frame::Frame;
 use super::graphs::Graphs;
@@ -262,7 +263,10 @@ impl PlanExecutor for CudaExecutor {
     ) -> Result<Ticket, ExecError> {
         let (schedule, dims) = self.begin(inputs)?;
         for index in 0..self.core.plan.schedules[schedule].calls.len() {
-            self.core.call(schedule, index, &dims, Launches::All)?;
+            let plan = &self.core.plan;
+            let program = plan.schedules[schedule].calls[index].program;
+            let all = 0..plan.programs[program as usize].launches.len();
+            self.core.call(schedule, index, &dims, all, index == 0)?;
             observer(index, self.core.observe(schedule, index, &dims.all)?);
         }
         self.ticket += 1;
@@ -406,8 +410,18 @@ impl Core {
         dims: &PartDims,
         launches: Launches,
     ) -> Result<(), ExecError> {
+        // Every step comes here that is not recorded: what is looked for, is once.
+        let picks = match launches {
+            Launches::All => (0, 0),
+            _ => first_pick(&self.plan, schedule),
+        };
+        let mut first = true;
         for index in 0..self.plan.schedules[schedule].calls.len() {
-            self.call(schedule, index, dims, launches)?;
+            let program = self.plan.schedules[schedule].calls[index].program;
+            let all = self.plan.programs[program as usize].launches.len();
+            let range = launches.of_call(picks, index, all);
+            self.call(schedule, index, dims, range.clone(), first)?;
+            first &= range.is_empty();
         }
         Ok(())
     }
@@ -422,19 +436,20 @@ impl Core {
         Err(ExecError::Inputs(message))
     }
 
-    /// Launches those of a call's.
+    /// Launches some of a call's launches; the first of them is a step's `first`, or the first after its picks came.
     fn call(
         &mut self,
         schedule: usize,
         index: usize,
         dims: &PartDims,
-        launches: Launches,
+        range: Range<usize>,
+        first: bool,
     ) -> Result<(), ExecError> {
         let plan = &self.plan;
         let call = &plan.schedules[schedule].calls[index];
         let program = &plan.programs[call.program as usize];
-        let begin = launches.first(plan, schedule);
-        for at in launches.of_call(plan, schedule, index) {
+        let begin = range.start;
+        for at in range {
             let launch = &program.launches[at];
             let fail = |message: String| {
                 let layer = call.layer.map_or_else(String::new, |l| format!(" {l}"));
@@ -443,7 +458,7 @@ impl Core {
             };
             let timer = self.options.profile.then(|| Timer::start(&self.gpu, &self.stream));
             let frame = self.frame(call);
-            let first = (index, at) == begin;
+            let first = first && at == begin;
             let mut run = || self.launch(launch, &frame, dims, first);
             let launched = match &self.watch {
                 None => run(),

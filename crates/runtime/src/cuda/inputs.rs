@@ -104,7 +104,7 @@ impl Layout {
             4 * segments,
             4 * adapters,
         ];
-        let headers = groups * if parts { Part::ALL.len() } else { 1 };
+        let headers = groups * views(parts);
         let (mut offsets, mut end) = ([0; FIELDS], (headers * HEADER).next_multiple_of(64));
         let blocks = Field::Blocks as usize;
         for field in (0..FIELDS).filter(|f| *f != blocks).chain([blocks]) {
@@ -132,8 +132,7 @@ impl Layout {
     }
 
     fn header(&self, group: usize, part: Part) -> usize {
-        let parts = if self.parts { Part::ALL.len() } else { 1 };
-        HEADER * (group * parts + part.view())
+        HEADER * (group * views(self.parts) + part.view())
     }
 
     /// Where a group's slots begin in a step of so many tokens, and its tables in one of so many sequences.
@@ -266,8 +265,13 @@ impl Layout {
 
     /// Bytes of the headers.
     fn headers(&self) -> usize {
-        HEADER * self.groups * if self.parts { Part::ALL.len() } else { 1 }
+        HEADER * self.groups * views(self.parts)
     }
+}
+
+/// Headers of a group.
+fn views(parts: bool) -> usize {
+    if parts { Part::ALL.len() } else { 1 }
 }
 
 struct Writer<'a> {

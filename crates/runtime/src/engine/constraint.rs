@@ -9,6 +9,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use super::sequence::Sequence;
 use super::{Engine, EngineError, Event, FinishReason, Planned};
 use crate::exec::Executor;
 
@@ -60,7 +61,7 @@ impl<E: Executor> Engine<E> {
     /// Whether a step cannot be filled before the one under way is settled: what may come depends on its tokens.
     pub(super) fn must_know(&self) -> bool {
         let mut running = self.running.iter().map(|slot| &self.sequences[*slot]);
-        !self.defers_picks && running.any(|s| s.cursor.is_some() && s.coming.is_some())
+        !self.defers_picks && running.any(Sequence::defers)
     }
 
     /// Says of the step that was just submitted what its deferred picks are, now that the step before is settled.
