@@ -37,18 +37,21 @@
 
 template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SPLIT> struct Product {
     static constexpr u32 W_BYTES = GROUPS * Op::TILE_BYTES, X_BYTES = TOKENS * 128;
+    static constexpr int SLICES = {{ p.slices if p.slices is defined else 1 }}, TALL = GROUPS / SLICES;   // of a tile: warpgroups that part its K, and others that part its rows
     static constexpr bool EIGHT = Op::EIGHT;
     static constexpr int COLUMNS = EIGHT ? 128 : 64;   // of a tile of x
     static constexpr u32 SCALES = EIGHT ? TOKENS * 4 : 0;   // bytes of scales that come with it
-    // Tiles of x that come together: the two of a chunk of codes, if that leaves three stages or more.
-    static constexpr int TOGETHER = Op::CODED && !EIGHT && !Op::GROUPED && ACTIVATIONS >= 6 && ACTIVATIONS % 2 == 0 ? 2 : 1, X_STAGES = ACTIVATIONS / TOGETHER;
-    static constexpr int STEPS = Op::K / COLUMNS, STEP = Op::TILE_STEPS * 64 / COLUMNS, W_STEPS = (STEPS + STEP - 1) / STEP;  // of x; of each stage of w; stages of w
+    // Tiles of x that come together: the two of a chunk of codes, if that leaves three stages or more, and those of each slice.
+    static constexpr int TOGETHER = Op::CODED && !EIGHT && !Op::GROUPED && ACTIVATIONS >= 6 * SLICES && ACTIVATIONS % (2 * SLICES) == 0 ? 2 : 1;
+    static constexpr int X_STAGES = ACTIVATIONS / (TOGETHER * SLICES);
+    static constexpr int STEPS = Op::K / (COLUMNS * SLICES), STEP = Op::TILE_STEPS * 64 / COLUMNS, W_STEPS = (STEPS + STEP - 1) / STEP;  // of a slice: of x; of each stage of w; stages of w
     static constexpr bool STREAMS = SPLIT == 0, MERGES = SPLIT > 1;
     static constexpr int RANKS = MERGES ? SPLIT : 1;   // blocks of a cluster
     static constexpr int CHUNK = {{ p.chunk if p.chunk is defined else "TOKENS > 64 ? 32 : TOKENS" }}, SHARE = CHUNK / RANKS;
     static constexpr int ROW = 68;                     // floats of a token's sums: 64, and 4 against bank conflicts
-    static constexpr int OUTPUTS = 64 / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS * GROUPS - 1) / (OUTPUTS * GROUPS);
+    static constexpr int OUTPUTS = 64 / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS * TALL - 1) / (OUTPUTS * TALL);
     static constexpr int BOXES = Op::CODED ? Op::PARTS : GROUPS * 64 / Op::BOX;
+    static_assert(SLICES == 1 || (SLICES == GROUPS && Op::CODED && !STREAMS && Op::K % (SLICES * STEP * COLUMNS) == 0 && STEP % TOGETHER == 0), "slices");
     static_assert(Op::K % COLUMNS == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % RANKS == 0 && W_STEPS >= RANKS && !(STREAMS && Op::GROUPED), "shape");
     // Sums of many tokens take more registers than all threads could have: those that fill rings give some of theirs away. Only
     // a whole warpgroup has enough: of a block with less, products would wait for registers that never come.
@@ -99,10 +102,10 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     __device__ __forceinline__ Place place(int item) const {
         if constexpr (Op::GROUPED) {
             const int e = op.expert_of(item / TILES), in = item - op.tiles[e] * TILES, tiles = op.tiles[e + 1] - op.tiles[e];
-            return Place{in / tiles * (OUTPUTS * GROUPS), (int)op.rows[e] + in % tiles * TOKENS, (int)op.rows[e + 1], e};
+            return Place{in / tiles * (OUTPUTS * TALL), (int)op.rows[e] + in % tiles * TOKENS, (int)op.rows[e + 1], e};
         }
         const int band = item / (8 * TILES), width = min(8, token_tiles - 8 * band), in = item - band * 8 * TILES;
-        return Place{in / width * (OUTPUTS * GROUPS), (8 * band + in % width) * TOKENS, op.tokens, 0};
+        return Place{in / width * (OUTPUTS * TALL), (8 * band + in % width) * TOKENS, op.tokens, 0};
     }
 
     // What a block does of an item in one go: stages of w from `w_begin` on. There is no more if `item` is `work`.
@@ -152,9 +155,11 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 barrier_expect(w_full + slot * 8, W_BYTES);
 #pragma unroll
                 for (int box = 0; box < BOXES; box++) {
-                    const u32 to = w_ring + slot * W_BYTES + box * (W_BYTES / BOXES);
+                    const u32 to = w_ring + slot * W_BYTES + box * (W_BYTES / (SLICES * BOXES));
                     if constexpr (Op::CODED) {
-                        copy_units(to, Op::GROUPED && box > 0 ? x_tiles : w_tiles, turn.w_begin + step, rows[box] / 8, w_full + slot * 8, once);
+#pragma unroll
+                        for (int i = 0; i < SLICES; i++)
+                            copy_units(to + i * Op::TILE_BYTES, Op::GROUPED && box > 0 ? x_tiles : w_tiles, (turn.w_begin + step) * SLICES + i, rows[box] / 8, w_full + slot * 8, once);
                     } else {
                         copy_tile(to, Op::GROUPED && box * Op::BOX % 64 >= OUTPUTS ? x_tiles : w_tiles, (turn.w_begin + step) * 64, rows[box], w_full + slot * 8, once);
                     }
@@ -163,9 +168,12 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             }
         }
     }
+    __device__ __forceinline__ int slice() const { return SLICES == 1 ? 0 : warp / 4; }
+    // Where a warpgroup's tiles of a stage of x begin.
+    __device__ __forceinline__ u32 x_of(int slot) const { return x_ring + (slot * SLICES + slice()) * (TOGETHER * X_BYTES); }
     // Where a warp's two units of a stage of codes begin: those of a part are side by side, of all warpgroups.
     __device__ __forceinline__ u32 units_of_warp() const {
-        return (Op::PARTS == 2 ? warp % 4 / 2 * (GROUPS * 4) + warp / 4 * 4 + warp % 2 * 2 : warp * 2) * Op::UNIT;
+        return (Op::PARTS == 2 && SLICES == 1 ? warp % 4 / 2 * (GROUPS * 4) + warp / 4 * 4 + warp % 2 * 2 : warp * 2) * Op::UNIT;
     }
     __device__ __forceinline__ void fill_activations() {
         u64 again;                                     // every tile of rows reads them
@@ -180,14 +188,19 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll 1
             for (int step = 0; step < steps; step += TOGETHER) {
                 if (round > 0) barrier_wait(x_empty + slot * 8, (round - 1) & 1);
-                barrier_expect(x_full + slot * 8, TOGETHER * X_BYTES + bytes);
-                if constexpr (EIGHT) {
-                    const float* const from = (const float*)(op.x + (i64)op.tokens * Op::K) + (i64)(begin + step) * stride + t0;
-                    copy_bytes(scales + slot * SCALES, from, bytes, x_full + slot * 8, again);
-                }
+                barrier_expect(x_full + slot * 8, SLICES * (TOGETHER * X_BYTES + bytes));
 #pragma unroll
-                for (int i = 0; i < TOGETHER; i++)     // columns beyond K are zeros
-                    copy_tile(x_ring + (slot * TOGETHER + i) * X_BYTES, x_tiles, (begin + step + i) * COLUMNS, t0, x_full + slot * 8, again);
+                for (int slice = 0; slice < SLICES; slice++) {
+                    const int at = SLICES == 1 ? begin + step : ((begin + step) / STEP * SLICES + slice) * STEP + (begin + step) % STEP;
+                    const u32 to = slot * SLICES + slice;
+                    if constexpr (EIGHT) {
+                        const float* const from = (const float*)(op.x + (i64)op.tokens * Op::K) + (i64)at * stride + t0;
+                        copy_bytes(scales + to * SCALES, from, bytes, x_full + slot * 8, again);
+                    }
+#pragma unroll
+                    for (int i = 0; i < TOGETHER; i++)     // columns beyond K are zeros
+                        copy_tile(x_ring + (to * TOGETHER + i) * X_BYTES, x_tiles, (at + i) * COLUMNS, t0, x_full + slot * 8, again);
+                }
                 if (++slot == X_STAGES) slot = 0, round++;
             }
         }
@@ -309,7 +322,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             V::template step<C, 2 * H + 1, 1>(a[3], words, s.rows);
             if (BEGINS) barrier_wait(x_full + s.x_slot * 8, s.x_parity);
             if constexpr (Op::GROUPED) fence_products();
-            const u64 x = descriptor(x_ring + s.x_slot * (TOGETHER * X_BYTES) + (BEGINS ? 0 : X_BYTES), 16, 1024);
+            const u64 x = descriptor(x_of(s.x_slot) + (BEGINS ? 0 : X_BYTES), 16, 1024);
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 4; k++) tile_product(s.sums, a[k], (x & 0xffffffff00000000) | ((u32)x + k * 2), 1);   // no carry: one word stays
@@ -389,8 +402,8 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                     scale[r] = row.template get<0>();
                 }
                 barrier_wait(x_full + x_slot * 8, x_parity);
-                const u64 x = descriptor(x_ring + x_slot * X_BYTES, 16, 1024);
-                const u32 of_tokens = scales + x_slot * SCALES + lane % 4 * 8;
+                const u64 x = descriptor(x_of(x_slot), 16, 1024);
+                const u32 of_tokens = scales + (x_slot * SLICES + slice()) * SCALES + lane % 4 * 8;
 #pragma unroll
                 for (int piece = 0; piece < TOKENS / PIECE; piece++) {
                     float some[PIECE / 8][4];
@@ -418,7 +431,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 if (lane == 0) barrier_arrive(w_empty + w_slot * 8);
                 if (lane == 0) barrier_arrive(x_empty + x_slot * 8);
                 if (++w_slot == WEIGHTS) w_slot = 0, w_parity ^= 1;
-                if (++x_slot == ACTIVATIONS) x_slot = 0, x_parity ^= 1;
+                if (++x_slot == X_STAGES) x_slot = 0, x_parity ^= 1;
                 if (step == turn.w_steps / 2 && !prepared) op.prepare(), prepared = true;
             }
             if (collect(sums, turn, group, me)) finish(sums, place(turn.item), group, me, chunks);
@@ -440,13 +453,13 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         float4* const own = of(blockIdx.x, turn.w_begin == 0);
 #pragma unroll
         for (int j = 0; j < TOKENS / 8; j++) __stcg(own + j * 128, make_float4(sums[j][0], sums[j][1], sums[j][2], sums[j][3]));
-        __threadfence();
+        // One thread's release and acquire stand for all of the warpgroup, as barriers are before and after it: a fence of
+        // each thread takes a microsecond more.
         together();
-        if (me == 0) left[group] = atomicAdd(count, 1);
+        if (me == 0) asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(left[group]) : "l"(count) : "memory");
         together();
         if (left[group] != to - from) return false;
         if (me == 0) *count = 0;                       // for the next launch
-        __threadfence();
         // Several blocks' at a time: each load takes as long as all of them.
         constexpr int SOME = TOKENS < 64 ? TOKENS / 8 : 8, BLOCKS = 16 / SOME;
 #pragma unroll
@@ -474,19 +487,22 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         return true;
     }
 
-    // Sums go to shared memory, a token a row, so that what belongs together meets in one thread.
+    // Sums go to shared memory, a token a row, so that what belongs together meets in one thread. All warpgroups that part a tile's
+    // K share what is left to do of it.
     __device__ __forceinline__ void finish(const float (&sums)[TOKENS / 8][4], Place at, int group, int me, int& chunks) {
-        const int q0 = at.output + group * OUTPUTS;
-        float* const own = (float*)(base + WEIGHTS * W_BYTES + ACTIVATIONS * (X_BYTES + SCALES)) + group * (CHUNK * ROW * (MERGES ? 2 : 1));
+        constexpr int THREADS = 128 * SLICES, BUFFER = CHUNK * ROW * (MERGES ? 2 : 1);   // floats of a warpgroup
+        const int q0 = at.output + group / SLICES * OUTPUTS, mine = SLICES == 1 ? me : (int)threadIdx.x;
+        float* const first = (float*)(base + WEIGHTS * W_BYTES + ACTIVATIONS * (X_BYTES + SCALES)) + (group - slice()) * BUFFER;   // of the tile
+        float* const own = first + slice() * BUFFER;
         float* const inbound = own + CHUNK * ROW;      // SHARE tokens of each block of the cluster
-        const auto together = [&]() { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); };
+        const auto together = [&]() { asm volatile("bar.sync %0, %1;" ::"r"(1 + group / SLICES), "n"(THREADS) : "memory"); };
 #pragma unroll
         for (int c = 0; c < TOKENS / CHUNK; c++, chunks++) {
             const int base_token = at.token + c * CHUNK, tokens = min(CHUNK, at.end - base_token);
             const int from = MERGES ? rank * SHARE : 0, to = MERGES ? min(tokens, from + SHARE) : tokens;
             // What a thread will finish: eight outputs of a token each time. What that takes beside sums is asked for before they meet.
-            constexpr int EACH = (SHARE * (OUTPUTS / 8) + 127) / 128;
-            const auto item = [&](int n) { return me + from * (OUTPUTS / 8) + n * 128; };
+            constexpr int EACH = (SHARE * (OUTPUTS / 8) + THREADS - 1) / THREADS;
+            const auto item = [&](int n) { return mine + from * (OUTPUTS / 8) + n * THREADS; };
             const auto is_there = [&](int i) { return i < to * (OUTPUTS / 8) && q0 + i % (OUTPUTS / 8) * 8 < ALL; };
             typename Op::Early early[EACH];
 #pragma unroll
@@ -505,7 +521,8 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 const u32 full = inbound_full + group * 8;
                 if (me == 0) barrier_expect(full, (RANKS - 1) * SHARE * ROW * 4);
                 if (me < RANKS && me != rank) send(shared_at(inbound + rank * SHARE * ROW), shared_at(own + me * SHARE * ROW), SHARE * ROW * 4, full, me);
-                barrier_wait(full, chunks & 1);
+#pragma unroll
+                for (int i = 0; i < SLICES; i++) barrier_wait(inbound_full + (group - slice() + i) * 8, chunks & 1);
             }
 {% if adapts is defined %}
             op.adapted.await();
@@ -518,8 +535,10 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll
                 for (int part = 0; part < Op::PARTS; part++)
 #pragma unroll
-                    for (int s = 0; s < RANKS{{ " + 1" if adapts is defined }}; s++) {
-                        const float* of = (s == rank ? own + t * ROW : inbound + (s * SHARE + t - from) * ROW) + q + part * 32;
+                    for (int s = 0; s < RANKS * SLICES{{ " + 1" if adapts is defined }}; s++) {
+                        const int of_rank = s / SLICES;
+                        const float* buffer = first + s % SLICES * BUFFER;
+                        const float* of = (of_rank == rank ? buffer + t * ROW : buffer + CHUNK * ROW + (of_rank * SHARE + t - from) * ROW) + q + part * 32;
 {% if adapts is defined %}
                         if (s == RANKS) of = adapted_parts() + (t - from) * ROW + q + part * 32;
 {% endif %}

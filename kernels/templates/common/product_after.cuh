@@ -64,7 +64,7 @@
         take_scales<FIRST, 0>(s);
         if (H == 0 || TOGETHER == 1) barrier_wait(x_full + s.x_slot * 8, s.x_parity);
         if constexpr (Op::GROUPED) fence_products();
-        const u64 x = descriptor(x_ring + s.x_slot * (TOGETHER * X_BYTES) + (H == 0 || TOGETHER == 1 ? 0 : X_BYTES), 16, 1024);
+        const u64 x = descriptor(x_of(s.x_slot) + (H == 0 || TOGETHER == 1 ? 0 : X_BYTES), 16, 1024);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {

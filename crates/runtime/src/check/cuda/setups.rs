@@ -12,7 +12,7 @@ use super::super::cases::{Case, Tried, is_written, made};
 use super::super::sizes::{HEADS, Sizes};
 use super::super::{Batch, encodings};
 use super::Setup;
-use super::shapes::{CODED, CODED_ONCE, ROUNDED, SHAPES, Shape};
+use super::shapes::{CODED, CODED_ONCE, CODED_SLICES, ROUNDED, SHAPES, Shape};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 
@@ -166,7 +166,8 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
         let encodings = if of_all { &packable } else { &both };
         let each = CODED.iter().flat_map(|s| encodings.iter().map(move |e| (s, e)));
         let once = CODED_ONCE.iter().flat_map(|s| richest.iter().map(move |e| (s, e)));
-        for (shape, encoding) in each.chain(once) {
+        let slices = CODED_SLICES.iter().flat_map(|s| both.iter().map(move |e| (s, e)));
+        for (shape, encoding) in each.chain(once).chain(slices) {
             // Some pack several rows into one number.
             if encoding.layout(shape.outputs() as u64, shape.inputs as u64).is_err() {
                 continue;
@@ -190,12 +191,14 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                 } else {
                     &["codes16_small", "codes16_stream"]
                 };
-                let variants = if Some(*encoding) == richest { shape.variants } else { few };
+                let all_of_it = Some(*encoding) == richest || !shape.variants.is_empty();
+                let variants = if all_of_it { shape.variants } else { few };
                 all.push(Setup { op, call, dtype, batch, variants });
             }
         }
         if let Some(encoding) = eights {
-            quantised(op, case, encoding.name(), CODED.iter().chain(&CODED_ONCE), ops, &mut all);
+            let shapes = CODED.iter().chain(&CODED_ONCE).chain(&CODED_SLICES);
+            quantised(op, case, encoding.name(), shapes, ops, &mut all);
         }
     }
     for (case, encoding) in OF_EIGHT_BITS.iter().filter_map(|case| eights.map(|e| (case, e))) {
@@ -223,7 +226,7 @@ fn quantised(
             let sizes = Sizes::product(case, shape.inputs, shape.heads);
             let call = Tried::Quantised(case, sizes, encoding.to_owned());
             if call.module(dtype, ops).is_ok() {
-                all.push(Setup { op, call, dtype, batch, variants: &[] });
+                all.push(Setup { op, call, dtype, batch, variants: shape.variants });
             }
         }
     }

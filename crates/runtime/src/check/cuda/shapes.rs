@@ -59,6 +59,20 @@ pub(super) const CODED_ONCE: [Shape; 4] = [
     Shape { inputs: 256, heads: [3, 1, 10], batches: &[&FEW, &SIXTEEN], variants: &[] },
 ];
 
+/// Products of packed codes whose rows fill an H100's multiprocessors once, by tiles of 64 or by halves of their columns.
+pub(super) const CODED_SLICES: [Shape; 2] = [
+    Shape { inputs: 1024, heads: [64, 16, 64], batches: &[&SIXTEEN, &LARGE], variants: SLICES },
+    Shape { inputs: 2048, heads: [48, 8, 64], batches: &[&SIXTEEN, &LARGE], variants: SLICES },
+];
+const SLICES: &[&str] = &[
+    "codes16_slices",
+    "codes16_slices2",
+    "codes64_slices",
+    "codes64_slices2",
+    "eights64_slices",
+    "eights64_slices2",
+];
+
 /// Products whose results are rounded to 8 bits, in whole groups.
 pub(super) const ROUNDED: [Shape; 1] =
     [Shape { inputs: 512, heads: [12, 2, 64], batches: &[&HUNDREDS, &TWO_HUNDRED], variants: &[] }];
