@@ -53,9 +53,13 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     static constexpr int BOXES = Op::CODED ? Op::PARTS : GROUPS * 64 / Op::BOX;
     static_assert(SLICES == 1 || (SLICES == GROUPS && Op::CODED && !STREAMS && Op::K % (SLICES * STEP * COLUMNS) == 0 && STEP % TOGETHER == 0), "slices");
     static_assert(Op::K % COLUMNS == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % RANKS == 0 && W_STEPS >= RANKS && !(STREAMS && Op::GROUPED), "shape");
-    // Sums of many tokens take more registers than all threads could have: those that fill rings give some of theirs away. Only
+    // Sums take more registers than all threads could have: those that fill rings give some of theirs away. Only
     // a whole warpgroup has enough: of a block with less, products would wait for registers that never come.
-    static constexpr bool MANY = TOKENS > 128 && {{ block }} % 128 == 0;
+    static constexpr int THREADS = {{ block }};
+    static constexpr bool MANY = THREADS % 128 == 0 && (TOKENS > 128 || GROUPS > 2);
+    // A warp's registers come by 256, and warps' of all four parts of a multiprocessor are alike.
+    static constexpr int ALLOTTED = 65536 / (THREADS / 32) / 256 * 8, KEPT = GROUPS > 3 ? 24 : 40;
+    static constexpr int TAKEN = (ALLOTTED * THREADS - 128 * KEPT) / (128 * GROUPS) / 8 * 8;
 
     const Op& op;
     const TileMap *w_tiles, *x_tiles;                  // GROUPED: of first rows, and of second ones
@@ -490,19 +494,19 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     // Sums go to shared memory, a token a row, so that what belongs together meets in one thread. All warpgroups that part a tile's
     // K share what is left to do of it.
     __device__ __forceinline__ void finish(const float (&sums)[TOKENS / 8][4], Place at, int group, int me, int& chunks) {
-        constexpr int THREADS = 128 * SLICES, BUFFER = CHUNK * ROW * (MERGES ? 2 : 1);   // floats of a warpgroup
+        constexpr int SHARING = 128 * SLICES, BUFFER = CHUNK * ROW * (MERGES ? 2 : 1);   // floats of a warpgroup
         const int q0 = at.output + group / SLICES * OUTPUTS, mine = SLICES == 1 ? me : (int)threadIdx.x;
         float* const first = (float*)(base + WEIGHTS * W_BYTES + ACTIVATIONS * (X_BYTES + SCALES)) + (group - slice()) * BUFFER;   // of the tile
         float* const own = first + slice() * BUFFER;
         float* const inbound = own + CHUNK * ROW;      // SHARE tokens of each block of the cluster
-        const auto together = [&]() { asm volatile("bar.sync %0, %1;" ::"r"(1 + group / SLICES), "n"(THREADS) : "memory"); };
+        const auto together = [&]() { asm volatile("bar.sync %0, %1;" ::"r"(1 + group / SLICES), "n"(SHARING) : "memory"); };
 #pragma unroll
         for (int c = 0; c < TOKENS / CHUNK; c++, chunks++) {
             const int base_token = at.token + c * CHUNK, tokens = min(CHUNK, at.end - base_token);
             const int from = MERGES ? rank * SHARE : 0, to = MERGES ? min(tokens, from + SHARE) : tokens;
             // What a thread will finish: eight outputs of a token each time. What that takes beside sums is asked for before they meet.
-            constexpr int EACH = (SHARE * (OUTPUTS / 8) + THREADS - 1) / THREADS;
-            const auto item = [&](int n) { return mine + from * (OUTPUTS / 8) + n * THREADS; };
+            constexpr int EACH = (SHARE * (OUTPUTS / 8) + SHARING - 1) / SHARING;
+            const auto item = [&](int n) { return mine + from * (OUTPUTS / 8) + n * SHARING; };
             const auto is_there = [&](int i) { return i < to * (OUTPUTS / 8) && q0 + i % (OUTPUTS / 8) * 8 < ALL; };
             typename Op::Early early[EACH];
 #pragma unroll
@@ -562,7 +566,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 {% endif %}
     __device__ __forceinline__ void run() {
         if (warp >= GROUPS * 4) {
-            if constexpr (MANY) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+            if constexpr (MANY) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(KEPT));
             if (warp == GROUPS * 4) {
                 if (lane == 0) fill_weights();
             } else {
@@ -573,7 +577,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 else if (lane == 0 && warp == GROUPS * 4 + 1) fill_activations();
             }
         } else {
-            if constexpr (MANY) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+            if constexpr (MANY) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(TAKEN));
             pdl_launch();
             pdl_wait();
             if constexpr (EIGHT) multiply_eights();
