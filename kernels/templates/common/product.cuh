@@ -47,6 +47,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     static constexpr int STEPS = Op::K / (COLUMNS * SLICES), STEP = Op::TILE_STEPS * 64 / COLUMNS, W_STEPS = (STEPS + STEP - 1) / STEP;  // of a slice: of x; of each stage of w; stages of w
     static constexpr bool STREAMS = SPLIT == 0, MERGES = SPLIT > 1;
     static constexpr int RANKS = MERGES ? SPLIT : 1;   // blocks of a cluster
+    static constexpr bool ONCE = {{ "true" if p.once is defined and p.once else "false" }};   // a block has one tile: its sums take the memory of the rings
     static constexpr int CHUNK = {{ p.chunk if p.chunk is defined else "TOKENS > 64 ? 32 : TOKENS" }}, SHARE = CHUNK / RANKS;
     static constexpr int ROW = 68;                     // floats of a token's sums: 64, and 4 against bank conflicts
     static constexpr int OUTPUTS = 64 / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS * TALL - 1) / (OUTPUTS * TALL);
@@ -495,8 +496,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     // K share what is left to do of it.
     __device__ __forceinline__ void finish(const float (&sums)[TOKENS / 8][4], Place at, int group, int me, int& chunks) {
         constexpr int SHARING = 128 * SLICES, BUFFER = CHUNK * ROW * (MERGES ? 2 : 1);   // floats of a warpgroup
+        static_assert(!ONCE || (CHUNK == TOKENS && GROUPS * BUFFER * 4 <= WEIGHTS * W_BYTES + ACTIVATIONS * (X_BYTES + SCALES)), "room for sums");
         const int q0 = at.output + group / SLICES * OUTPUTS, mine = SLICES == 1 ? me : (int)threadIdx.x;
-        float* const first = (float*)(base + WEIGHTS * W_BYTES + ACTIVATIONS * (X_BYTES + SCALES)) + (group - slice()) * BUFFER;   // of the tile
+        float* const first = (float*)(base + (ONCE ? 0 : WEIGHTS * W_BYTES + ACTIVATIONS * (X_BYTES + SCALES))) + (group - slice()) * BUFFER;   // of the tile
         float* const own = first + slice() * BUFFER;
         float* const inbound = own + CHUNK * ROW;      // SHARE tokens of each block of the cluster
         const auto together = [&]() { asm volatile("bar.sync %0, %1;" ::"r"(1 + group / SLICES), "n"(SHARING) : "memory"); };
@@ -512,7 +514,10 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll
             for (int n = 0; n < EACH; n++)
                 if (is_there(item(n))) early[n] = op.early(q0 + item(n) % (OUTPUTS / 8) * 8, base_token + item(n) / (OUTPUTS / 8));
-            if (!MERGES) together();                   // all have read the chunk before
+            if (ONCE) {                                // all have read the rings, and other blocks hear of it
+                asm volatile("bar.sync %0, %1;" ::"n"(1 + GROUPS), "n"(128 * GROUPS) : "memory");
+                if (MERGES && me < RANKS && me != rank) barrier_arrive_at(inbound_empty + group * 8, me);
+            } else if (!MERGES) together();            // all have read the chunk before
             else if (chunks > 0) barrier_wait(inbound_empty + group * 8, (chunks - 1) & 1);
 #pragma unroll
             for (int j = 0; j < CHUNK / 8; j++)
@@ -524,6 +529,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             if (MERGES) {
                 const u32 full = inbound_full + group * 8;
                 if (me == 0) barrier_expect(full, (RANKS - 1) * SHARE * ROW * 4);
+                if (ONCE && me < RANKS) barrier_wait(inbound_empty + group * 8, 0);
                 if (me < RANKS && me != rank) send(shared_at(inbound + rank * SHARE * ROW), shared_at(own + me * SHARE * ROW), SHARE * ROW * 4, full, me);
 #pragma unroll
                 for (int i = 0; i < SLICES; i++) barrier_wait(inbound_full + (group - slice() + i) * 8, chunks & 1);
@@ -555,7 +561,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 {% if adapts is defined %}
             op.adapted.give_back();
 {% endif %}
-            if (MERGES) {
+            if (MERGES && !ONCE) {
                 together();
                 if (me < RANKS && me != rank) barrier_arrive_at(inbound_empty + group * 8, me);
             }
