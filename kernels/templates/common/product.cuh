@@ -59,7 +59,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     static constexpr int THREADS = {{ block }};
     static constexpr bool MANY = THREADS % 128 == 0 && (TOKENS > 128 || GROUPS > 2);
     // A warp's registers come by 256, and warps' of all four parts of a multiprocessor are alike.
-    static constexpr int ALLOTTED = 65536 / (THREADS / 32) / 256 * 8, KEPT = GROUPS > 3 ? 24 : 40;
+    static constexpr int ALLOTTED = 65536 / (THREADS / 32) / 256 * 8, KEPT = GROUPS > 3 ? 32 : 40;
     static constexpr int TAKEN = (ALLOTTED * THREADS - 128 * KEPT) / (128 * GROUPS) / 8 * 8;
 
     const Op& op;
@@ -511,9 +511,12 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             const auto item = [&](int n) { return mine + from * (OUTPUTS / 8) + n * SHARING; };
             const auto is_there = [&](int i) { return i < to * (OUTPUTS / 8) && q0 + i % (OUTPUTS / 8) * 8 < ALL; };
             typename Op::Early early[EACH];
+            const auto ask = [&]() {
 #pragma unroll
-            for (int n = 0; n < EACH; n++)
-                if (is_there(item(n))) early[n] = op.early(q0 + item(n) % (OUTPUTS / 8) * 8, base_token + item(n) / (OUTPUTS / 8));
+                for (int n = 0; n < EACH; n++)
+                    if (is_there(item(n))) early[n] = op.early(q0 + item(n) % (OUTPUTS / 8) * 8, base_token + item(n) / (OUTPUTS / 8));
+            };
+            if (!ONCE) ask();
             if (ONCE) {                                // all have read the rings, and other blocks hear of it
                 asm volatile("bar.sync %0, %1;" ::"n"(1 + GROUPS), "n"(128 * GROUPS) : "memory");
                 if (MERGES && me < RANKS && me != rank) barrier_arrive_at(inbound_empty + group * 8, me);
@@ -524,6 +527,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     own[(j * 8 + lane % 4 * 2 + i % 2) * ROW + warp % 4 * 16 + lane / 4 + i / 2 * 8] = sums[c * (CHUNK / 8) + j][i];
+            if (ONCE) ask();                           // no register holds sums any more
             if (MERGES) fence_products();
             together();
             if (MERGES) {

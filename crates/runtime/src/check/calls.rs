@@ -283,3 +283,14 @@ pub(super) const PRIMITIVES: &[Case] = &[
 /// Calls that take activations of 8 bits, and no others.
 pub(super) const OF_EIGHT_BITS: &[Case] =
     &[Case("%r = quantise_linear_swiglu(%k, %w2, _) : quantised_rows DT[T, $N]", "%r")];
+
+/// Calls whose weights are codes; with others they are made of what their files say.
+pub(super) const OF_CODES: &[Case] = &[
+    Case(
+        "%r, %s, %t = linear_add_rms(%x, %k, %w, _, %norm) {offset: 1} : DT[T, $N], DT[T, $N], f32[T, $N64]",
+        "%r, %s, %t",
+    ),
+    Case("%r = rms_linear(%k, %rms, %w, _) {eps: 0.1, dtype: none} : DT[T, $N]", "%r"),
+    Case("%r = rms_linear_swiglu(%k, %rms, %w2, %b2) {eps: 0.1} : DT[T, $N]", "%r"),
+    Case("%r = rms_linear_geglu(%k, %rms, %w2, _) {eps: 0.1} : DT[T, $N]", "%r"),
+];

@@ -190,8 +190,8 @@ fn picks() -> [TokenPick<'static>; 5] {
         SeenToken { token: 5, generated: SeenToken::BANNED },
     ];
     // Few are allowed: not as many as are told of. A bit for each of the most columns that are tried.
-    const ALLOWED: [u32; 512] = {
-        let mut words = [0; 512];
+    const ALLOWED: [u32; 1024] = {
+        let mut words = [0; 1024];
         words[0] = 0x055f;
         words
     };

@@ -7,12 +7,12 @@ use infernum_ir::{DType, Encoding, Op, OpSet};
 use infernum_passes::data::Kernels;
 
 use super::super::batches::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, RAGGED, SINGLE, SIXTEEN};
-use super::super::calls::{CASES, OF_EIGHT_BITS, ON_GPUS, PRIMITIVES};
+use super::super::calls::{CASES, OF_CODES, OF_EIGHT_BITS, ON_GPUS, PRIMITIVES};
 use super::super::cases::{Case, Tried, is_written, made};
 use super::super::sizes::{HEADS, Sizes};
 use super::super::{Batch, encodings};
 use super::Setup;
-use super::shapes::{CODED, CODED_ONCE, CODED_SLICES, ROUNDED, SHAPES, Shape};
+use super::shapes::{CODED, CODED_ONCE, CODED_ONCE_FULL, ROUNDED, SHAPES, Shape};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 
@@ -120,7 +120,7 @@ fn decoding(ops: &OpSet, only: &str) -> Result<Vec<Setup>, String> {
 }
 
 /// Products whose weights are codes: of every encoding that has a packed form in the first call of an op that does nothing
-/// beside, of one with minimums and one without elsewhere.
+/// beside, of one with minimums, one without and one of odd units elsewhere.
 fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
     // What kernels see of an encoding, each once.
     let mut seen = HashSet::new();
@@ -135,9 +135,15 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
     let is_bare =
         |e: &&&Encoding| e.packed().is_ok_and(|e| e.packing().is_some_and(|p| p.minimum.is_none()));
     let barest = packable.iter().find(is_bare).copied();
+    // Units of which few are a multiple of what the copy engine wants.
+    let is_narrow =
+        |e: &&&Encoding| e.packed().is_ok_and(|e| e.packing().is_some_and(|p| p.bytes % 32 != 0));
+    let narrow = packable.iter().find(is_narrow).copied();
     let eights = packable.iter().find(|e| e.activations().is_some());
     let (mut all, mut seen_ops) = (Vec::new(), HashSet::new());
-    for case in CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).filter(|c| c.may_be_coded()) {
+    let cases = CASES.iter().chain(ON_GPUS).chain(PRIMITIVES).filter(|c| c.may_be_coded());
+    let cases = cases.map(|case| (case, false)).chain(OF_CODES.iter().map(|case| (case, true)));
+    for (case, by_64) in cases {
         let Ok(op) = ops.find(case.op()) else { continue };
         let Some(Ok(template)) = op.cuda.map(|t| library.template(t)) else { continue };
         if template.check_sizes == CheckSizes::Experts {
@@ -162,12 +168,16 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
         }
         // Every encoding in one call of the op: others differ in what is done with sums.
         let of_all = op.fused.is_none() && seen_ops.insert(op.name);
-        let both: Vec<&Encoding> = richest.into_iter().chain(barest).collect();
-        let encodings = if of_all { &packable } else { &both };
+        let some: Vec<&Encoding> = richest.into_iter().chain(barest).chain(narrow).collect();
+        let encodings = if of_all { &packable } else { &some };
         let each = CODED.iter().flat_map(|s| encodings.iter().map(move |e| (s, e)));
         let once = CODED_ONCE.iter().flat_map(|s| richest.iter().map(move |e| (s, e)));
-        let slices = CODED_SLICES.iter().flat_map(|s| both.iter().map(move |e| (s, e)));
-        for (shape, encoding) in each.chain(once).chain(slices) {
+        let full = CODED_ONCE_FULL.iter().flat_map(|s| some.iter().map(move |e| (s, e)));
+        for (shape, encoding) in each.chain(once).chain(full) {
+            // Root mean squares are of 64 columns.
+            if by_64 && shape.outputs() % 64 != 0 {
+                continue;
+            }
             // Some pack several rows into one number.
             if encoding.layout(shape.outputs() as u64, shape.inputs as u64).is_err() {
                 continue;
@@ -189,7 +199,7 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                         "plain",
                     ]
                 } else {
-                    &["codes16_small", "codes16_stream"]
+                    &["codes16_small", "codes16_stream", "codes64", "codes64_pair"]
                 };
                 let all_of_it = Some(*encoding) == richest || !shape.variants.is_empty();
                 let variants = if all_of_it { shape.variants } else { few };
@@ -197,7 +207,8 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
             }
         }
         if let Some(encoding) = eights {
-            let shapes = CODED.iter().chain(&CODED_ONCE).chain(&CODED_SLICES);
+            let shapes = CODED.iter().chain(&CODED_ONCE).chain(&CODED_ONCE_FULL);
+            let shapes = shapes.filter(|s| !by_64 || s.outputs() % 64 == 0);
             quantised(op, case, encoding.name(), shapes, ops, &mut all);
         }
     }

@@ -24,10 +24,10 @@ impl Shape {
         (queries + 2 * keys) * size
     }
 
-    /// Steps in bf16, the first in f16 and f32 as well.
+    /// Steps in bf16, the first in f16 and f32 as well where all variants are tried.
     pub(super) fn steps(&self) -> impl Iterator<Item = (DType, &'static Batch)> {
-        let first =
-            self.batches.first().into_iter().flat_map(|b| [(DType::F16, *b), (DType::F32, *b)]);
+        let first = self.batches.first().filter(|_| self.variants.is_empty());
+        let first = first.into_iter().flat_map(|b| [(DType::F16, *b), (DType::F32, *b)]);
         self.batches.iter().map(|b| (DType::Bf16, *b)).chain(first)
     }
 }
@@ -59,18 +59,37 @@ pub(super) const CODED_ONCE: [Shape; 4] = [
     Shape { inputs: 256, heads: [3, 1, 10], batches: &[&FEW, &SIXTEEN], variants: &[] },
 ];
 
-/// Products of packed codes whose rows fill an H100's multiprocessors once, by tiles of 64 or by halves of their columns.
-pub(super) const CODED_SLICES: [Shape; 2] = [
-    Shape { inputs: 1024, heads: [64, 16, 64], batches: &[&SIXTEEN, &LARGE], variants: SLICES },
-    Shape { inputs: 2048, heads: [48, 8, 64], batches: &[&SIXTEEN, &LARGE], variants: SLICES },
+/// Products of packed codes whose rows fill an H100's multiprocessors once: by tiles of 64, by halves of their columns, and by
+/// taller tiles.
+pub(super) const CODED_ONCE_FULL: [Shape; 5] = [
+    full(1024, [64, 16, 64]),
+    full(2048, [48, 8, 64]),
+    full(512, [96, 8, 128]),
+    full(512, [152, 8, 128]),
+    full(512, [208, 8, 128]),
 ];
-const SLICES: &[&str] = &[
+
+const fn full(inputs: usize, heads: [usize; 3]) -> Shape {
+    Shape { inputs, heads, batches: TENS, variants: FULL }
+}
+
+const TENS: &[&Batch] = &[&SIXTEEN, &LARGE];
+const FULL: &[&str] = &[
     "codes16_slices",
     "codes16_slices2",
+    "codes16_tall2",
+    "codes16_tall3",
+    "codes16_tall4",
     "codes64_slices",
     "codes64_slices2",
+    "codes64_tall2",
+    "codes64_tall3",
+    "codes64_tall4",
     "eights64_slices",
     "eights64_slices2",
+    "eights64_tall2",
+    "eights64_tall3",
+    "eights64_tall4",
 ];
 
 /// Products whose results are rounded to 8 bits, in whole groups.
