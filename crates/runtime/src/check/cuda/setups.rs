@@ -194,12 +194,13 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                         "codes16_direct",
                         "codes16_small",
                         "codes16_stream",
+                        "codes16_pair",
                         "codes64",
                         "codes256",
                         "plain",
                     ]
                 } else {
-                    &["codes16_small", "codes16_stream", "codes64", "codes64_pair"]
+                    &["codes16_small", "codes16_stream", "codes16_pair", "codes64", "codes64_pair"]
                 };
                 let all_of_it = Some(*encoding) == richest || !shape.variants.is_empty();
                 let variants = if all_of_it { shape.variants } else { few };

@@ -77,6 +77,11 @@ const TENS: &[&Batch] = &[&SIXTEEN, &LARGE];
 const FULL: &[&str] = &[
     "codes16_slices",
     "codes16_slices2",
+    "codes16_values",
+    "codes16_values2",
+    "codes16_values_tall2",
+    "codes16_values_tall3",
+    "codes16_values_tall4",
     "codes16_tall2",
     "codes16_tall3",
     "codes16_tall4",
