@@ -1,0 +1,129 @@
+    // Within product.cuh: where the sums of blocks and of warpgroups meet, and what becomes of them.
+    // Makes a block's sums those of all of K, where other blocks had stages of the tile, too: each leaves its own in `scratch`, and
+    // the last one adds up all. False for the others. A block leaves at most two tiles' sums: of the one that its share begins in,
+    // and of the one that it ends in.
+    __device__ __forceinline__ bool collect(float (&sums)[TOKENS / 8][4], const Turn& turn, int group, int me) const {
+        if constexpr (!STREAMS) return true;
+        if (turn.w_steps == W_STEPS) return true;
+        constexpr int EACH = TOKENS / 8 * 128;         // of a warpgroup: four sums of a thread side by side
+        __shared__ u32 left[GROUPS];
+        const auto of = [&](int block, bool begins) { return (float4*)scratch + ((block * 2 + begins) * GROUPS + group) * EACH + me; };
+        const auto together = [&]() { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); };
+        const int from = block_of(turn.item * W_STEPS), to = block_of(turn.item * W_STEPS + W_STEPS - 1);
+        u32* const count = (u32*)((float4*)scratch + gridDim.x * 2 * GROUPS * EACH) + turn.item * GROUPS + group;
+        float4* const own = of(blockIdx.x, turn.w_begin == 0);
+#pragma unroll
+        for (int j = 0; j < TOKENS / 8; j++) __stcg(own + j * 128, make_float4(sums[j][0], sums[j][1], sums[j][2], sums[j][3]));
+        // One thread's release and acquire stand for all of the warpgroup, as barriers are before and after it: a fence of
+        // each thread takes a microsecond more.
+        together();
+        if (me == 0) asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(left[group]) : "l"(count) : "memory");
+        together();
+        if (left[group] != to - from) return false;
+        if (me == 0) *count = 0;                       // for the next launch
+        // Several blocks' at a time: each load takes as long as all of them.
+        constexpr int SOME = TOKENS < 64 ? TOKENS / 8 : 8, BLOCKS = 16 / SOME;
+#pragma unroll
+        for (int c = 0; c < TOKENS / 8; c += SOME) {
+            float total[SOME][4] = {};
+            for (int first = from; first <= to; first += BLOCKS) {
+                float4 v[BLOCKS][SOME];
+#pragma unroll
+                for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+                    for (int j = 0; j < SOME; j++) v[b][j] = __ldcg(of(min(first + b, to), first + b == from) + (c + j) * 128);
+#pragma unroll
+                for (int b = 0; b < BLOCKS; b++) {
+                    if (first + b > to) continue;
+#pragma unroll
+                    for (int j = 0; j < SOME; j++)
+                        total[j][0] += v[b][j].x, total[j][1] += v[b][j].y, total[j][2] += v[b][j].z, total[j][3] += v[b][j].w;
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < SOME; j++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) sums[c + j][i] = total[j][i];
+        }
+        return true;
+    }
+
+    // Sums go to shared memory, a token a row, so that what belongs together meets in one thread. All warpgroups that part a tile's
+    // K share what is left to do of it.
+    __device__ __forceinline__ void finish(const float (&sums)[TOKENS / 8][4], Place at, int group, int me, int& chunks) {
+        constexpr int SHARING = 128 * SLICES, BUFFER = CHUNK * ROW * (MERGES ? 2 : 1);   // floats of a warpgroup
+        static_assert(!ONCE || (CHUNK == TOKENS && GROUPS * BUFFER * 4 <= WEIGHTS * W_BYTES + ACTIVATIONS * (X_BYTES + SCALES)), "room for sums");
+        const int q0 = at.output + group / SLICES * OUTPUTS, mine = SLICES == 1 ? me : (int)threadIdx.x;
+        float* const first = (float*)(base + (ONCE ? 0 : WEIGHTS * W_BYTES + ACTIVATIONS * (X_BYTES + SCALES))) + (group - slice()) * BUFFER;   // of the tile
+        float* const own = first + slice() * BUFFER;
+        float* const inbound = own + CHUNK * ROW;      // SHARE tokens of each block of the cluster
+        const auto together = [&]() { asm volatile("bar.sync %0, %1;" ::"r"(1 + group / SLICES), "n"(SHARING) : "memory"); };
+#pragma unroll
+        for (int c = 0; c < TOKENS / CHUNK; c++, chunks++) {
+            const int base_token = at.token + c * CHUNK, tokens = min(CHUNK, at.end - base_token);
+            const int from = MERGES ? rank * SHARE : 0, to = MERGES ? min(tokens, from + SHARE) : tokens;
+            // What a thread will finish: eight outputs of a token each time. What that takes beside sums is asked for before they meet.
+            constexpr int EACH = (SHARE * (OUTPUTS / 8) + SHARING - 1) / SHARING;
+            const auto item = [&](int n) { return mine + from * (OUTPUTS / 8) + n * SHARING; };
+            const auto is_there = [&](int i) { return i < to * (OUTPUTS / 8) && q0 + i % (OUTPUTS / 8) * 8 < ALL; };
+            typename Op::Early early[EACH];
+            const auto ask = [&]() {
+#pragma unroll
+                for (int n = 0; n < EACH; n++)
+                    if (is_there(item(n))) early[n] = op.early(q0 + item(n) % (OUTPUTS / 8) * 8, base_token + item(n) / (OUTPUTS / 8));
+            };
+            if (!ONCE) ask();
+            if (ONCE) {                                // all have read the rings, and other blocks hear of it
+                asm volatile("bar.sync %0, %1;" ::"n"(1 + GROUPS), "n"(128 * GROUPS) : "memory");
+                if (MERGES && me < RANKS && me != rank) barrier_arrive_at(inbound_empty + group * 8, me);
+            } else if (!MERGES) together();            // all have read the chunk before
+            else if (chunks > 0) barrier_wait(inbound_empty + group * 8, (chunks - 1) & 1);
+#pragma unroll
+            for (int j = 0; j < CHUNK / 8; j++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    own[(j * 8 + lane % 4 * 2 + i % 2) * ROW + warp % 4 * 16 + lane / 4 + i / 2 * 8] = sums[c * (CHUNK / 8) + j][i];
+            if (ONCE) ask();                           // no register holds sums any more
+            if (MERGES) fence_products();
+            together();
+            if (MERGES) {
+                const u32 full = inbound_full + group * 8;
+                if (me == 0) barrier_expect(full, (RANKS - 1) * SHARE * ROW * 4);
+                if (ONCE && me < RANKS) barrier_wait(inbound_empty + group * 8, 0);
+                if (me < RANKS && me != rank) send(shared_at(inbound + rank * SHARE * ROW), shared_at(own + me * SHARE * ROW), SHARE * ROW * 4, full, me);
+#pragma unroll
+                for (int i = 0; i < SLICES; i++) barrier_wait(inbound_full + (group - slice() + i) * 8, chunks & 1);
+            }
+{% if adapts is defined %}
+            op.adapted.await();
+{% endif %}
+#pragma unroll
+            for (int n = 0; n < EACH; n++) {
+                const int i = item(n), t = i / (OUTPUTS / 8), q = i % (OUTPUTS / 8) * 8;
+                if (!is_there(i)) continue;
+                float v[2][8] = {};
+#pragma unroll
+                for (int part = 0; part < Op::PARTS; part++)
+#pragma unroll
+                    for (int s = 0; s < RANKS * SLICES{{ " + 1" if adapts is defined }}; s++) {
+                        const int of_rank = s / SLICES;
+                        const float* buffer = first + s % SLICES * BUFFER;
+                        const float* of = (of_rank == rank ? buffer + t * ROW : buffer + CHUNK * ROW + (of_rank * SHARE + t - from) * ROW) + q + part * 32;
+{% if adapts is defined %}
+                        if (s == RANKS) of = adapted_parts() + (t - from) * ROW + q + part * 32;
+{% endif %}
+                        const float4 a = *(const float4*)of, b = *(const float4*)(of + 4);
+                        v[part][0] += a.x, v[part][1] += a.y, v[part][2] += a.z, v[part][3] += a.w;
+                        v[part][4] += b.x, v[part][5] += b.y, v[part][6] += b.z, v[part][7] += b.w;
+                    }
+                op.finish(q0 + q, base_token + t, v[0], v[1], early[n]);
+            }
+{% if adapts is defined %}
+            op.adapted.give_back();
+{% endif %}
+            if (MERGES && !ONCE) {
+                together();
+                if (me < RANKS && me != rank) barrier_arrive_at(inbound_empty + group * 8, me);
+            }
+        }
+    }
