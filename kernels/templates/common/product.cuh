@@ -12,7 +12,7 @@
 // With SLICES the warpgroups of a block have the same rows, and part each stage's columns between them: of few rows more warps have
 // something to do, and only K / SLICES / SPLIT steps follow one another. With ONCE a block has one tile: its sums take the memory that
 // its rings had, and meet in one go. Both are of sizes that fill the multiprocessors once, and leave nothing in memory for other blocks
-// to add up, which takes some 5 us a launch.
+// to add up.
 //
 // With SPLIT 0 blocks share the stages of w of all tiles evenly, wherever a share ends ("stream-K": Osama et al., 2023): so
 // none waits where tiles are no multiple of the blocks. Clusters leave multiprocessors unused, too: those of four have to

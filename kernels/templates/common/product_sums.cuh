@@ -14,8 +14,8 @@
         float4* const own = of(blockIdx.x, turn.w_begin == 0);
 #pragma unroll
         for (int j = 0; j < TOKENS / 8; j++) __stcg(own + j * 128, make_float4(sums[j][0], sums[j][1], sums[j][2], sums[j][3]));
-        // One thread's release and acquire stand for all of the warpgroup, as barriers are before and after it: a fence of
-        // each thread takes a microsecond more.
+        // One thread's release and acquire stand for all of the warpgroup, as barriers are before and after it: nobody else
+        // needs a fence.
         together();
         if (me == 0) asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(left[group]) : "l"(count) : "memory");
         together();

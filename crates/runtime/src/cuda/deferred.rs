@@ -7,7 +7,7 @@ use std::ops::Range;
 use infernum_codegen::{Arg, Launch, Plan};
 use infernum_ir::StepInput;
 
-use super::exec::CudaExecutor;
+use super::exec::{Core, CudaExecutor};
 use super::parts::PartDims;
 use crate::exec::{ExecError, StepInputs, Ticket};
 
@@ -56,7 +56,7 @@ impl Launches {
 }
 
 /// The first launch of a schedule that reads how tokens are picked: its call, and its place there. Behind all if none does.
-pub(super) fn first_pick(plan: &Plan, schedule: usize) -> (usize, usize) {
+fn first_pick(plan: &Plan, schedule: usize) -> (usize, usize) {
     let calls = &plan.schedules[schedule].calls;
     let found = calls.iter().enumerate().find_map(|(index, call)| {
         let launches = &plan.programs[call.program as usize].launches;
@@ -67,6 +67,45 @@ pub(super) fn first_pick(plan: &Plan, schedule: usize) -> (usize, usize) {
 
 fn reads_picks(launch: &Launch) -> bool {
     launch.operands.iter().flatten().any(|v| v.arg == Arg::Step(StepInput::Picks))
+}
+
+impl Core {
+    /// Launches those of all calls of a schedule.
+    pub(super) fn calls(
+        &mut self,
+        schedule: usize,
+        dims: &PartDims,
+        launches: Launches,
+    ) -> Result<(), ExecError> {
+        // Every step comes here that is not recorded: what is looked for, is once.
+        let picks = match launches {
+            Launches::All => (0, 0),
+            _ => first_pick(&self.plan, schedule),
+        };
+        let mut first = true;
+        for index in 0..self.plan.schedules[schedule].calls.len() {
+            let range = launches.of_call(picks, index, self.launches_of(schedule, index));
+            self.call(schedule, index, dims, range.clone(), first)?;
+            first &= range.is_empty();
+        }
+        Ok(())
+    }
+
+    /// Refuses sets of tokens that do not hold all there are.
+    pub(super) fn check_picks(&self, inputs: &StepInputs) -> Result<(), ExecError> {
+        let columns = self.plan.outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(0);
+        if inputs.step().picks.sets_hold(columns as usize) {
+            return Ok(());
+        }
+        let message = format!("a set of allowed tokens has fewer than {columns} bits");
+        Err(ExecError::Inputs(message))
+    }
+
+    /// How many launches a call of a schedule has.
+    pub(super) fn launches_of(&self, schedule: usize, index: usize) -> usize {
+        let call = &self.plan.schedules[schedule].calls[index];
+        self.plan.programs[call.program as usize].launches.len()
+    }
 }
 
 impl CudaExecutor {

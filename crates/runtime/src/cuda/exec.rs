@@ -12,7 +12,7 @@ use infernum_ir::{Dims, StepInput, Sym, Task, TensorType};
 
 use super::blas::Blas;
 use super::code::{Code, reads, runs_parts, uses_library};
-use super::deferred::{Launches, Unpicked, first_pick};
+use super::deferred::{Launches, Unpicked};
 use super::driver::{DeviceMemory, Extent, Function, Gpu, Stream};
 use super::frame::Frame;
 use super::graphs::Graphs;
@@ -263,9 +263,7 @@ impl PlanExecutor for CudaExecutor {
     ) -> Result<Ticket, ExecError> {
         let (schedule, dims) = self.begin(inputs)?;
         for index in 0..self.core.plan.schedules[schedule].calls.len() {
-            let plan = &self.core.plan;
-            let program = plan.schedules[schedule].calls[index].program;
-            let all = 0..plan.programs[program as usize].launches.len();
+            let all = 0..self.core.launches_of(schedule, index);
             self.core.call(schedule, index, &dims, all, index == 0)?;
             observer(index, self.core.observe(schedule, index, &dims.all)?);
         }
@@ -404,40 +402,8 @@ impl Executor for CudaExecutor {
 const POISON: u8 = 0xff;
 
 impl Core {
-    pub(super) fn calls(
-        &mut self,
-        schedule: usize,
-        dims: &PartDims,
-        launches: Launches,
-    ) -> Result<(), ExecError> {
-        // Every step comes here that is not recorded: what is looked for, is once.
-        let picks = match launches {
-            Launches::All => (0, 0),
-            _ => first_pick(&self.plan, schedule),
-        };
-        let mut first = true;
-        for index in 0..self.plan.schedules[schedule].calls.len() {
-            let program = self.plan.schedules[schedule].calls[index].program;
-            let all = self.plan.programs[program as usize].launches.len();
-            let range = launches.of_call(picks, index, all);
-            self.call(schedule, index, dims, range.clone(), first)?;
-            first &= range.is_empty();
-        }
-        Ok(())
-    }
-
-    /// Refuses sets of tokens that do not hold all there are.
-    pub(super) fn check_picks(&self, inputs: &StepInputs) -> Result<(), ExecError> {
-        let columns = self.plan.outputs().first().and_then(|o| o.ty.last_const()).unwrap_or(0);
-        if inputs.step().picks.sets_hold(columns as usize) {
-            return Ok(());
-        }
-        let message = format!("a set of allowed tokens has fewer than {columns} bits");
-        Err(ExecError::Inputs(message))
-    }
-
     /// Launches some of a call's launches; the first of them is a step's `first`, or the first after its picks came.
-    fn call(
+    pub(super) fn call(
         &mut self,
         schedule: usize,
         index: usize,

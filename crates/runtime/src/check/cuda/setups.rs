@@ -12,7 +12,7 @@ use super::super::cases::{Case, Tried, is_written, made};
 use super::super::sizes::{HEADS, Sizes};
 use super::super::{Batch, encodings};
 use super::Setup;
-use super::shapes::{CODED, CODED_ONCE, CODED_ONCE_FULL, ROUNDED, SHAPES, Shape};
+use super::shapes::{CODED, CODED_FULL, CODED_ONCE, ROUNDED, SHAPES, Shape};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 
@@ -135,7 +135,7 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
     let is_bare =
         |e: &&&Encoding| e.packed().is_ok_and(|e| e.packing().is_some_and(|p| p.minimum.is_none()));
     let barest = packable.iter().find(is_bare).copied();
-    // Units of which few are a multiple of what the copy engine wants.
+    // The copy engine's tiles begin at multiples of 128 bytes: of such units those of three warpgroups, parted in two, do not.
     let is_narrow =
         |e: &&&Encoding| e.packed().is_ok_and(|e| e.packing().is_some_and(|p| p.bytes % 32 != 0));
     let narrow = packable.iter().find(is_narrow).copied();
@@ -172,7 +172,7 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
         let encodings = if of_all { &packable } else { &some };
         let each = CODED.iter().flat_map(|s| encodings.iter().map(move |e| (s, e)));
         let once = CODED_ONCE.iter().flat_map(|s| richest.iter().map(move |e| (s, e)));
-        let full = CODED_ONCE_FULL.iter().flat_map(|s| some.iter().map(move |e| (s, e)));
+        let full = CODED_FULL.iter().flat_map(|s| some.iter().map(move |e| (s, e)));
         for (shape, encoding) in each.chain(once).chain(full) {
             // Root mean squares are of 64 columns.
             if by_64 && shape.outputs() % 64 != 0 {
@@ -202,13 +202,13 @@ fn coded(ops: &OpSet, library: &Library) -> Vec<Setup> {
                 } else {
                     &["codes16_small", "codes16_stream", "codes16_pair", "codes64", "codes64_pair"]
                 };
-                let all_of_it = Some(*encoding) == richest || !shape.variants.is_empty();
-                let variants = if all_of_it { shape.variants } else { few };
+                let by_shape = Some(*encoding) == richest || !shape.variants.is_empty();
+                let variants = if by_shape { shape.variants } else { few };
                 all.push(Setup { op, call, dtype, batch, variants });
             }
         }
         if let Some(encoding) = eights {
-            let shapes = CODED.iter().chain(&CODED_ONCE).chain(&CODED_ONCE_FULL);
+            let shapes = CODED.iter().chain(&CODED_ONCE).chain(&CODED_FULL);
             let shapes = shapes.filter(|s| !by_64 || s.outputs() % 64 == 0);
             quantised(op, case, encoding.name(), shapes, ops, &mut all);
         }

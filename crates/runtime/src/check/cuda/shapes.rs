@@ -61,7 +61,7 @@ pub(super) const CODED_ONCE: [Shape; 4] = [
 
 /// Products of packed codes whose rows fill an H100's multiprocessors once: by tiles of 64, by halves of their columns, and by
 /// taller tiles.
-pub(super) const CODED_ONCE_FULL: [Shape; 5] = [
+pub(super) const CODED_FULL: [Shape; 5] = [
     full(1024, [64, 16, 64]),
     full(2048, [48, 8, 64]),
     full(512, [96, 8, 128]),
