@@ -14,7 +14,7 @@ use crate::cuda::abi::Part;
 use crate::cuda::{Device, Geometry, within};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -226,6 +226,9 @@ pub struct KernelLaunch {
     pub arguments: Option<Vec<Argument>>,
     /// Maps for the GPU's copy engine, which the kernel takes after its other parameters.
     pub tiles: Vec<TileMap>,
+    /// Bytes at most of weights that the next launches read, of which the kernel is told where they lie, before `step`:
+    /// it may have them brought to the L2 cache. `None` if it is not told.
+    pub ahead: Option<u64>,
 }
 
 /// What a foreign kernel is given.

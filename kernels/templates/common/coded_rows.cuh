@@ -34,8 +34,9 @@ template <class Op, int TILES, class P> struct CodedRows {
     __device__ __forceinline__ static float value(const Op& op, int row, int k) { return packed_value<P>(op.w, Op::K, row, k); }
 };
 
-// WARPS split K into neighbouring units of columns, a step each. STAGES such steps are in flight in each warp, some together, by
-// the copy engine where there is one.
+// WARPS split K: a chunk is one unit of columns of each, of all tiles. As memory has them side by side, the copy engine brings those of
+// eight rows at once where there is one, and elsewhere a warp its own. The ring holds STAGES chunks. Whoever is the last to have read
+// one asks for the one that takes its place.
 // ROWS tokens' activations are in shared memory, and sums of them; or with ROWS = 0 they come from the L2 cache, a chunk of
 // 128 columns ahead (no op that norms them has that).
 // Shared memory in bytes: WARPS * (STAGES * MT * 2 * P::BYTES + MT * NT * 128 * COLS) + ROWS * K * 2 + ROWS * K / SPAN * 4.
@@ -59,85 +60,96 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
     static_assert(K % 64 == 0, "K is not a multiple of 64");
     static_assert(ROWS != 0 || Op::NORM == 0, "what is normed is in shared memory");
 
-    // Steps that are copied together, as each copy costs instructions, and room for so many.
-    static constexpr int BATCH = STEPS >= 2 * WARPS && STAGES >= 4 ? 2 : 1, SLOTS = STAGES / BATCH, SLOT = BATCH * Weights::BYTES;
-    static_assert(SLOTS >= 1, "too little shared memory");
+    static constexpr int CHUNKS = (STEPS + WARPS - 1) / WARPS, BAND = WARPS * UNIT, CHUNK = 2 * MT * BAND;   // of a pass; bytes of eight rows, and of all
+    static_assert(STAGES >= 1, "too little shared memory");
 
-    // Steps of this warp in a pass.
-    const int begin = STEPS * warp / WARPS, mine = STEPS * (warp + 1) / WARPS - begin;
-    u32 ring, full;                                                 // full: a slot's barrier
-    int flow_left, flow_pass, flow_step = 0;
-    const u8* from[ENGINE ? 1 : 2 * MT];                            // a lane has eight rows copied, or a part of all
+    u32 ring, full, read;                                           // a place's barrier, and how many warps have read what it has
+    int asked_pass, asked_chunk = 0, left;                          // the next chunk to ask for, and how many there are
 
     __device__ __forceinline__ Coded(const Op& op, u8* shared) : Base(op, shared) {
-        ring = (u32)__cvta_generic_to_shared(shared) + warp * STAGES * Weights::BYTES;
+        ring = (u32)__cvta_generic_to_shared(shared);
         if constexpr (ENGINE) {
-            __shared__ __align__(8) u64 barriers[WARPS * SLOTS];
-            full = shared_at(barriers + warp * SLOTS);
-            for (int i = lane; i < SLOTS; i += 32) barrier_init(full + i * 8, 1);
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-            __syncwarp();
+            __shared__ __align__(8) u64 barriers[STAGES];
+            __shared__ u32 readers[STAGES];
+            full = shared_at(barriers), read = shared_at(readers);
+            if (threadIdx.x == 0) {
+                for (int i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1), readers[i] = 0;
+                asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            }
+            __syncthreads();
         }
     }
 
-    // Asks for the next steps, to `slot`. Of a slot those of eight rows lie side by side, then those of the next eight.
-    __device__ __forceinline__ void flow(int slot) {
-        if (flow_left > 0) {
-            if (flow_step == 0) {
-#pragma unroll
-                for (int m = 0; m < MT; m++) {
-                    int a, b;
-                    Weights::bands(op, (flow_pass * MT + m) * 8, a, b);
-                    const u8 *const first = op.w + ((i64)a * STEPS + begin) * UNIT, *const second = op.w + ((i64)b * STEPS + begin) * UNIT;
-                    if constexpr (ENGINE) {
-                        if (lane / 2 == m) from[0] = lane % 2 ? second : first;
-                    } else {
-                        from[2 * m] = first + lane * 16, from[2 * m + 1] = second + lane * 16;
-                    }
-                }
-            }
-            const int bytes = min(BATCH, mine - flow_step) * UNIT;
-            if constexpr (ENGINE) {
-                const u32 to = ring + slot * SLOT + lane * (BATCH * UNIT), arrived = full + slot * 8;
-                u64 once;                                           // weights leave the rest of the cache alone
-                asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-                if (lane == 0) barrier_expect(arrived, 2 * MT * bytes);
-                if (lane < 2 * MT) copy_bytes(to, from[0], bytes, arrived, once);
-                from[0] += BATCH * UNIT;
-            } else {
-                const u32 to = ring + slot * SLOT + lane * 16;
-#pragma unroll
-                for (int u = 0; u < 2 * MT; u++) {
-#pragma unroll
-                    for (int i = 0; i < BATCH * UNIT; i += 512)
-                        if (lane * 16 < bytes - i) copy16_async(to + u * (BATCH * UNIT) + i, from[u] + i);
-                    from[u] += BATCH * UNIT;
-                }
-            }
-            flow_step += BATCH;
-            if (flow_step >= mine) {
-                flow_step = 0;
-                flow_pass += gridDim.x;
-                if (flow_pass >= PASSES) flow_pass = blockIdx.x;
-            }
-            flow_left -= BATCH;
+    // Asks for the next chunk, to `slot`: one thread of the block, or each warp for its own.
+    __device__ __forceinline__ void ask(int slot) const {
+        const int step = asked_chunk * WARPS + (ENGINE ? 0 : warp), bytes = min(ENGINE ? WARPS : 1, STEPS - step) * UNIT;
+        const u32 to = ring + slot * CHUNK, arrived = full + slot * 8;
+        u64 once = 0;                                               // weights leave the rest of the cache alone
+        if constexpr (ENGINE) {
+            asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+            barrier_expect(arrived, 2 * MT * bytes);
         }
-        if constexpr (!ENGINE) copy_commit();
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            int bands[2];
+            Weights::bands(op, (asked_pass * MT + m) * 8, bands[0], bands[1]);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const u8* const from = op.w + ((i64)bands[r] * STEPS + step) * UNIT;
+                const u32 at = to + (2 * m + r) * BAND;
+                if constexpr (ENGINE) {
+                    copy_bytes(at, from, bytes, arrived, once);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < UNIT; i += 512)
+                        if (i + lane * 16 < bytes) copy16_async(at + warp * UNIT + i + lane * 16, from + i + lane * 16);
+                }
+            }
+        }
     }
-    // The oldest steps have come.
+    __device__ __forceinline__ void asked() {
+        left--;
+        if (++asked_chunk < CHUNKS) return;
+        asked_chunk = 0;
+        asked_pass += gridDim.x;
+        if (asked_pass >= PASSES) asked_pass = blockIdx.x;
+    }
+    // A chunk has come.
     __device__ __forceinline__ void wait(int slot, u32 parity) const {
         if constexpr (ENGINE) {
             barrier_wait(full + slot * 8, parity);
         } else {
-            copy_wait<SLOTS - 1>();
+            copy_wait<STAGES - 1>();
             __syncwarp();
         }
+    }
+    // This warp has read one, whose place the next may take.
+    __device__ __forceinline__ void release(int slot) {
+        __syncwarp();
+        if constexpr (ENGINE) {
+            if (left <= 0) return;
+            if (lane == 0 && counted(read + slot * 4) % WARPS == WARPS - 1) ask(slot);
+            asked();
+            if (left == 0) look_ahead();
+        } else {
+            if (left > 0) ask(slot), asked();
+            copy_commit();
+        }
+    }
+    // How many came before, of those that counted on shared memory at `at`.
+    __device__ __forceinline__ static u32 counted(u32 at) {
+        u32 before;
+        asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(at) : "memory");
+        return before;
+    }
+    __device__ __forceinline__ void look_ahead() const {
+        if constexpr (Op::AHEAD) op.ahead.bring((lane * gridDim.x + blockIdx.x) * WARPS + warp, 32 * gridDim.x * WARPS);
     }
 
     // A lane's activations of block `block` of 32 columns, two of each eight. Beyond K they are zeros: codes there are not, as their
     // OFFSET is part of them, and the scale of a group that K ends in is not.
     __device__ __forceinline__ Vec16 load_x(int n, int block, int t0) const {
-        if (K % P::COLUMNS != 0 && block >= K / 32) return Vec16{};
+        if ((K % P::COLUMNS != 0 || STEPS % WARPS != 0) && block >= K / 32) return Vec16{};
         if constexpr (ROWS != 0) return load16_shared(xs + n * 8 * K * 2 + block / 2 * 128 + (block % 2 ^ (xrow & 1)) * 64 + quad * 16);
         const u32* const at = (const u32*)(op.x + op.source(min(t0 + n * 8 + group, op.tokens - 1)) * K + block * 32) + quad;
         Vec16 x;
@@ -232,7 +244,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 #pragma unroll
                 for (int m = 0; m < TILES; m++)
 #pragma unroll
-                    for (int r = 0; r < 2; r++) C::load(s.words[m][r], unit + (2 * (M + m) + r) * (BATCH * UNIT), B / 4, lane);
+                    for (int r = 0; r < 2; r++) C::load(s.words[m][r], unit + (2 * (M + m) + r) * BAND, B / 4, lane);
 #pragma unroll
                 for (int b = 0; b < 4; b++)
 #pragma unroll
@@ -267,8 +279,8 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
             for (int m = 0; m < TILES; m++)
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    s.scale[m][r].load(unit + (2 * (M + m) + r) * (BATCH * UNIT), group);
-                    if constexpr (MINIMUM) s.minimum[m][r].load(unit + (2 * (M + m) + r) * (BATCH * UNIT), group);
+                    s.scale[m][r].load(unit + (2 * (M + m) + r) * BAND, group);
+                    if constexpr (MINIMUM) s.minimum[m][r].load(unit + (2 * (M + m) + r) * BAND, group);
                 }
             blocks<0, M>(acc, s, unit, step, t0, ones, ahead, next);
             tiles<M + TILES>(acc, unit, step, t0, ones, ahead, next);
@@ -277,10 +289,16 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 
     __device__ __forceinline__ void run() {
         const int passes = blockIdx.x < PASSES ? (PASSES - 1 - blockIdx.x) / gridDim.x + 1 : 0;
-        flow_left = (op.tokens + TOKENS - 1) / TOKENS * passes * ((mine + BATCH - 1) / BATCH * BATCH);
-        flow_pass = blockIdx.x;
+        left = (op.tokens + TOKENS - 1) / TOKENS * passes * CHUNKS;
+        asked_pass = blockIdx.x;
 #pragma unroll 1
-        for (int i = 0; i < SLOTS; i++) flow(i);
+        for (int i = 0; i < STAGES; i++) {
+            if (left > 0) {
+                if (!ENGINE || threadIdx.x == 0) ask(i);
+                asked();
+            }
+            if constexpr (!ENGINE) copy_commit();
+        }
         this->warm_norm();
         pdl_launch();
         pdl_wait();
@@ -296,22 +314,19 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 #pragma unroll
                 for (int b = 0; b < 4; b++)
 #pragma unroll
-                    for (int n = 0; n < NT; n++) ahead[b][n] = load_x(n, begin * BLOCKS + b, t0);
+                    for (int n = 0; n < NT; n++) ahead[b][n] = load_x(n, warp * BLOCKS + b, t0);
             }
+            if (t0 == 0 && left == 0) look_ahead();
 #pragma unroll 1
             for (int pass = blockIdx.x; pass < PASSES; pass += gridDim.x) {
                 float acc[MT][NT][4] = {};
 #pragma unroll 1
-                for (int i = 0; i < mine; i += BATCH) {
+                for (int chunk = 0; chunk < CHUNKS; chunk++) {
                     wait(slot, round);
-#pragma unroll 1
-                    for (int u = 0; u < min(BATCH, mine - i); u++) {
-                        const int step = begin + i + u, next = i + u + 1 < mine ? step + 1 : begin;
-                        tiles<0>(acc, ring + slot * SLOT + u * UNIT, step, t0, ones, ahead, next);
-                    }
-                    __syncwarp();
-                    flow(slot);
-                    if (++slot == SLOTS) slot = 0, round ^= 1;
+                    const int step = chunk * WARPS + warp, next = chunk + 1 < CHUNKS ? step + WARPS : warp;
+                    if (STEPS % WARPS == 0 || step < STEPS) tiles<0>(acc, ring + slot * CHUNK + warp * UNIT, step, t0, ones, ahead, next);
+                    release(slot);
+                    if (++slot == STAGES) slot = 0, round ^= 1;
                 }
                 this->finish(acc, pass, t0, red + parity * RED);
                 parity ^= 1;

@@ -2,7 +2,7 @@
 // begin (`group_rows`): they are the product's tokens, and a tile of them is of one expert, whose rows of w it takes. Which experts
 // have how many is known on the device alone, so a block works out for itself which tiles there are.
 template <int COUNT, int TOKENS> struct Experts {
-    static constexpr bool GROUPED = true, EIGHT = false;
+    static constexpr bool GROUPED = true, EIGHT = false, AHEAD = false;
     const u32 *order, *starts;
     u32 choices;                                       // of all tokens
     u32 *rows, *tiles;                                 // in shared memory: where an expert's choices begin, and its tiles of tokens

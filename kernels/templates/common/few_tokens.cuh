@@ -5,6 +5,7 @@
 {% include "common/async_copy.cuh" %}
 {% include "common/dense_rows.cuh" %}
 {% include "common/cluster.cuh" %}
+{% include "common/ahead.cuh" %}
 {% include "common/skinny.cuh" %}
 {% include "common/wide.cuh" %}
 {% if w.packing or p.boxes is defined or p.activations is defined or p.outputs is defined %}

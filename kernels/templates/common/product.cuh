@@ -177,6 +177,10 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 if (++slot == WEIGHTS) slot = 0, round++;
             }
         }
+        if constexpr (Op::AHEAD) {
+            pdl_wait();                                // what comes before has nothing to wait for
+            op.ahead.bring(blockIdx.x, gridDim.x);
+        }
     }
     __device__ __forceinline__ int slice() const { return SLICES == 1 ? 0 : warp / 4; }
     // Where a warpgroup's tiles of a stage of x begin.

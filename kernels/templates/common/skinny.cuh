@@ -434,6 +434,9 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS, int RANKS> 
             }
             if (++flow_slot == STAGES) flow_slot = 0;
             flow_left--;
+            if constexpr (Op::AHEAD) {
+                if (flow_left == 0) op.ahead.bring((lane * gridDim.x + blockIdx.x) * WARPS + warp, 32 * gridDim.x * WARPS);
+            }
         }
         copy_commit();
     }

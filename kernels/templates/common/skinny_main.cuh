@@ -13,6 +13,9 @@ extern "C" __global__ void {% set ranks = p.ranks if p.ranks is defined else 1 %
     op.rms = rms;
 {% endif %}
     op.tokens = {{ tokens_of.rows }};
+{% if looks_ahead %}
+    op.ahead = Ahead{ahead, ahead_bytes};
+{% endif %}
 {% if adapts is defined %}
     op.adapted = Adapted{x, slots, { {% for part in adapts %}{{ part.a.name }}, {% endfor %} }, { {% for part in adapts %}{{ part.b.name }}, {% endfor %} }, scratch, op.tokens};
 {% endif %}

@@ -21,7 +21,7 @@ struct Linear {
     static constexpr bool ROUNDS = false;                              // results to 8-bit floats: see eights.cuh
     static constexpr bool EIGHT = {{ "true" if x.quantised else "false" }};
     static constexpr int K = {{ w.cols }}, N = {{ w.rows }}, ROW = K;   // ROW: elements from one row of x to the next
-    static constexpr bool GROUPED = false;
+    static constexpr bool GROUPED = false, AHEAD = {{ "true" if looks_ahead else "false" }};
     static constexpr int NORM = {{ 0 if not normed else 2 if norm else 1 }}, HEAD = 0;
     static constexpr float eps = {{ (eps if normed or divides else 0.0) | f32 }}, offset = {{ (offset if normed else 0.0) | f32 }};
     const {{ x.type }}* x;
@@ -36,6 +36,7 @@ struct Linear {
     __device__ __forceinline__ float bias_of(int row) const { return 0; }
 {% endif %}
     int tokens;
+    Ahead ahead;                                                       // with AHEAD
 {% if adapts is defined %}
     Adapted adapted;
 {% endif %}

@@ -291,7 +291,7 @@ impl<'a> Attach<'a> {
             Kind::Kernel { grid, shared, ptx, tiles, .. } => (grid, shared, ptx, tiles),
         };
         let places = Places { template, variant, shown };
-        let (block, scratch) = self.sizes(&places, &scope, bucket)?;
+        let Sizes { block, scratch, ahead } = self.sizes(&places, &scope, bucket)?;
         // Only then: launches that differ in nothing else are one program.
         let named = grid.iter().chain([shared]).any(|e| e.to_string().contains("tokens."));
         let geometry = Geometry {
@@ -310,6 +310,7 @@ impl<'a> Attach<'a> {
                 geometry,
                 arguments,
                 tiles: Vec::new(),
+                ahead: None,
             }));
         }
         let has_scratch = scratch > 0;
@@ -317,19 +318,20 @@ impl<'a> Attach<'a> {
         let tiles = tiles.iter().map(|tiles| tile_map(&scope, tiles));
         let tiles = tiles.collect::<Result<_, _>>().map_err(fail)?;
         let kernel = self.kernel(&site, scratch, shown)?;
-        Ok(Run::Kernel(KernelLaunch { kernel, geometry, arguments: None, tiles }))
+        Ok(Run::Kernel(KernelLaunch { kernel, geometry, arguments: None, tiles, ahead }))
     }
 
-    /// Threads of a block and bytes of scratch memory. The sizes of a launch are looked at as they are at the
+    /// The sizes that do not depend on the step. Those of a launch are looked at as they are at the
     /// plan's limits, so that what no GPU can launch is no plan.
     fn sizes(
         &self,
         places: &Places<'_>,
         scope: &Scope<'_>,
         bucket: Bucket,
-    ) -> Result<(u32, u64), CudaError> {
-        let Kind::Kernel { grid, block, shared, scratch, tiles, .. } = &places.variant.kind else {
-            return Ok((0, 0));
+    ) -> Result<Sizes, CudaError> {
+        let Kind::Kernel { grid, block, shared, scratch, ahead, tiles, .. } = &places.variant.kind
+        else {
+            return Ok(Sizes::default());
         };
         let most = Dims { t: self.limits.t.min(bucket.max), ..self.limits };
         let most = Dims {
@@ -344,6 +346,7 @@ impl<'a> Attach<'a> {
         [block]
             .into_iter()
             .chain(tiles.iter().map(|t| &t.rows))
+            .chain(ahead)
             .try_for_each(|e| places.known(scope, e))?;
         grid.iter().chain([shared, scratch]).try_for_each(|e| places.known(&largest, e))?;
         let size = |scope: &Scope<'_>, expr: &Expr, what: &str, range: RangeInclusive<u64>| {
@@ -368,7 +371,9 @@ impl<'a> Attach<'a> {
             let message = format!("{bytes} bytes of scratch memory: expected 0 to {MAX_ARENA}");
             return Err(places.fault(scratch, message));
         }
-        Ok((threads as u32, bytes.ceil() as u64))
+        let bytes_ahead = |expr: &Expr| size(scope, expr, "bytes to look ahead", 0..=MAX_ARENA);
+        let ahead = ahead.as_ref().map(bytes_ahead).transpose()?;
+        Ok(Sizes { block: threads as u32, scratch: bytes.ceil() as u64, ahead })
     }
 
     fn template_of(&self, launch: &Launch, shown: &str) -> Result<String, CudaError> {
@@ -497,6 +502,15 @@ fn arguments(scope: &Scope<'_>, foreign: &Foreign) -> Result<Vec<Argument>, Stri
         }
     };
     foreign.args.iter().map(one).collect()
+}
+
+/// Sizes of a launch, whatever the step: threads of a block, and bytes of the kernel's own memory and of weights that it
+/// may look ahead to.
+#[derive(Default)]
+struct Sizes {
+    block: u32,
+    scratch: u64,
+    ahead: Option<u64>,
 }
 
 /// How the copy engine is to read an operand.

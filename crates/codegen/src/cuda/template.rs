@@ -176,6 +176,11 @@ impl Variant {
         matches!(&self.kind, Kind::Kernel { ptx: None, .. })
     }
 
+    /// Whether its kernel is told of weights that the next launches read.
+    pub fn looks_ahead(&self) -> bool {
+        matches!(&self.kind, Kind::Kernel { ahead: Some(_), .. })
+    }
+
     /// Whether it can be launched for a part of a step's rows: it is told by `step` which they are, and reads
     /// nothing in tiles, which the copy engine would have to be told of.
     pub fn has_parts(&self) -> bool {
@@ -196,6 +201,9 @@ pub enum Kind {
         shared: Expr,
         /// Device memory of the kernel's own, in bytes.
         scratch: Expr,
+        /// Bytes of the weights that the next launches read which the kernel may have brought to the L2 cache; `None` if
+        /// it takes none.
+        ahead: Option<Expr>,
         /// Where the kernel is not the template's text but somebody else's PTX.
         ptx: Option<Foreign>,
         /// What the GPU's copy engine reads in tiles, in the order in which the kernel takes the maps.

@@ -83,6 +83,7 @@ pub(super) fn render(
             ("variant", Jinja::from(site.variant.name.as_str())),
             ("params", Jinja::from(parameters(site))),
             ("block", Jinja::from(site.block)),
+            ("looks_ahead", Jinja::from(site.variant.looks_ahead())),
             ("page", Jinja::from(abi::PAGE)),
             ("abi", Jinja::from(abi::declarations())),
             ("p", Jinja::from_pairs(params)),
@@ -167,6 +168,9 @@ fn parameters(site: &Site<'_>) -> String {
         .collect();
     if site.has_scratch {
         list.push("u8* scratch".to_owned());
+    }
+    if site.variant.looks_ahead() {
+        list.push("const u8* ahead, u64 ahead_bytes".to_owned());
     }
     list.push("const Step* step".to_owned());
     if let Kind::Kernel { tiles, .. } = &site.variant.kind {

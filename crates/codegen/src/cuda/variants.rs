@@ -34,6 +34,8 @@ pub(super) enum Entry<'a> {
         #[serde(default)]
         scratch: Option<&'a str>,
         #[serde(default)]
+        ahead: Option<&'a str>,
+        #[serde(default)]
         tiles: Entries<'a, &'a str>,
         #[serde(default)]
         dealt: Vec<&'a str>,
@@ -58,6 +60,8 @@ pub(super) enum Entry<'a> {
         shared: Option<&'a str>,
         #[serde(default)]
         scratch: Option<&'a str>,
+        #[serde(default)]
+        ahead: Option<&'a str>,
         #[serde(default)]
         tiles: Entries<'a, &'a str>,
         #[serde(default)]
@@ -130,6 +134,7 @@ struct Common {
     block: Option<Expr>,
     shared: Option<Expr>,
     scratch: Option<Expr>,
+    ahead: Option<Expr>,
     tiles: BTreeMap<String, Expr>,
     dealt: Vec<String>,
     order: Option<String>,
@@ -282,13 +287,24 @@ impl Common {
             block,
             shared,
             scratch,
+            ahead,
             tiles,
             dealt,
             order,
             ..
         }
         | Entry::Group {
-            when, params, grid, block, shared, scratch, tiles, dealt, order, ..
+            when,
+            params,
+            grid,
+            block,
+            shared,
+            scratch,
+            ahead,
+            tiles,
+            dealt,
+            order,
+            ..
         }) = entry
         else {
             return Ok(self.clone());
@@ -302,9 +318,12 @@ impl Common {
         if let Some(grid) = grid {
             all.grid = Some(grid.iter().map(|e| scope.expression(e)).collect::<Result<_, _>>()?);
         }
-        for (slot, text) in
-            [(&mut all.block, block), (&mut all.shared, shared), (&mut all.scratch, scratch)]
-        {
+        for (slot, text) in [
+            (&mut all.block, block),
+            (&mut all.shared, shared),
+            (&mut all.scratch, scratch),
+            (&mut all.ahead, ahead),
+        ] {
             if let Some(text) = text {
                 *slot = Some(scope.expression(text)?);
             }
@@ -340,6 +359,7 @@ impl Common {
                 block: self.block.unwrap_or(number(256.0)),
                 shared: self.shared.unwrap_or(number(0.0)),
                 scratch: self.scratch.unwrap_or(number(0.0)),
+                ahead: self.ahead,
                 ptx,
                 tiles: tiles.collect(),
             },

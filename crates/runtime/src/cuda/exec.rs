@@ -10,6 +10,7 @@ use infernum_codegen::cuda::{Cubin, Device};
 use infernum_codegen::{CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run};
 use infernum_ir::{Dims, StepInput, Sym, Task, TensorType};
 
+use super::ahead::Span;
 use super::blas::Blas;
 use super::code::{Code, reads, runs_parts, uses_library};
 use super::deferred::{Launches, Unpicked};
@@ -425,7 +426,7 @@ impl Core {
             let timer = self.options.profile.then(|| Timer::start(&self.gpu, &self.stream));
             let frame = self.frame(call);
             let first = first && at == begin;
-            let mut run = || self.launch(launch, &frame, dims, first);
+            let mut run = || self.launch(launch, &frame, dims, first, (schedule, index, at));
             let launched = match &self.watch {
                 None => run(),
                 Some(watch) => watch.around(
@@ -453,12 +454,15 @@ impl Core {
         frame: &Frame<'_>,
         dims: &PartDims,
         first: bool,
+        place: (usize, usize, usize),
     ) -> Result<(), String> {
         match &launch.run {
             None => Err("it has no kernel".to_owned()),
             Some(run @ (Run::Kernel(_) | Run::Parts { .. })) => {
                 let mut parts = run.kernels().filter(|(part, _)| dims.of(*part).t > 0);
-                parts.try_for_each(|kernel| self.launch_kernel(launch, kernel, frame, dims, first))
+                parts.try_for_each(|kernel| {
+                    self.launch_kernel(launch, kernel, frame, dims, first, place)
+                })
             }
             Some(Run::Matmul(product)) => {
                 let (shape, at) = frame.matmul(launch, product, &dims.all)?;
@@ -475,6 +479,7 @@ impl Core {
         frame: &Frame<'_>,
         dims: &PartDims,
         first: bool,
+        (schedule, index, at): (usize, usize, usize),
     ) -> Result<(), String> {
         let rows = dims.of(part);
         let (grid, shared) = k.geometry.eval(launch, &rows, &self.device)?;
@@ -485,6 +490,10 @@ impl Core {
         } else {
             let mut own = frame.arguments(launch, &dims.before(part))?;
             own.extend(scratch);
+            if let Some(most) = k.ahead {
+                let Span { address, bytes } = self.ahead(schedule, index, at, most);
+                own.extend([address, bytes]);
+            }
             own.push(self.layout.view(frame.group(launch), part));
             own
         };

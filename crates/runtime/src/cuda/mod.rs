@@ -1,6 +1,7 @@
 //! Running plans on an NVIDIA GPU. The driver is loaded at run time: without one, everything but
 //! opening a [`Gpu`] works.
 
+mod ahead;
 mod blas;
 mod ceiling;
 mod code;

@@ -15,7 +15,7 @@ fn listing(library: &Library) -> String {
         lines.push(format!("{name}: {}", order.join(" ")));
         for Variant { name: variant, when, params, kind, order } in &template.variants {
             let launch = match kind {
-                Kind::Kernel { grid, block, shared, scratch, ptx, tiles } => {
+                Kind::Kernel { grid, block, shared, scratch, ahead, ptx, tiles } => {
                     let grid: Vec<String> = grid.iter().map(Expr::to_string).collect();
                     let shown = |t: &Tiles| {
                         let dealt = if t.dealt { " dealt" } else { "" };
@@ -24,8 +24,9 @@ fn listing(library: &Library) -> String {
                     let tiles: Vec<_> = tiles.iter().map(shown).collect();
                     assert!(ptx.is_none(), "{name}: none of ours is foreign");
                     format!(
-                        "[{}] x {block}, shared {shared}, scratch {scratch}, tiles {{{}}}",
+                        "[{}] x {block}, shared {shared}, scratch {scratch}, ahead {}, tiles {{{}}}",
                         grid.join(", "),
+                        ahead.as_ref().map_or("none".to_owned(), Expr::to_string),
                         tiles.join(", ")
                     )
                 }
