@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use infernum_codegen::cuda::{Compiler, Device, Library, Template, Unreached, unreached};
 use infernum_passes::data::Kernels;
-use infernum_runtime::check::cuda::{self, CompiledKernel};
+use infernum_runtime::check::cuda::{self, CompiledKernel, Extent};
 use serde_json::json;
 
 use crate::report::{self, Outcome};
@@ -25,6 +25,9 @@ pub struct Args {
     /// In every element type and size that is tried, and not each variant once.
     #[arg(long)]
     all: bool,
+    /// Each variant once in each template, and for each kind of codes in one template alone.
+    #[arg(long, conflicts_with = "all")]
+    pairs: bool,
     /// Show the kernels that are fine too.
     #[arg(long)]
     verbose: bool,
@@ -46,7 +49,12 @@ pub fn run(args: &Args) -> Outcome {
         let device = Device::named(arch).ok_or_else(|| {
             format!("--arch: expected one of {}, found `{arch}`", known.join(", "))
         })?;
-        let options = (args.all, args.only.as_str());
+        let extent = match (args.all, args.pairs) {
+            (true, _) => Extent::All,
+            (false, true) => Extent::Pairs,
+            (false, false) => Extent::Once,
+        };
+        let options = (extent, args.only.as_str());
         all.extend(cuda::compile(&kernels, &library, &device, &compiler, options));
     }
     let templates = templates(&kernels, &library, &args.only);

@@ -3,7 +3,8 @@
 // Tensor cores sum codes times activations within a group in f32, and scales and minimums are applied to these sums: nothing
 // is rounded but the activations. The sum of a group's activations, which minimums and the codes' OFFSET are multiplied by,
 // is worked out once, where activations come to shared memory. Where they do not, it comes of the tensor cores as well, by a
-// matrix whose elements are all -OFFSET, in the lanes that have the other sums.
+// matrix whose elements are all -OFFSET, in the lanes that have the other sums. Of one token there is a shorter way where groups are
+// whole blocks of 32 columns: scaled_row.cuh.
 
 // The loader of an `Op`: BYTES is a stage of all tiles, 16 rows by P::COLUMNS columns each, which are two units. Eight pairs in
 // a row are sixteen rows side by side, or eight and eight: the op's header sees to it.
@@ -17,6 +18,9 @@ template <class Op, int TILES, class P> struct CodedRows {
         if constexpr (P::KIND != WHOLE) return -1.0f;
         else return -Codes<P, typename Op::X>::OFFSET;
     }
+    // Whether scaled_row.cuh is for them, and what it multiplies sums of activations by.
+    static constexpr bool SCALES_ROW = takes_scaled_row<P>();
+    __device__ __forceinline__ static constexpr float scaled_factor() { return P::ZERO != 0 ? -(float)P::ZERO : -1.0f; }
     static constexpr int BANDS = (Op::N + 7) / 8, ACROSS = (Op::K + P::COLUMNS - 1) / P::COLUMNS;
     __device__ __forceinline__ static bool beside(int a, int b) { return b < 0 || b == a + 1; }
     // The eights of rows that a tile of 8 pairs has.
@@ -34,9 +38,9 @@ template <class Op, int TILES, class P> struct CodedRows {
     __device__ __forceinline__ static float value(const Op& op, int row, int k) { return packed_value<P>(op.w, Op::K, row, k); }
 };
 
-// WARPS split K: a chunk is one unit of columns of each, of all tiles. As memory has them side by side, the copy engine brings those of
-// eight rows at once where there is one, and elsewhere a warp its own. The ring holds STAGES chunks. Whoever is the last to have read
-// one asks for the one that takes its place.
+// WARPS split K: a chunk is BATCH units of columns of each, of all tiles. As memory has them side by side, the copy engine brings those of
+// eight rows at once where there is one, and elsewhere a warp its own. The ring holds STAGES units of each warp and row. Whoever is the
+// last to have read a chunk asks for the one that takes its place.
 // ROWS tokens' activations are in shared memory, and sums of them; or with ROWS = 0 they come from the L2 cache, a chunk of
 // 128 columns ahead (no op that norms them has that).
 // Shared memory in bytes: WARPS * (STAGES * MT * 2 * P::BYTES + MT * NT * 128 * COLS) + ROWS * K * 2 + ROWS * K / SPAN * 4.
@@ -52,7 +56,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
     static constexpr int UNIT = Weights::UNIT, STEPS = Weights::ACROSS, BLOCKS = P::COLUMNS / 32;
     static constexpr int GROUPS = P::COLUMNS / P::GROUP;
     static constexpr int SPAN = Weights::SPAN;
-    static constexpr bool MINIMUM = P::MINIMUM >= 0, SUMS = SPAN != 0;
+    static constexpr bool MINIMUM = P::MINIMUM >= 0, SCALED = Base::SCALED, SUMS = SCALED ? MINIMUM || P::ZERO != 0 : SPAN != 0;
     // Sums of activations are there, or come of the tensor cores; without minimums codes may be summed onto them.
     static constexpr bool READY = SUMS && ROWS != 0, ONTO = READY && !MINIMUM && ROWS > 1;
     typedef Scales<GROUPS, P::SCALE, P::SCALE_AT, P::SCALE_OUTER, P::SCALE_OUTER_AT> Scale;
@@ -60,8 +64,10 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
     static_assert(K % 64 == 0, "K is not a multiple of 64");
     static_assert(ROWS != 0 || Op::NORM == 0, "what is normed is in shared memory");
 
-    static constexpr int CHUNKS = (STEPS + WARPS - 1) / WARPS, BAND = WARPS * UNIT, CHUNK = 2 * MT * BAND;   // of a pass; bytes of eight rows, and of all
-    static_assert(STAGES >= 1, "too little shared memory");
+    // Two units of a warp where none has fewer to do for it: each chunk costs instructions.
+    static constexpr int ROUNDS = (STEPS + WARPS - 1) / WARPS, BATCH = ROUNDS % 2 == 0 && STAGES >= 6 ? 2 : 1, CHUNKS = ROUNDS / BATCH;
+    static constexpr int SLOTS = STAGES / BATCH, ACROSS = WARPS * BATCH, BAND = ACROSS * UNIT, CHUNK = 2 * MT * BAND;   // units; bytes of eight rows, and of all
+    static_assert(SLOTS >= 1, "too little shared memory");
 
     u32 ring, full, read;                                           // a place's barrier, and how many warps have read what it has
     int asked_pass, asked_chunk = 0, left;                          // the next chunk to ask for, and how many there are
@@ -69,11 +75,11 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
     __device__ __forceinline__ Coded(const Op& op, u8* shared) : Base(op, shared) {
         ring = (u32)__cvta_generic_to_shared(shared);
         if constexpr (ENGINE) {
-            __shared__ __align__(8) u64 barriers[STAGES];
-            __shared__ u32 readers[STAGES];
+            __shared__ __align__(8) u64 barriers[SLOTS];
+            __shared__ u32 readers[SLOTS];
             full = shared_at(barriers), read = shared_at(readers);
             if (threadIdx.x == 0) {
-                for (int i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1), readers[i] = 0;
+                for (int i = 0; i < SLOTS; i++) barrier_init(full + i * 8, 1), readers[i] = 0;
                 asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
             }
             __syncthreads();
@@ -82,7 +88,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 
     // Asks for the next chunk, to `slot`: one thread of the block, or each warp for its own.
     __device__ __forceinline__ void ask(int slot) const {
-        const int step = asked_chunk * WARPS + (ENGINE ? 0 : warp), bytes = min(ENGINE ? WARPS : 1, STEPS - step) * UNIT;
+        const int step = asked_chunk * ACROSS + (ENGINE ? 0 : warp * BATCH), bytes = min(ENGINE ? ACROSS : BATCH, STEPS - step) * UNIT;
         const u32 to = ring + slot * CHUNK, arrived = full + slot * 8;
         u64 once = 0;                                               // weights leave the rest of the cache alone
         if constexpr (ENGINE) {
@@ -101,8 +107,8 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
                     copy_bytes(at, from, bytes, arrived, once);
                 } else {
 #pragma unroll
-                    for (int i = 0; i < UNIT; i += 512)
-                        if (i + lane * 16 < bytes) copy16_async(at + warp * UNIT + i + lane * 16, from + i + lane * 16);
+                    for (int i = 0; i < BATCH * UNIT; i += 512)
+                        if (i + lane * 16 < bytes) copy16_async(at + warp * BATCH * UNIT + i + lane * 16, from + i + lane * 16);
                 }
             }
         }
@@ -119,7 +125,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
         if constexpr (ENGINE) {
             barrier_wait(full + slot * 8, parity);
         } else {
-            copy_wait<STAGES - 1>();
+            copy_wait<SLOTS - 1>();
             __syncwarp();
         }
     }
@@ -224,8 +230,8 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const float scale = s.scale[m][r].template get<G>();
-                float of_sums = C::FLOATS ? 0.0f : scale;
-                if constexpr (MINIMUM) of_sums = fmaf(s.minimum[m][r].template get<G>(), -1 / Weights::sum_factor(), of_sums);
+                float of_sums = (SCALED ? P::ZERO == 0 : C::FLOATS) ? 0.0f : scale;
+                if constexpr (MINIMUM) of_sums = fmaf(s.minimum[m][r].template get<G>(), -1 / (SCALED ? Weights::scaled_factor() : Weights::sum_factor()), of_sums);
 #pragma unroll
                 for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -271,6 +277,52 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
         }
     }
 
+    // The same of a scaled row.
+    template <int B, int M> __device__ __forceinline__ void scaled(float (&acc)[MT][NT][4], Step& s, u32 unit, int step) {
+        if constexpr (B < BLOCKS) {
+            constexpr bool FIRST = B * 32 % P::GROUP == 0;
+            if constexpr (B % 4 == 0)
+#pragma unroll
+                for (int m = 0; m < TILES; m++)
+#pragma unroll
+                    for (int r = 0; r < 2; r++) C::load(s.words[m][r], unit + (2 * (M + m) + r) * BAND, B / 4, lane);
+            const int block = step * BLOCKS + B;
+            const bool there = (K % P::COLUMNS == 0 && STEPS % WARPS == 0) || block < K / 32;
+            constexpr bool WHOLE_CODES = P::KIND == WHOLE;
+            if constexpr (!WHOLE_CODES || B % 2 == 0)
+                s.x[0][0] = there ? load16_shared(xs + (WHOLE_CODES ? block / 2 * 128 + group % 2 * 64 : block * 64) + quad * 16) : Vec16{};
+            u32 floats[2];                             // the scale of these columns of x, and their sum
+            load8_shared(sums + (there ? block : K / 32 - 1) * 8, floats[0], floats[1]);
+            const float scale = __uint_as_float(floats[0]), sum = __uint_as_float(floats[1]);
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+                const auto &a = s.words[m][0], &b = s.words[m][1];
+                float of[4];
+                if constexpr (WHOLE_CODES) {
+                    const u32 codes[4] = {code_bytes<P, B % 4, 0>(a), code_bytes<P, B % 4, 0>(b), code_bytes<P, B % 4, 1>(a), code_bytes<P, B % 4, 1>(b)};
+                    int c[4] = {};
+                    mma_bytes(c, codes, s.x[0][0].w[B % 2 * 2], s.x[0][0].w[B % 2 * 2 + 1]);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) of[i] = (float)(c[i / 2 * 2] * 256 + c[i / 2 * 2 + 1]);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        const u32 codes[4] = {eights_as_f16<P::KIND, 0>(a.w[B % 4][i]), eights_as_f16<P::KIND, 0>(b.w[B % 4][i]),
+                                              eights_as_f16<P::KIND, 1>(a.w[B % 4][i]), eights_as_f16<P::KIND, 1>(b.w[B % 4][i])};
+                        if (i == 0) mma_onto<true, f16>(of, codes, s.x[0][0].w[0], s.x[0][0].w[1]);
+                        else mma_onto<false, f16>(of, codes, s.x[0][0].w[2], s.x[0][0].w[3]);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 4; i++) s.codes[m][0][i] = FIRST ? of[i] * scale : fmaf(of[i], scale, s.codes[m][0][i]);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) s.sums[0][i] = FIRST ? sum : s.sums[0][i] + sum;
+            if constexpr ((B + 1) * 32 % P::GROUP == 0) close<B * 32 / P::GROUP, M>(acc, s);
+            scaled<B + 1, M>(acc, s, unit, step);
+        }
+    }
+
     // A step's sums, of the tiles from M on.
     template <int M> __device__ __forceinline__ void tiles(float (&acc)[MT][NT][4], u32 unit, int step, int t0, u32 ones, Vec16 (&ahead)[4][NT], int next) {
         if constexpr (M < MT) {
@@ -282,7 +334,8 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
                     s.scale[m][r].load(unit + (2 * (M + m) + r) * BAND, group);
                     if constexpr (MINIMUM) s.minimum[m][r].load(unit + (2 * (M + m) + r) * BAND, group);
                 }
-            blocks<0, M>(acc, s, unit, step, t0, ones, ahead, next);
+            if constexpr (SCALED) scaled<0, M>(acc, s, unit, step);
+            else blocks<0, M>(acc, s, unit, step, t0, ones, ahead, next);
             tiles<M + TILES>(acc, unit, step, t0, ones, ahead, next);
         }
     }
@@ -292,7 +345,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
         left = (op.tokens + TOKENS - 1) / TOKENS * passes * CHUNKS;
         asked_pass = blockIdx.x;
 #pragma unroll 1
-        for (int i = 0; i < STAGES; i++) {
+        for (int i = 0; i < SLOTS; i++) {
             if (left > 0) {
                 if (!ENGINE || threadIdx.x == 0) ask(i);
                 asked();
@@ -314,7 +367,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 #pragma unroll
                 for (int b = 0; b < 4; b++)
 #pragma unroll
-                    for (int n = 0; n < NT; n++) ahead[b][n] = load_x(n, warp * BLOCKS + b, t0);
+                    for (int n = 0; n < NT; n++) ahead[b][n] = load_x(n, warp * BATCH * BLOCKS + b, t0);
             }
             if (t0 == 0 && left == 0) look_ahead();
 #pragma unroll 1
@@ -323,10 +376,14 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 #pragma unroll 1
                 for (int chunk = 0; chunk < CHUNKS; chunk++) {
                     wait(slot, round);
-                    const int step = chunk * WARPS + warp, next = chunk + 1 < CHUNKS ? step + WARPS : warp;
-                    if (STEPS % WARPS == 0 || step < STEPS) tiles<0>(acc, ring + slot * CHUNK + warp * UNIT, step, t0, ones, ahead, next);
+                    const int first = chunk * ACROSS + warp * BATCH;
+#pragma unroll 1
+                    for (int u = 0; u < BATCH && (STEPS % WARPS == 0 || first + u < STEPS); u++) {
+                        const int next = u + 1 < BATCH ? first + u + 1 : chunk + 1 < CHUNKS ? first + ACROSS : warp * BATCH;
+                        tiles<0>(acc, ring + slot * CHUNK + (warp * BATCH + u) * UNIT, first + u, t0, ones, ahead, next);
+                    }
                     release(slot);
-                    if (++slot == STAGES) slot = 0, round ^= 1;
+                    if (++slot == SLOTS) slot = 0, round ^= 1;
                 }
                 this->finish(acc, pass, t0, red + parity * RED);
                 parity ^= 1;

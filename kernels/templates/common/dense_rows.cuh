@@ -13,6 +13,7 @@
 // By value or by reference matters: what is given by value is computed before the call's text, and the compiler then
 // makes another loop of it. As it is, the machine code is that of a loader written out in place.
 template <class Op, int TILES> struct DenseRows {
+    static constexpr bool SCALES_ROW = false;          // whether one token's activations are scaled: scaled_row.cuh
     static constexpr bool BY_LANES = false;            // activations come to shared memory as they are: k is in any order
     static constexpr int SPAN = 0;                     // and no sums of theirs are wanted
     static constexpr int BYTES = 2048;

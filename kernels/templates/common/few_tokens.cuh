@@ -6,14 +6,18 @@
 {% include "common/dense_rows.cuh" %}
 {% include "common/cluster.cuh" %}
 {% include "common/ahead.cuh" %}
+{% if w.packing %}
+{% include "common/barriers.cuh" %}
+{% include "common/stored.cuh" %}
+{% include "common/coded.cuh" %}
+{% include "common/scaled_row.cuh" %}
+{% endif %}
 {% include "common/skinny.cuh" %}
 {% include "common/wide.cuh" %}
-{% if w.packing or p.boxes is defined or p.activations is defined or p.outputs is defined %}
+{% if not w.packing and (p.boxes is defined or p.activations is defined or p.outputs is defined) %}
 {% include "common/barriers.cuh" %}
 {% endif %}
 {% if w.packing %}
-{% include "common/stored.cuh" %}
-{% include "common/coded.cuh" %}
 {% include "common/coded_rows.cuh" %}
 {{ w.packing.text }}
 {% endif %}

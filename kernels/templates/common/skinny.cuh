@@ -140,6 +140,7 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
     static constexpr int TOKENS = ROWS ? ROWS : NT * 8;             // of a sweep over w
     static constexpr int COLS = ROWS && ROWS < 8 ? ROWS : 8;        // tokens of a tile that are looked at
     static constexpr int RED = WARPS * MT * NT * 16 * COLS;         // floats
+    static constexpr bool SCALED = ROWS == 1 && Weights::SCALES_ROW;   // as scaled_row.cuh has activations
     static_assert(ROWS ? (ROWS & (ROWS - 1)) == 0 && ROWS <= NT * 8 : true, "ROWS is a power of 2");
     static_assert(Op::HEAD == 0 || MT * 8 == Op::HEAD, "a pass is a head");
     static_assert(RANKS == 1 || ROWS, "each block norms all of x");
@@ -202,7 +203,8 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
         for (int r0 = 0; r0 < ROWS; r0 += WARPS / SHARE) {
             const int r = r0 + warp / SHARE, mine = warp % SHARE * 32 + lane;
             const bool there = r < ROWS && t0 + r < op.tokens;
-            const E* from = op.x + (there ? op.source(t0 + r) * K : 0);
+            // Any row where there is none: ptxas 13.0 lets a choice between an offset and 0 be read before the 0 is there.
+            const E* from = op.x + op.source(min(t0 + r, op.tokens - 1)) * K;
             Vec16 held[HELD];
             const auto load = [&](int i0) {
 #pragma unroll
@@ -233,6 +235,12 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
                     Vec16 x = held[i];
                     if constexpr (Op::NORM != 0) norm_x(x, scale, norms[i % NORMS]);
                     if (!inside(i0 + i)) x = Vec16{};
+{% if w.packing %}
+                    if constexpr (SCALED) {
+                        store_scaled<typename Weights::Packed, E>(x_shared, (float*)(x_shared + K * 2), x, u, inside(i0 + i), Weights::scaled_factor());
+                        continue;
+                    }
+{% endif %}
                     if constexpr (Weights::SPAN != 0) sum_x(x, r, u);
                     if (!inside(i0 + i)) continue;
                     u8* const to = x_shared + r * K * 2;
@@ -249,7 +257,7 @@ template <class Op, int WARPS, int RING, int MT, int NT, int ROWS, int RANKS = 1
         for (int r0 = 0; r0 < ROWS; r0 += WARPS / SHARE) {
             const int r = r0 + warp / SHARE, mine = warp % SHARE * 32 + lane;
             const bool there = r < ROWS && t0 + r < op.tokens;
-            const E* from = op.x + (there ? op.source(t0 + r) * K : 0);
+            const E* from = op.x + op.source(min(t0 + r, op.tokens - 1)) * K;
             Vec16 held[HELD];
             float scale = 1;
             if constexpr (HELD == EACH) {

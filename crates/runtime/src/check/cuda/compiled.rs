@@ -38,14 +38,26 @@ impl CompiledKernel {
     }
 }
 
-/// Compiles every variant that is admitted for `device` at some size that [`check`](super::check) tries:
-/// in every type and size if `all`, otherwise once. Only ops whose names contain `only` are compiled.
+/// Which of the kernels that are tried are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// In every element type and size.
+    All,
+    /// Each variant of a template once, for each kind of codes that it reads.
+    Once,
+    /// Each variant once in each template, and for each kind of codes in some template: templates that share a variant differ in
+    /// what becomes of its sums.
+    Pairs,
+}
+
+/// Compiles every variant that is admitted for `device` at some size that [`check`](super::check) tries, as far as `extent` says.
+/// Only ops whose names contain `only` are compiled.
 pub fn compile(
     data: &Kernels,
     library: &Library,
     device: &Device,
     compiler: &Compiler,
-    (all, only): (bool, &str),
+    (extent, only): (Extent, &str),
 ) -> Vec<CompiledKernel> {
     let mut problems: Vec<CompiledKernel> = Vec::new();
     let mut kernels = kernels(data, library, device, only, &mut |op, problem| {
@@ -74,13 +86,23 @@ pub fn compile(
     // What packs weights is launched beside those that read them.
     named.extend(named.contains("dequantise").then_some("repack"));
     kernels.retain(|k| only.is_empty() || named.contains(k.template.as_str()));
-    let mut seen = HashSet::new();
+    let (mut seen, mut pairs) = (HashSet::new(), HashSet::new());
     // What is read of codes is another kernel for each kind of them.
     let codes = |k: &Kernel| {
         let mut lines = k.text.lines().skip_while(|line| !line.starts_with("struct Packed_"));
         lines.nth(1).unwrap_or_default().to_owned()
     };
-    kernels.retain(|k| all || seen.insert((k.template.clone(), k.variant.clone(), codes(k))));
+    kernels.retain(|k| {
+        let (template, variant) = (k.template.clone(), k.variant.clone());
+        match extent {
+            Extent::All => true,
+            Extent::Once => seen.insert((template, variant, codes(k))),
+            Extent::Pairs => {
+                let with_codes = pairs.insert((variant.clone(), codes(k)));
+                seen.insert((template, variant, String::new())) || with_codes
+            }
+        }
+    });
     let one = |kernel: &Kernel| {
         let compiled = compiler.compile(&kernel.name, &kernel.text, &device.arch, true);
         let (log, problem) = match compiled {

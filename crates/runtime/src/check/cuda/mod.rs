@@ -26,7 +26,7 @@ use super::{Batch, Comparison, KernelVerdict, Trial, allowed};
 use crate::cuda::{CudaExecutor, CudaOptions, Gpu};
 use crate::exec::StepInputs;
 
-pub use self::compiled::{CompiledKernel, compile};
+pub use self::compiled::{CompiledKernel, Extent, compile};
 
 const BLOCK: usize = StepInputs::BLOCK_SIZE;
 
