@@ -12,6 +12,7 @@ use crate::report::{self, Outcome};
 
 /// The command line.
 #[derive(clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 pub struct Args {
     /// Folder whose kernels/ overrides and adds to the built-in files.
     #[arg(long, value_name = "DIR")]
