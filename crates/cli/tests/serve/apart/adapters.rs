@@ -185,7 +185,9 @@ fn all_engines_of_a_model_load_an_adapter_or_none() {
     let refused = load(&both, "third", "two");
     refused.error(400, None, Some("no_adapter_slot"));
     assert!(refused.text.contains(&small.address), "{}", refused.text);
-    assert_eq!(names(&both), ["ember", "own", "law"]);
+    let mut listed = names(&both);
+    listed.sort(); // engines answer in any order
+    assert_eq!(listed, ["ember", "law", "own"]);
     wait("it was given back", || names(&one) == ["ember", "own", "law"]);
     // The engine that has lost it gets it again by the same call.
     small.kill();
