@@ -1,8 +1,8 @@
 // One token's activations, each 32 columns times a power of two, so that tensor cores take codes with fewer instructions than as 16-bit
 // floats of x's type: x = n · s, |n| <= 2^14. Two floats of each 32 columns come with them: s, and the sum of x times a factor.
 //
-// Codes that are whole numbers are multiplied as bytes, four a word, by n as a whole number: what that rounds is 2^-15 of the largest of the 32,
-// where bf16 rounds each to 2^-9 of itself. n is 256 · high + low, two digits of 8 bits, and these are neighbouring columns of the
+// Codes that are whole numbers are multiplied as bytes, four a word, by n as a whole number: that rounds by at most 2^-14 of the largest of the
+// 32, where bf16 rounds each by 2^-9 of itself. n is 256 · high + low, two digits of 8 bits, and these are neighbouring columns of the
 // tensor core's B, of which one token would leave seven of eight unused. Sums of codes times digits are exact.
 //
 // Codes of 8-bit floats become f16 by an instruction for two (from sm_89 on); n is f16, too, in which that of a bf16 is exact unless it
