@@ -26,7 +26,7 @@ pub struct Args {
     /// In every element type and size that is tried, and not each variant once.
     #[arg(long)]
     all: bool,
-    /// Each variant once in each template, and for each kind of codes in one template alone.
+    /// Each variant once in each template, and in one template alone with each kind, width, group size and type of scales that codes have.
     #[arg(long, conflicts_with = "all")]
     pairs: bool,
     /// Show the kernels that are fine too.

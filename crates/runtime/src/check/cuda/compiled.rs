@@ -45,8 +45,8 @@ pub enum Extent {
     All,
     /// Each variant of a template once, for each kind of codes that it reads.
     Once,
-    /// Each variant once in each template, and for each kind of codes in some template: templates that share a variant differ in
-    /// what becomes of its sums.
+    /// Each variant once in each template, and in some template with each kind and width of codes, and each size of groups and
+    /// type of scales.
     Pairs,
 }
 
@@ -98,8 +98,11 @@ pub fn compile(
             Extent::All => true,
             Extent::Once => seen.insert((template, variant, codes(k))),
             Extent::Pairs => {
-                let with_codes = pairs.insert((variant.clone(), codes(k)));
-                seen.insert((template, variant, String::new())) || with_codes
+                let mut fresh = seen.insert((template, variant.clone(), String::new()));
+                for constant in constants(&codes(k)) {
+                    fresh |= pairs.insert((variant.clone(), constant.to_owned()));
+                }
+                fresh
             }
         }
     });
@@ -124,6 +127,16 @@ pub fn compile(
     problems
 }
 
+/// Of the line of constants that says what codes a kernel reads, each by itself: `GROUP = 32`. Where things lie and how many bytes they
+/// have follows from the others.
+fn constants(codes: &str) -> impl Iterator<Item = &str> {
+    let list = codes.trim().trim_start_matches("static constexpr int ").trim_end_matches(';');
+    list.split(", ").filter(|c| {
+        let name = c.split(' ').next().unwrap_or_default();
+        !name.is_empty() && name != "BYTES" && !name.contains("AT")
+    })
+}
+
 /// The number before `unit` in the assembler's log; 0 where it says nothing.
 fn number(log: &str, unit: &str) -> u32 {
     let before = log.split_once(unit).map_or("", |(before, _)| before);
@@ -134,6 +147,13 @@ fn number(log: &str, unit: &str) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_and_sizes_are_no_kinds_of_codes() {
+        let line = "    static constexpr int KIND = 0, BITS = 4, AT0 = 0, SCALE = 1, SCALE_AT = 512, BYTES = 576;";
+        assert_eq!(constants(line).collect::<Vec<_>>(), ["KIND = 0", "BITS = 4", "SCALE = 1"]);
+        assert_eq!(constants("").count(), 0, "a kernel that reads no codes");
+    }
 
     #[test]
     fn the_assemblers_log_is_read() {
