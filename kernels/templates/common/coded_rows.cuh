@@ -43,7 +43,8 @@ template <class Op, int TILES, class P> struct CodedRows {
 // last to have read a chunk asks for the one that takes its place.
 // ROWS tokens' activations are in shared memory, and sums of them; or with ROWS = 0 they come from the L2 cache, a chunk of
 // 128 columns ahead (no op that norms them has that).
-// Shared memory in bytes: WARPS * (STAGES * MT * 2 * P::BYTES + MT * NT * 128 * COLS) + ROWS * K * 2 + ROWS * K / SPAN * 4.
+// Shared memory in bytes: WARPS * (STAGES * MT * 2 * P::BYTES + MT * NT * 128 * COLS) + ROWS * K * 2 + ROWS * K / SPAN * 4, of a scaled
+// row K / 4 in place of the last.
 template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Coded
     : FewTokens<Op, WARPS, WARPS * STAGES * Op::template Weights<Op, MT>::BYTES, MT, NT, ROWS> {
     typedef FewTokens<Op, WARPS, WARPS * STAGES * Op::template Weights<Op, MT>::BYTES, MT, NT, ROWS> Base;
@@ -69,7 +70,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
     static constexpr int SLOTS = STAGES / BATCH, ACROSS = WARPS * BATCH, BAND = ACROSS * UNIT, CHUNK = 2 * MT * BAND;   // units; bytes of eight rows, and of all
     static_assert(SLOTS >= 1, "too little shared memory");
 
-    u32 ring, full, read;                                           // a place's barrier, and how many warps have read what it has
+    u32 ring, full, read;                                           // of each slot: its barrier, and how many warps have read it
     int asked_pass, asked_chunk = 0, left;                          // the next chunk to ask for, and how many there are
 
     __device__ __forceinline__ Coded(const Op& op, u8* shared) : Base(op, shared) {

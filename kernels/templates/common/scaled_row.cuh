@@ -42,7 +42,7 @@ template <class P, int B, int HALF, class Chunk> __device__ __forceinline__ u32 
     int above = 0;
 #pragma unroll
     for (int i = 0; i < P::PLANES; i++) {
-        const int bits = i == 0 ? P::BITS0 : i == 1 ? P::BITS1 : P::BITS2;
+        const int bits = plane_bits<P>(i);
         const u32 w = c.w[B][i], mask = ((1u << bits) - 1) << above;
         const auto moved = [&](int from, int to) { return from > to ? w >> (from - to) : w << (to - from); };
         if (bits == 4) {

@@ -9,6 +9,14 @@ use super::exec::Core;
 /// Bytes between two weights that are read as one span: small constants, such as those of norms, lie between.
 const GAP: u64 = 1 << 16;
 
+/// Which launch of a plan: a schedule, a call of it, and a launch of that call's program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaunchPlace {
+    pub(super) schedule: usize,
+    pub(super) call: usize,
+    pub(super) launch: usize,
+}
+
 /// Bytes side by side on the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Span {
@@ -26,16 +34,17 @@ impl Span {
 }
 
 impl Core {
-    /// The weights that are read after a schedule's launch `at` of call `index`, in order, as far as they lie side by side, at
-    /// most `most` bytes. After a schedule's last launch its first ones come: the next step is often of the same kind. Only
-    /// launches count that look ahead themselves: these read all of their weights, which an embedding, say, does not.
-    pub(super) fn ahead(&self, schedule: usize, index: usize, at: usize, most: u64) -> Span {
-        let calls = &self.plan.schedules[schedule].calls;
+    /// The weights that are read after a launch, in order, as far as they lie side by side, at most `most` bytes. After a
+    /// schedule's last launch its first ones come: the next step is often of the same kind. Only launches count that look ahead
+    /// themselves: these read all of their weights, which an embedding, say, does not; of several weights the largest counts.
+    pub(super) fn ahead(&self, place: LaunchPlace, most: u64) -> Span {
+        let calls = &self.plan.schedules[place.schedule].calls;
         let mut found: Option<Span> = None;
-        for (i, call) in calls.iter().enumerate().cycle().skip(index).take(calls.len() + 1) {
+        let all = calls.iter().cycle().skip(place.call).take(calls.len() + 1);
+        for (n, call) in all.enumerate() {
             let frame = self.frame(call);
             let launches = &self.plan.programs[call.program as usize].launches;
-            let first = if i == index && found.is_none() { at + 1 } else { 0 };
+            let first = if n == 0 { place.launch + 1 } else { 0 };
             for launch in launches.iter().skip(first).filter(|l| looks_ahead(l)) {
                 let weights = launch.operands.iter().flatten();
                 let weights = weights.filter(|v| matches!(v.arg, Arg::Weight(_)));
@@ -56,7 +65,7 @@ impl Core {
     }
 }
 
-/// What is read as whole lines, 16 bytes at least.
+/// A span of at most `most` bytes, in whole pieces of 16 as the copy engine wants it; none is empty.
 fn clipped(span: Option<Span>, most: u64) -> Span {
     let Span { address, bytes } = span.unwrap_or_default();
     Span { address, bytes: bytes.min(most) / 16 * 16 }

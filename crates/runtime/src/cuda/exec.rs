@@ -10,7 +10,7 @@ use infernum_codegen::cuda::{Cubin, Device};
 use infernum_codegen::{CacheLayout, KernelLaunch, Launch, Plan, ProgramCall, Run};
 use infernum_ir::{Dims, StepInput, Sym, Task, TensorType};
 
-use super::ahead::Span;
+use super::ahead::{LaunchPlace, Span};
 use super::blas::Blas;
 use super::code::{Code, reads, runs_parts, uses_library};
 use super::deferred::{Launches, Unpicked};
@@ -426,7 +426,8 @@ impl Core {
             let timer = self.options.profile.then(|| Timer::start(&self.gpu, &self.stream));
             let frame = self.frame(call);
             let first = first && at == begin;
-            let mut run = || self.launch(launch, &frame, dims, first, (schedule, index, at));
+            let place = LaunchPlace { schedule, call: index, launch: at };
+            let mut run = || self.launch(launch, &frame, dims, first, place);
             let launched = match &self.watch {
                 None => run(),
                 Some(watch) => watch.around(
@@ -454,7 +455,7 @@ impl Core {
         frame: &Frame<'_>,
         dims: &PartDims,
         first: bool,
-        place: (usize, usize, usize),
+        place: LaunchPlace,
     ) -> Result<(), String> {
         match &launch.run {
             None => Err("it has no kernel".to_owned()),
@@ -479,7 +480,7 @@ impl Core {
         frame: &Frame<'_>,
         dims: &PartDims,
         first: bool,
-        (schedule, index, at): (usize, usize, usize),
+        place: LaunchPlace,
     ) -> Result<(), String> {
         let rows = dims.of(part);
         let (grid, shared) = k.geometry.eval(launch, &rows, &self.device)?;
@@ -491,7 +492,7 @@ impl Core {
             let mut own = frame.arguments(launch, &dims.before(part))?;
             own.extend(scratch);
             if let Some(most) = k.ahead {
-                let Span { address, bytes } = self.ahead(schedule, index, at, most);
+                let Span { address, bytes } = self.ahead(place, most);
                 own.extend([address, bytes]);
             }
             own.push(self.layout.view(frame.group(launch), part));
