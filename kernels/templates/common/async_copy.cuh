@@ -43,3 +43,9 @@ __device__ __forceinline__ u32 load1_shared(u32 p) {
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(p));
     return v;
 }
+// A signed byte.
+__device__ __forceinline__ u32 load1_signed_shared(u32 p) {
+    int v;
+    asm volatile("ld.shared.s8 %0, [%1];" : "=r"(v) : "r"(p));
+    return (u32)v;
+}

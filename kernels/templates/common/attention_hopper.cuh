@@ -1,18 +1,10 @@
 // Prefill on wgmma: GROUPS warpgroups of 64 query rows share tiles of COLS rows of the cache. While
 // a warpgroup is at the softmax of tile j + 1, its tensor cores multiply tile j's probabilities with
 // its values; and tiles j + 1 of V and j + 2 of K are on their way.
-constexpr int GROUPS = {{ p.groups }}, COLS = {{ p.cols }}, THREADS = GROUPS * 128;
-constexpr int ROWS = GROUPS * 64, TOKENS = ROWS / GROUP, OUT_ROW = DV + 8;
-constexpr u32 Q_BYTES = ROWS * D * 2, K_BYTES = COLS * D * 2, V_BYTES = COLS * DV * 2;
-static_assert(D % 64 == 0 && DV % 64 == 0 && COLS % 16 == 0 && GROUP <= ROWS, "");
-static_assert(ROWS * OUT_ROW <= COLS * (D + DV) * 2, "results pass through the buffers");
+constexpr int THREADS = GROUPS * 128;
+constexpr u32 K_BYTES = COLS * D * 2, V_BYTES = COLS * DV * 2;
+static_assert(ROWS * DV <= COLS * (D + DV) * 2, "results pass through the buffers");
 
-{% include "common/attention_tiles.cuh" %}
-
-// Chunk c of row r, in a tile of N rows.
-template <int N> __device__ __forceinline__ u32 swizzled(int r, int c) {
-    return c / 8 * (N * 128) + r * 128 + (c % 8 ^ r % 8) * 16;
-}
 {% if k_state.quantised %}
 template <int DIM> __device__ __forceinline__ u32 place_of(int r, int c) { return swizzled<COLS>(r, c); }
 {% include "common/attention_code_rows.cuh" %}
@@ -30,20 +22,6 @@ template <int DIM> __device__ __forceinline__ void copy_rows(u32 to, const V* pl
     }
 }
 {% endif %}
-// The warpgroup's scores against the tile at `k`.
-__device__ __forceinline__ void start_scores(float (&s)[COLS / 8][4], u32 q, u32 k) {
-    const u64 qs = descriptor(q, 16, 1024), ks = descriptor(k, 16, 1024);
-#pragma unroll
-    for (int i = 0; i < D / 16; i++)                // in 16 bytes: 64 columns are a block of rows, 16 of them 32 bytes
-        score_product(s, qs + (i / 4 * (64 * 128) + i % 4 * 32) / 16, ks + (i / 4 * (COLS * 128) + i % 4 * 32) / 16, i > 0);
-    wgmma_commit();
-}
-__device__ __forceinline__ void start_values(float (&acc)[DV / 8][4], const u32 (&p)[COLS / 16][4], u32 v) {
-    const u64 vs = descriptor(v, COLS * 128, 1024);
-#pragma unroll
-    for (int i = 0; i < COLS / 16; i++) value_product(acc, p[i], vs + i * 16 * 128 / 16);
-    wgmma_commit();
-}
 
 extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel }}({{ params }}) {
     extern __shared__ __align__(128) u8 shared[];
@@ -99,17 +77,11 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
     block_v = block_k;
     block_k = block_of(begin + 2 * COLS);
 
-    float acc[DV / 8][4] = {}, s[COLS / 8][4], m[2], l[2] = {}, shrink[2];
+    const int group = warp / 4;
+    Rows own(group * 64, tile.position);
+    float s[COLS / 8][4];
     u32 p[COLS / 16][4];
-    int position[2];                                              // of the lane's rows
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        m[j] = minus_infinity();
-        position[j] = tile.position + (warp * 16 + lane / 4 + j * 8) / GROUP;
-    }
-    const u32 my_q = qs + warp / 4 * (64 * D * 2);
-    // Only tiles on the diagonal, at the window's edge and at the end have rows to hide.
-    const auto edge = [&](int base) { return base + COLS - 1 > tile.position || (WINDOW && base <= end - 1 - WINDOW); };
+    const u32 my_q = qs + group * (64 * D * 2);
     copies_wait<1>();
     fence_products();
     __syncthreads();
@@ -117,7 +89,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
     start_scores(s, my_q, ks);
     wgmma_wait<0>();
     landed(s);
-    softmax_step(s, m, l, shrink, position, edge(begin), begin, lane);
+    own.softmax(s, is_edge(begin, tile.position, end), begin);
     to_operand<COLS / 8>(p, s);
 
     int turn = 0, base = begin + COLS;
@@ -127,7 +99,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
         __syncthreads();                 // landed; and all are done with the last K and the V before
         wgmma_fence();
         start_scores(s, my_q, ks + (turn ^ 1) * K_BYTES);
-        start_values(acc, p, vs + turn * V_BYTES);
+        start_values(own.acc, p, vs + turn * V_BYTES);
 {% if k_state.quantised %}
         // Codes of values wait in registers for the scores, those of keys for the softmax.
         fetch_v(block_v, base);
@@ -149,40 +121,24 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
         wgmma_wait<1>();
         landed(s);
 {% endif %}
-        softmax_step(s, m, l, shrink, position, edge(base), base, lane);
+        own.softmax(s, is_edge(base, tile.position, end), base);
 {% if k_state.quantised %}
         if (base + COLS < end) keys.put(ks + turn * K_BYTES);
 {% endif %}
         wgmma_wait<0>();
-        landed(acc);
-        rescale(acc, shrink);
+        landed(own.acc);
+        rescale(own.acc, own.shrink);
         to_operand<COLS / 8>(p, s);
     }
     copies_wait<0>();
     fence_products();
     __syncthreads();
     wgmma_fence();
-    start_values(acc, p, vs + turn * V_BYTES);
+    start_values(own.acc, p, vs + turn * V_BYTES);
     wgmma_wait<0>();
-    landed(acc);
+    landed(own.acc);
     __syncthreads();
 
-    // Through shared memory, a warp its own rows, so that 16 bytes are stored at a time.
-    u8* const out = shared + (ks - shared_address(shared));
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        const int r = warp * 16 + lane / 4 + j * 8;
-        float sum = l[j];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        const float f = row_factor(m[j] * LOGIT, sum SINKS_ARG(kv * GROUP + r % GROUP));
-#pragma unroll
-        for (int d = 0; d < DV / 8; d++)
-            *(u32*)(out + (r * OUT_ROW + d * 8 + lane % 4 * 2) * 2) = pack_pair(acc[d][j * 2] * f, acc[d][j * 2 + 1] * f);
-    }
-    __syncwarp();
-    for (int i = lane; i < 16 * (DV / 8); i += 32) {
-        const int r = warp * 16 + i / (DV / 8), c = i % (DV / 8);
-        if (r < rows) store16(mixed + query_row(r) * DV + c * 8, load16(out + (r * OUT_ROW + c * 8) * 2));
-    }
+    own.store(shared + (ks - shared_address(shared)) + group * (64 * DV * 2), mixed, rows, query_row,
+              [&](float m, float l, int r) { return row_factor(m, l SINKS_ARG(kv * GROUP + r % GROUP)); });
 }

@@ -10,6 +10,24 @@
 enum { WHOLE, E4M3, E5M2, E2M1 };                      // kinds of codes
 enum { AS_F16, AS_BF16, AS_F32, AS_U8, AS_I8, AS_E8M0 };   // types of scales
 
+// Bytes of a unit, which is in shared memory or where it is stored: what a warp reads of codes there lies side by side, so no copy is needed.
+__device__ __forceinline__ Vec16 unit16(u32 at) { return load16_shared(at); }
+__device__ __forceinline__ Vec16 unit16(const u8* at) { return load16_stream(at); }
+__device__ __forceinline__ void unit8(u32 at, u32& a, u32& b) { load8_shared(at, a, b); }
+__device__ __forceinline__ void unit8(const u8* at, u32& a, u32& b) {
+    asm volatile("ld.global.nc.v2.u32 { %0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(at));
+}
+__device__ __forceinline__ u32 unit4(u32 at) { return load4_shared(at); }
+__device__ __forceinline__ u32 unit4(const u8* at) {
+    u32 v;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(at));
+    return v;
+}
+__device__ __forceinline__ u32 unit2(u32 at) { return load2_shared(at); }
+__device__ __forceinline__ u32 unit2(const u8* at) { return *(const u16*)at; }
+__device__ __forceinline__ u32 unit1(u32 at) { return load1_shared(at); }
+__device__ __forceinline__ u32 unit1(const u8* at) { return *at; }
+
 template <class E> struct Bits;
 // One, and two to the power of MANTISSA, twice.
 template <> struct Bits<bf16> { static constexpr int MANTISSA = 7; static constexpr u32 ONE = 0x3f803f80, BASE = 0x43004300; };
@@ -50,13 +68,13 @@ template <class P, class E> struct Codes {
     // What codes are multiplied as, more than they are.
     static constexpr float OFFSET = FLOATS ? 0.0f : (HALVED ? 17 << M : 1 << M) + P::ZERO;
 
-    // A lane's words of a chunk of 128 columns, of a unit in shared memory at `from`.
+    // A lane's words of a chunk of 128 columns, of a unit at `from`.
     struct Chunk { u32 w[4][WORDS]; };
-    __device__ __forceinline__ static void load(Chunk& c, u32 from, int chunk, int lane) {
+    template <class From> __device__ __forceinline__ static void load(Chunk& c, From from, int chunk, int lane) {
         if constexpr (P::BITS == 8 && P::PLANES == 1) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const Vec16 v = load16_shared(from + P::AT0 + (chunk * 2 + i) * 512 + lane * 16);
+                const Vec16 v = unit16(from + P::AT0 + (chunk * 2 + i) * 512 + lane * 16);
                 c.w[2 * i][0] = v.w[0], c.w[2 * i][1] = v.w[1], c.w[2 * i + 1][0] = v.w[2], c.w[2 * i + 1][1] = v.w[3];
             }
         } else {
@@ -65,18 +83,18 @@ template <class P, class E> struct Codes {
             if constexpr (P::PLANES > 2) plane<P::BITS2, 2>(c, from + P::AT2, chunk, lane);
         }
     }
-    template <int BITS, int I> __device__ __forceinline__ static void plane(Chunk& c, u32 at, int chunk, int lane) {
+    template <int BITS, int I, class From> __device__ __forceinline__ static void plane(Chunk& c, From at, int chunk, int lane) {
         if constexpr (BITS == 4) {
-            const Vec16 v = load16_shared(at + chunk * 512 + lane * 16);
+            const Vec16 v = unit16(at + chunk * 512 + lane * 16);
 #pragma unroll
             for (int b = 0; b < 4; b++) c.w[b][I] = v.w[b];
         } else if constexpr (BITS == 2) {
             u32 v[2];
-            load8_shared(at + chunk * 256 + lane * 8, v[0], v[1]);
+            unit8(at + chunk * 256 + lane * 8, v[0], v[1]);
 #pragma unroll
             for (int b = 0; b < 4; b++) c.w[b][I] = v[b / 2];
         } else {
-            const u32 v = load4_shared(at + chunk * 128 + lane * 4);
+            const u32 v = unit4(at + chunk * 128 + lane * 4);
 #pragma unroll
             for (int b = 0; b < 4; b++) c.w[b][I] = v;
         }
@@ -134,16 +152,16 @@ template <int GROUPS, int TYPE, int AT, int OUTER, int OUTER_AT> struct Scales {
     static constexpr int BYTES = bytes_of(TYPE), ROW = GROUPS * BYTES, WORDS = (ROW + 3) / 4;
     u32 w[WORDS];
     float outer;
-    __device__ __forceinline__ void load(u32 unit, int row) {
-        const u32 at = unit + AT + row * ROW;
-        if constexpr (ROW % 4 != 0) w[0] = ROW == 2 ? load2_shared(at) : load1_shared(at);
+    template <class From> __device__ __forceinline__ void load(From unit, int row) {
+        const From at = unit + AT + row * ROW;
+        if constexpr (ROW % 4 != 0) w[0] = ROW == 2 ? unit2(at) : unit1(at);
         else
 #pragma unroll
-            for (int i = 0; i < WORDS; i++) w[i] = load4_shared(at + i * 4);
+            for (int i = 0; i < WORDS; i++) w[i] = unit4(at + i * 4);
         outer = 1;
         if constexpr (OUTER >= 0) {
-            const u32 o = unit + OUTER_AT + row * bytes_of(OUTER);
-            outer = widened(OUTER == AS_F32 ? load4_shared(o) : load2_shared(o), OUTER);
+            const From o = unit + OUTER_AT + row * bytes_of(OUTER);
+            outer = widened(OUTER == AS_F32 ? unit4(o) : unit2(o), OUTER);
         }
     }
     template <int G> __device__ __forceinline__ float get() const {
@@ -223,7 +241,7 @@ template <class P, class E> struct Values : Codes<P, E> {
 
     // The scales and minimums of a lane's row of a unit.
     struct Row { Scale scale; Minimum minimum; };
-    __device__ __forceinline__ static void load_row(Row& row, u32 unit, int r) {
+    template <class From> __device__ __forceinline__ static void load_row(Row& row, From unit, int r) {
         row.scale.load(unit, r);
         if constexpr (MINIMUM) row.minimum.load(unit, r);
     }

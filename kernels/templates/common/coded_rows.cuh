@@ -3,8 +3,8 @@
 // Tensor cores sum codes times activations within a group in f32, and scales and minimums are applied to these sums: nothing
 // is rounded but the activations. The sum of a group's activations, which minimums and the codes' OFFSET are multiplied by,
 // is worked out once, where activations come to shared memory. Where they do not, it comes of the tensor cores as well, by a
-// matrix whose elements are all -OFFSET, in the lanes that have the other sums. Of one token there is a shorter way where groups are
-// whole blocks of 32 columns: scaled_row.cuh.
+// matrix whose elements are all -OFFSET, in the lanes that have the other sums. Of one token there are
+// shorter ways: scaled_row.cuh and short_groups.cuh.
 
 // The loader of an `Op`: BYTES is a stage of all tiles, 16 rows by P::COLUMNS columns each, which are two units. Eight pairs in
 // a row are sixteen rows side by side, or eight and eight: the op's header sees to it.
@@ -324,9 +324,79 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
         }
     }
 
+    // The same by quarters of 64 columns: short_groups.cuh. A lane has every fourth of them.
+    static constexpr bool SHORT = SCALED && in_short_groups<P>();
+    struct Quarters {
+        typename C::Chunk words[TILES][2];
+        QuarterScales<P::GROUP, GROUPS, P::SCALE, P::SCALE_AT, P::SCALE_OUTER, P::SCALE_OUTER_AT> scale[TILES][2];
+        QuarterScales<P::GROUP, GROUPS, MINIMUM ? P::MINIMUM : AS_F32, P::MINIMUM_AT, P::MINIMUM_OUTER, P::MINIMUM_OUTER_AT> minimum[TILES][2];
+    };
+    template <int M> __device__ __forceinline__ void quarters_of(float (&acc)[MT][NT][4], u32 unit, int step) const {
+        Quarters s;
+#pragma unroll
+        for (int m = 0; m < TILES; m++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                s.scale[m][r].load(unit + (2 * (M + m) + r) * BAND, group, quad);
+                if constexpr (MINIMUM) s.minimum[m][r].load(unit + (2 * (M + m) + r) * BAND, group, quad);
+            }
+        const u32 selectors[2] = {QuarterColumns::selector(group, 0), QuarterColumns::selector(group, 1)};
+        quarters<0, M>(acc, s, unit, step, selectors);
+    }
+    template <int T, int M> __device__ __forceinline__ void quarters(float (&acc)[MT][NT][4], Quarters& s, u32 unit, int step, const u32 (&selectors)[2]) const {
+        if constexpr (T < P::COLUMNS / 64) {
+            if constexpr (T % 2 == 0)
+#pragma unroll
+                for (int m = 0; m < TILES; m++)
+#pragma unroll
+                    for (int r = 0; r < 2; r++) C::load(s.words[m][r], unit + (2 * (M + m) + r) * BAND, T / 2, lane);
+            const int tile = step * (P::COLUMNS / 64) + T;
+            const bool there = K % P::COLUMNS == 0 || tile < K / 64;
+            QuarterColumns x;
+            x.load(xs + tile * 128 + group % 2 * 64 + quad * 16 + group / 4 * 8, selectors, there);
+            const float by = __uint_as_float(load4_shared(sums + ((there ? tile : K / 64 - 1) * 2 + quad / 2) * 8));
+            float less = 0;                            // the sum of the group's activations, for minimums
+            if constexpr (MINIMUM) {
+                int c[4] = {};
+                x.template add_sums<1>(c);
+                less = -(float)(c[0] * 256 + c[1]) * by;
+            }
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+                QuarterCodes<P, T> codes[2];
+#pragma unroll
+                for (int r = 0; r < 2; r++) codes[r].gather(s.words[m][r]);
+                int c[4] = {};
+                if constexpr (P::ZERO != 0) x.template add_sums<-P::ZERO>(c);
+                x.add_products(c, codes[0], codes[1]);
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    float& sum = acc[M + m][0][2 * r];
+                    sum = fmaf(s.scale[m][r].template get<T>(), (float)(c[2 * r] * 256 + c[2 * r + 1]) * by, sum);
+                    if constexpr (MINIMUM) sum = fmaf(s.minimum[m][r].template get<T>(), less, sum);
+                }
+            }
+            quarters<T + 1, M>(acc, s, unit, step, selectors);
+        }
+    }
+    // Four lanes' sums of a row, in all of them.
+    __device__ __forceinline__ static void join_quarters(float (&acc)[MT][NT][4]) {
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float& sum = acc[m][0][2 * r];
+                sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+                sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            }
+    }
+
     // A step's sums, of the tiles from M on.
     template <int M> __device__ __forceinline__ void tiles(float (&acc)[MT][NT][4], u32 unit, int step, int t0, u32 ones, Vec16 (&ahead)[4][NT], int next) {
-        if constexpr (M < MT) {
+        if constexpr (SHORT && M < MT) {
+            quarters_of<M>(acc, unit, step);
+            tiles<M + TILES>(acc, unit, step, t0, ones, ahead, next);
+        } else if constexpr (M < MT) {
             Step s;
 #pragma unroll
             for (int m = 0; m < TILES; m++)
@@ -386,6 +456,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
                     release(slot);
                     if (++slot == SLOTS) slot = 0, round ^= 1;
                 }
+                if constexpr (SHORT) join_quarters(acc);
                 this->finish(acc, pass, t0, red + parity * RED);
                 parity ^= 1;
             }

@@ -4,20 +4,24 @@
 // Two warpgroups share a tile of 128 tokens, the tensor core's M, and ROWS rows of w; a warp more has the copy
 // engine fill a ring of STAGES such tiles, 128 columns each, with their scales. The two blocks of a cluster have the same rows
 // of w and tokens beside one another: each brings half of w's tile for both. What products of 128 columns come to is scaled and
-// added in f32 (tensor cores keep fewer bits of sums of such products), by one warpgroup while the other's run. They do not take turns:
-// whoever waits for the other to be done leaves the tensor cores idle until its own products have been asked for.
+// added in f32 (tensor cores keep fewer bits of sums of such products), piece by piece: while a piece is scaled and added, tensor cores
+// make the next one. Warpgroups do not take turns: whoever waits for the other to be done leaves the tensor cores idle until its own
+// products have been asked for.
+//
+// With SPLIT blocks part a tile's K between them (left_sums.cuh), where there are too few tiles for all multiprocessors.
 //
 // Packed codes are eights of rows by 128 columns, whose two halves have 64 bytes of each row: a half is four lines of 128 bytes,
 // two rows in each. The copy engine lays the eights of a tile side by side, line by line: the first lines of all of them, then
 // the second ones. The tensor core's N are such lines: products that begin at their first byte are of even rows, those that begin in the middle
 // of odd ones. So a thread has eight neighbours of what it sums, and a scale is one of an eight. Order of summation: 32 columns after
-// 32 columns, ascending, within 128; these, ascending.
+// 32 columns, ascending, within 128; these, ascending, within a part of K; parts, ascending.
 //
 // An `Op` is that of cooperative.cuh: X, K, N, PARTS, tokens, Early, early(q, t), finish(q, t, a, b, early). One that ROUNDS what it
 // makes of sums has join(q, t, a, b) in place of `finish`, whose results stay in a, and round(q, t, all), which four lanes call with a
 // group's, a row beyond the tokens too.
 
-template <class Op, int ROWS, int STAGES> struct Eights {
+{% include "common/left_sums.cuh" %}
+template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
     typedef typename Op::Packed P;
     typedef typename Op::Early Early;
     static constexpr int GROUPS = 2, TOKENS = 64 * GROUPS, PAIR = 2, BAND = 8, LINES = ROWS / 2;
@@ -25,19 +29,20 @@ template <class Op, int ROWS, int STAGES> struct Eights {
     static constexpr u32 X_SCALES = TOKENS * 4, W_SCALES = ROWS / 8 * 4;  // four bytes of each eight
     static constexpr int STEPS = Op::K / 128, OUTPUTS = ROWS / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS - 1) / OUTPUTS;
     static constexpr int SIDE = ROWS / 8 / Op::PARTS, EACH = SIDE / 4;  // eights of a part of w's tile; those of a thread
-    // Even and odd rows are multiplied together where registers hold both.
-    static constexpr int TOGETHER = ROWS <= 128 ? 2 : 1;
+    static constexpr int PIECE = {{ p.piece }}, PIECES = 2 * LINES / PIECE;   // lines that are multiplied together; such products of a stage
+    static_assert(STEPS >= SPLIT && 2 * PIECE <= ROWS && LINES % PIECE == 0, "parts");
     static_assert(P::COLUMNS == 128 && P::SCALE_OUTER < 0 && Op::K % 128 == 0 && SIDE % 8 == 0 && ALL % 8 == 0, "shape");
 
     const Op& op;
     const TileMap *w_tiles, *x_tiles;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % PAIR;
     const int first = blockIdx.x / PAIR, stride = gridDim.x / PAIR;
-    const int pairs = (op.tokens + PAIR * TOKENS - 1) / (PAIR * TOKENS), work = TILES * pairs;
+    const int pairs = (op.tokens + PAIR * TOKENS - 1) / (PAIR * TOKENS), work = TILES * pairs * SPLIT;
+    u8* const scratch;                                 // of parts: sums of each block of an item, and how many blocks left those of a tile
     u32 ring, scales, full, empty;
 
-    __device__ __forceinline__ Eights(const Op& op, const TileMap* w_tiles, const TileMap* x_tiles, u8* shared)
-        : op(op), w_tiles(w_tiles), x_tiles(x_tiles) {
+    __device__ __forceinline__ Eights(const Op& op, const TileMap* w_tiles, const TileMap* x_tiles, u8* scratch, u8* shared)
+        : op(op), w_tiles(w_tiles), x_tiles(x_tiles), scratch(scratch) {
         __shared__ __align__(8) u64 barriers[2 * STAGES];
         ring = (shared_at(shared) + 1023) / 1024 * 1024;
         scales = ring + STAGES * TILE;
@@ -49,11 +54,12 @@ template <class Op, int ROWS, int STAGES> struct Eights {
         cluster_sync();
     }
 
-    // The first output and token of an item: see cooperative.cuh.
-    struct Place { int output, token; };
+    // The first output and token of an item, see cooperative.cuh, and its steps. Parts of a tile's K are neighbours: they run together.
+    struct Place { int output, token, begin, end; };
     __device__ __forceinline__ Place place(int item) const {
-        const int band = item / (BAND * TILES), width = min(BAND, pairs - BAND * band), in = item - band * BAND * TILES;
-        return Place{in / width * OUTPUTS, ((BAND * band + in % width) * PAIR + rank) * TOKENS};
+        const int tile = item / SPLIT, part = item % SPLIT;
+        const int band = tile / (BAND * TILES), width = min(BAND, pairs - BAND * band), in = tile - band * BAND * TILES;
+        return Place{in / width * OUTPUTS, ((BAND * band + in % width) * PAIR + rank) * TOKENS, STEPS * part / SPLIT, STEPS * (part + 1) / SPLIT};
     }
     __device__ __forceinline__ static const u8* unit(const Op& op, int row, int step) { return op.codes(min(row, Op::N - 8) / 8, 0, 0) + (i64)step * P::BYTES; }
 
@@ -85,16 +91,18 @@ template <class Op, int ROWS, int STAGES> struct Eights {
             const float* const from = (const float*)(op.x + (i64)op.tokens * Op::K) + (i64)step * scale_stride + at.token;
             if (bytes > 0) copy_bytes(scales + slot * (X_SCALES + W_SCALES), from, bytes, barrier, policy);
         };
-        const int ahead = min(STAGES, STEPS);
-        if (first < work)
-            for (int step = 0; step < ahead; step++) weights(step, step, place(first));
+        int ahead = 0;
+        if (first < work) {
+            const Place at = place(first);
+            for (ahead = at.begin; ahead < min(at.begin + STAGES, at.end); ahead++) weights(ahead - at.begin, ahead, at);
+        }
         pdl_wait();
         int slot = 0;
         u32 round = 0;
         for (int item = first; item < work; item += stride) {
             const Place at = place(item);
 #pragma unroll 1
-            for (int step = 0; step < STEPS; step++) {
+            for (int step = at.begin; step < at.end; step++) {
                 if (round > 0) barrier_wait(empty + slot * 8, (round - 1) & 1);
                 if (item > first || step >= ahead) weights(slot, step, at);
                 activations(slot, step, at);
@@ -103,61 +111,112 @@ template <class Op, int ROWS, int STAGES> struct Eights {
         }
     }
 
-    __device__ __forceinline__ void multiply() {
-        const int group = warp / 4, row = group * 64 + warp % 4 * 16 + lane / 4;
+    typedef float Some[PIECE / 8][4];
+    // What a thread has of an item, and where in the ring it is.
+    struct State {
+        float sums[2 * (LINES / 8)][4];                // of even rows, and then of odd ones
+        Some some[2];                                  // what a piece of a stage comes to: one is added up while the other is made
+        float by[LINES / 32][2][2];                    // a stage's scales: of two neighbouring eights each time, and of two tokens
         int slot = 0;
         u32 parity = 0;
-        for (int item = first; item < work; item += stride) {
-            float sums[2][LINES / 8][4] = {};              // of even rows, and of odd ones
-#pragma unroll 1
-            for (int step = 0; step < STEPS; step++) {
-                barrier_wait(full + slot * 8, parity);
-                const u64 x = descriptor(ring + slot * TILE + group * 8192, 16, 1024);
-                const u64 w = descriptor(ring + slot * TILE + X_BYTES, 16, 1024);
-                const u32 own = scales + slot * (X_SCALES + W_SCALES);
-                float of_rows[2];
+    };
+    // Asks for piece AT of a stage: lines of even rows and of odd ones in turn.
+    template <int AT> __device__ __forceinline__ void ask(Some& some, int slot, int group) const {
+        const u64 x = descriptor(ring + slot * TILE + group * 8192, 16, 1024), w = descriptor(ring + slot * TILE + X_BYTES, 16, 1024);
+        wgmma_fence();
 #pragma unroll
-                for (int r = 0; r < 2; r++) of_rows[r] = __uint_as_float(load4_shared(own + (row + r * 8) * 4));
+        for (int k = 0; k < 4; k++)
+            tile_product_eight(some, x + k * 2, w + (AT / 2 * (PIECE * 128) + k / 2 * (W_BYTES / 2) + AT % 2 * 64) / 16 + k % 2 * 2, k > 0);
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void begin(State& s, int group) const {
+        barrier_wait(full + s.slot * 8, s.parity);
+        ask<0>(s.some[0], s.slot, group);
+    }
+    __device__ __forceinline__ static void advance(State& s) {
+        if (++s.slot == STAGES) s.slot = 0, s.parity ^= 1;
+    }
+    __device__ __forceinline__ void load_scales(State& s, int slot, int row) const {
+        const u32 own = scales + slot * (X_SCALES + W_SCALES);
+        float of_tokens[2];
 #pragma unroll
-                for (int odd = 0; odd < 2; odd += TOGETHER) {
-                    float some[TOGETHER][LINES / 8][4];
-                    wgmma_fence();
+        for (int r = 0; r < 2; r++) of_tokens[r] = __uint_as_float(load4_shared(own + (row + r * 8) * 4));
 #pragma unroll
-                    for (int o = 0; o < TOGETHER; o++)
+        for (int i = 0; i < LINES / 32; i++) {
+            u32 bits[2] = {};
+            if constexpr (!P::ROW_SCALES) load8_shared(own + X_SCALES + (i * 8 + lane % 4 * 2) * 4, bits[0], bits[1]);
 #pragma unroll
-                        for (int k = 0; k < 4; k++)
-                            tile_product_eight(some[o], x + k * 2, w + (k / 2 * (W_BYTES / 2) + (odd + o) * 64) / 16 + k % 2 * 2, k > 0);
-                    wgmma_commit();
-                    // Of two neighbouring eights each time, a thread's.
-                    float by[LINES / 32][2][2];
+            for (int r = 0; r < 2; r++)
 #pragma unroll
-                    for (int i = 0; i < LINES / 32; i++) {
-                        u32 bits[2] = {};
-                        if constexpr (!P::ROW_SCALES) load8_shared(own + X_SCALES + (i * 8 + lane % 4 * 2) * 4, bits[0], bits[1]);
+                for (int b = 0; b < 2; b++) s.by[i][r][b] = P::ROW_SCALES ? of_tokens[r] : of_tokens[r] * widened(bits[b], P::SCALE);
+        }
+    }
+    template <int AT> __device__ __forceinline__ static void add(State& s) {
+        Some& some = s.some[AT % 2];
+        landed(some);
 #pragma unroll
-                        for (int r = 0; r < 2; r++)
+        for (int j = 0; j < PIECE / 8; j++) {
+            const int line = AT / 2 * (PIECE / 8) + j, pair = line / (SIDE / 2) * (SIDE / 8) + line % (SIDE / 8);
+            float(&sum)[4] = s.sums[AT % 2 * (LINES / 8) + line];
 #pragma unroll
-                            for (int b = 0; b < 2; b++) by[i][r][b] = P::ROW_SCALES ? of_rows[r] : of_rows[r] * widened(bits[b], P::SCALE);
-                    }
-                    wgmma_wait<0>();
-#pragma unroll
-                    for (int o = 0; o < TOGETHER; o++) {
-                        landed(some[o]);
-#pragma unroll
-                        for (int j = 0; j < LINES / 8; j++)
-#pragma unroll
-                            for (int i = 0; i < 4; i++)
-                                sums[odd + o][j][i] = fmaf(some[o][j][i], by[j / (SIDE / 2) * (SIDE / 8) + j % (SIDE / 8)][i / 2][i % 2], sums[odd + o][j][i]);
-                    }
-                }
+            for (int i = 0; i < 4; i++) sum[i] = fmaf(some[j][i], s.by[pair][i / 2][i % 2], sum[i]);
+        }
+    }
+    // Pieces of a stage from AT on, which has been asked for. Before the last one is added the next stage's first is asked for, if there are MORE.
+    template <int AT, bool MORE> __device__ __forceinline__ void pieces(State& s, int group, int row) const {
+        if constexpr (AT < PIECES) {
+            constexpr bool ENDS = AT + 1 == PIECES;
+            const int slot = s.slot;
+            // The compiler knows what is under way within a stage alone: it would wait for each product of a loop that has some under way
+            // where it begins again.
+            if constexpr (AT == 0) wgmma_wait<0>();
+            if constexpr (!ENDS) {
+                ask<AT + 1>(s.some[(AT + 1) % 2], slot, group);
+            } else if constexpr (MORE) {
+                advance(s);
+                begin(s, group);
+            }
+            if constexpr (AT > 0) wgmma_wait<ENDS && !MORE ? 0 : 1>();
+            if constexpr (AT == 0) load_scales(s, slot, row);   // no earlier: products that are asked for would wait for it
+            add<AT>(s);
+            if constexpr (ENDS) {
                 __syncwarp();
                 if (lane < PAIR) barrier_arrive_at(empty + slot * 8, lane);
-                if (++slot == STAGES) slot = 0, parity ^= 1;
             }
-            const Place at = place(item);
-#pragma unroll
-            for (int r = 0; r < 2; r++) finish(sums, r, at, at.token + row + r * 8);
+            pieces<AT + 1, MORE>(s, group, row);
         }
+    }
+    __device__ __forceinline__ void multiply() {
+        const int group = __shfl_sync(0xffffffffu, warp / 4, 0);   // the compiler sees that it is one of all lanes: descriptors stay in uniform registers
+        const int row = group * 64 + warp % 4 * 16 + lane / 4;
+        State s;
+        for (int item = first; item < work; item += stride) {
+            const int steps = SPLIT > 1 ? place(item).end - place(item).begin : STEPS;
+#pragma unroll
+            for (int j = 0; j < 2 * (LINES / 8); j++) s.sums[j][0] = s.sums[j][1] = s.sums[j][2] = s.sums[j][3] = 0;
+            begin(s, group);
+#pragma unroll 1
+            for (int step = 1; step < steps; step++) pieces<0, true>(s, group, row);
+            pieces<0, false>(s, group, row);
+            advance(s);
+            const Place at = place(item);
+            if (at.token >= op.tokens || !collect(s, item, group)) continue;
+#pragma unroll
+            for (int r = 0; r < 2; r++) finish(s.sums, r, at, at.token + row + r * 8);
+        }
+    }
+    // Makes sums of a part of K those of all of it. False for all but the last block that has some.
+    __device__ __forceinline__ bool collect(State& s, int item, int group) const {
+        if constexpr (SPLIT > 1) {
+            constexpr int OF_GROUP = 2 * (LINES / 8) * 128;
+            const int tile = item / SPLIT, me = threadIdx.x % 128;
+            const auto of = [&](int part) { return (float4*)scratch + (((tile * SPLIT + part) * PAIR + rank) * GROUPS + group) * OF_GROUP + me; };
+            u32* const count = (u32*)((float4*)scratch + work * PAIR * GROUPS * OF_GROUP) + (tile * PAIR + rank) * GROUPS + group;
+            leave_sums(of(item % SPLIT), s.sums);
+            if (!is_last_to_leave<GROUPS>(count, SPLIT - 1, group, me)) return false;
+            add_left_sums(s.sums, SPLIT, of);
+        }
+        return true;
     }
     // Multiplies the sums of eight rows by their scales.
     __device__ __forceinline__ void scale(float (&v)[8], int row) const {
@@ -170,12 +229,12 @@ template <class Op, int ROWS, int STAGES> struct Eights {
             }
         }
     }
-    __device__ __forceinline__ void finish(const float (&sums)[2][LINES / 8][4], int r, const Place& at, int t) const {
+    __device__ __forceinline__ void finish(const float (&sums)[2 * (LINES / 8)][4], int r, const Place& at, int t) const {
         // A thread has every fourth pair of eights, line by line of their four.
         const auto output = [&](int n) { return at.output + (n / 2 * 8 + lane % 4 * 2 + n % 2) * 8; };
         const auto take = [&](float (&v)[8], int part, int n) {
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = sums[i % 2][part * (SIDE / 2) + i / 2 * (SIDE / 8) + n / 2][r * 2 + n % 2];
+            for (int i = 0; i < 8; i++) v[i] = sums[i % 2 * (LINES / 8) + part * (SIDE / 2) + i / 2 * (SIDE / 8) + n / 2][r * 2 + n % 2];
             scale(v, output(n) + part * ALL);
         };
         if constexpr (Op::ROUNDS) {
@@ -191,10 +250,10 @@ template <class Op, int ROWS, int STAGES> struct Eights {
             op.round(at.output, t, all);
         } else {
             // What `finish` reads beside sums is asked for some outputs ahead: registers do not hold that of all.
-            constexpr int AHEAD = 2;
+            constexpr int AHEAD = SPLIT > 1 || EACH < 4 ? 2 : 4;
 #pragma unroll
             for (int first = 0; first < EACH; first += AHEAD) {
-                Early early[AHEAD];
+                Early early[AHEAD] = {};
 #pragma unroll
                 for (int n = first; n < first + AHEAD; n++)
                     if (t < op.tokens && output(n) < ALL) early[n - first] = op.early(output(n), t);

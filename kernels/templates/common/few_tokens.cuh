@@ -11,6 +11,7 @@
 {% include "common/stored.cuh" %}
 {% include "common/coded.cuh" %}
 {% include "common/scaled_row.cuh" %}
+{% include "common/short_groups.cuh" %}
 {% endif %}
 {% include "common/skinny.cuh" %}
 {% include "common/wide.cuh" %}

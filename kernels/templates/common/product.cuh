@@ -40,6 +40,7 @@
 //                         from source(t); expert e has ROWS rows of w from e * ROWS on, second ones in a matrix of their own
 // With `adapts`, w's parts that adapters change, four warps more make low-rank parts, which are added to a tile's sums: adapted.cuh.
 
+{% include "common/left_sums.cuh" %}
 template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SPLIT> struct Product {
     static constexpr u32 W_BYTES = GROUPS * Op::TILE_BYTES, X_BYTES = TOKENS * 128;
     static constexpr int SLICES = {{ p.slices if p.slices is defined else 1 }}, TALL = GROUPS / SLICES;   // of a tile: warpgroups that part its K, and others that part its rows

@@ -1,50 +1,16 @@
     // Within product.cuh: where the sums of blocks and of warpgroups meet, and what becomes of them.
-    // Makes a block's sums those of all of K, where other blocks had stages of the tile, too: each leaves its own in `scratch`, and
-    // the last one adds up all. False for the others. A block leaves at most two tiles' sums: of the one that its share begins in,
-    // and of the one that it ends in.
+    // Makes a block's sums those of all of K, where other blocks had stages of the tile, too: see left_sums.cuh. False for all but the last one.
+    // A block leaves at most two tiles' sums: of the one that its share begins in, and of the one that it ends in.
     __device__ __forceinline__ bool collect(float (&sums)[TOKENS / 8][4], const Turn& turn, int group, int me) const {
         if constexpr (!STREAMS) return true;
         if (turn.w_steps == W_STEPS) return true;
-        constexpr int EACH = TOKENS / 8 * 128;         // of a warpgroup: four sums of a thread side by side
-        __shared__ u32 left[GROUPS];
+        constexpr int EACH = TOKENS / 8 * 128;         // of a warpgroup
         const auto of = [&](int block, bool begins) { return (float4*)scratch + ((block * 2 + begins) * GROUPS + group) * EACH + me; };
-        const auto together = [&]() { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); };
         const int from = block_of(turn.item * W_STEPS), to = block_of(turn.item * W_STEPS + W_STEPS - 1);
         u32* const count = (u32*)((float4*)scratch + gridDim.x * 2 * GROUPS * EACH) + turn.item * GROUPS + group;
-        float4* const own = of(blockIdx.x, turn.w_begin == 0);
-#pragma unroll
-        for (int j = 0; j < TOKENS / 8; j++) __stcg(own + j * 128, make_float4(sums[j][0], sums[j][1], sums[j][2], sums[j][3]));
-        // One thread's release and acquire stand for all of the warpgroup, as barriers are before and after it: nobody else
-        // needs a fence.
-        together();
-        if (me == 0) asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(left[group]) : "l"(count) : "memory");
-        together();
-        if (left[group] != to - from) return false;
-        if (me == 0) *count = 0;                       // for the next launch
-        // Several blocks' at a time: each load takes as long as all of them.
-        constexpr int SOME = TOKENS < 64 ? TOKENS / 8 : 8, BLOCKS = 16 / SOME;
-#pragma unroll
-        for (int c = 0; c < TOKENS / 8; c += SOME) {
-            float total[SOME][4] = {};
-            for (int first = from; first <= to; first += BLOCKS) {
-                float4 v[BLOCKS][SOME];
-#pragma unroll
-                for (int b = 0; b < BLOCKS; b++)
-#pragma unroll
-                    for (int j = 0; j < SOME; j++) v[b][j] = __ldcg(of(min(first + b, to), first + b == from) + (c + j) * 128);
-#pragma unroll
-                for (int b = 0; b < BLOCKS; b++) {
-                    if (first + b > to) continue;
-#pragma unroll
-                    for (int j = 0; j < SOME; j++)
-                        total[j][0] += v[b][j].x, total[j][1] += v[b][j].y, total[j][2] += v[b][j].z, total[j][3] += v[b][j].w;
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < SOME; j++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) sums[c + j][i] = total[j][i];
-        }
+        leave_sums(of(blockIdx.x, turn.w_begin == 0), sums);
+        if (!is_last_to_leave<GROUPS>(count, to - from, group, me)) return false;
+        add_left_sums(sums, to - from + 1, [&](int i) { return of(from + i, i == 0); });
         return true;
     }
 

@@ -5,6 +5,27 @@ __device__ __forceinline__ float group_scale(float most, bool finite, float& inv
     if (!(finite && inverse <= 3.402823466e38f)) inverse = 0;
     return finite ? scale : __uint_as_float(0x7fc00000);
 }
+// The larger one, NaN if either is.
+__device__ __forceinline__ float larger(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+#else
+    return b <= a || a != a ? a : b;
+#endif
+}
+// Rounds numbers as a T keeps them, two at a time: the conversion of one takes four times as long.
+template <class T, int N> __device__ __forceinline__ void round_as(float (&x)[N]) {
+    if constexpr (sizeof(T) == 4) return;
+    else {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            const u32 two = pack2<T>(x[i], x[i + 1]);
+            x[i] = low<T>(two), x[i + 1] = high<T>(two);
+        }
+    }
+}
 // Four codes of four columns as two words' halves: a word has a pair of columns of the upper and of the lower eight of sixteen in turn.
 __device__ __forceinline__ u32 first_pair(u32 lower, u32 upper) { return __byte_perm(lower, upper, 0x1504); }
 __device__ __forceinline__ u32 second_pair(u32 lower, u32 upper) { return __byte_perm(lower, upper, 0x3726); }
@@ -15,15 +36,11 @@ __device__ __forceinline__ u32 second_pair(u32 lower, u32 upper) { return __byte
 __device__ __forceinline__ float quantise_group(const float (&x)[8], u8* codes) {
     const u32 together = 0xffffu << threadIdx.x / 16 % 2 * 16;
     float most = 0;
-    bool finite = true;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        most = fmaxf(most, fabsf(x[i]));
-        finite &= fabsf(x[i]) <= 3.402823466e38f;
-    }
+    for (int i = 0; i < 8; i++) most = larger(most, fabsf(x[i]));
 #pragma unroll
-    for (int d = 1; d < 16; d *= 2) most = fmaxf(most, __shfl_xor_sync(together, most, d));
-    finite = __all_sync(together, finite);
+    for (int d = 1; d < 16; d *= 2) most = larger(most, __shfl_xor_sync(together, most, d));
+    const bool finite = most <= 3.402823466e38f;
     float inverse, v[8];
     const float scale = group_scale(most, finite, inverse);
 #pragma unroll
@@ -43,29 +60,26 @@ __device__ __forceinline__ float quantise_group(const float (&x)[8], u8* codes) 
 // Stores nothing of a row that is `absent`.
 __device__ __forceinline__ float quantise_quarters(const float (&x)[4][8], u8* codes, bool absent) {
     const int quad = threadIdx.x % 4;
-    float most = 0, inverse;
-    bool finite = true;
+    float most = 0, inverse, v[4][8];
 #pragma unroll
-    for (int i = 0; i < 32; i++) {
-        most = fmaxf(most, fabsf(x[i / 8][i % 8]));
-        finite &= fabsf(x[i / 8][i % 8]) <= 3.402823466e38f;
-    }
+    for (int i = 0; i < 32; i++) most = larger(most, fabsf(x[i / 8][i % 8]));
 #pragma unroll
-    for (int d = 1; d < 4; d *= 2) {
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
-        finite &= __shfl_xor_sync(0xffffffffu, (int)finite, d) != 0;
-    }
+    for (int d = 1; d < 4; d *= 2) most = larger(most, __shfl_xor_sync(0xffffffffu, most, d));
+    const bool finite = most <= 3.402823466e38f;
     const float scale = group_scale(most, finite, inverse);
+#pragma unroll
+    for (int i = 0; i < 32; i++) v[i / 8][i % 8] = __fmul_rn(x[i / 8][i % 8], inverse);
+    if (!finite) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) v[i / 8][i % 8] = 0;
+    }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         u32 of[2][2];                                  // of the lower and of the upper eight, four columns each
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float(&from)[8] = x[half * 2 + i / 2];
-            float v[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) v[j] = finite ? __fmul_rn(from[i % 2 * 4 + j], inverse) : 0;
-            of[i / 2][i % 2] = e4m3x2(v[0], v[1]) | e4m3x2(v[2], v[3]) << 16;
+            const float* const four = v[half * 2 + i / 2] + i % 2 * 4;
+            of[i / 2][i % 2] = e4m3x2(four[0], four[1]) | e4m3x2(four[2], four[3]) << 16;
         }
         u32 words[4] = {first_pair(of[0][0], of[1][0]), second_pair(of[0][0], of[1][0]), first_pair(of[0][1], of[1][1]), second_pair(of[0][1], of[1][1])};
         transpose4(words, quad);

@@ -3,7 +3,8 @@
 //
 // Codes that are whole numbers are multiplied as bytes, four a word, by n as a whole number: that rounds by at most 2^-14 of the largest of the
 // 32, where bf16 rounds each by 2^-9 of itself. n is 256 · high + low, two digits of 8 bits, and these are neighbouring columns of the
-// tensor core's B, of which one token would leave seven of eight unused. Sums of codes times digits are exact.
+// tensor core's B, of which one token would leave seven of eight unused. Sums of codes times digits are exact. Groups of 16 columns use the
+// others of the eight: short_groups.cuh.
 //
 // Codes of 8-bit floats become f16 by an instruction for two (from sm_89 on); n is f16, too, in which that of a bf16 is exact unless it
 // is 2^-28 of the largest or less.
@@ -12,6 +13,13 @@
 __device__ __forceinline__ void mma_bytes(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 { %0,%1,%2,%3}, { %4,%5,%6,%7}, { %8,%9}, { %0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+// The same, those of a signed, too.
+__device__ __forceinline__ void mma_signed_bytes(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 { %0,%1,%2,%3}, { %4,%5,%6,%7}, { %8,%9}, { %0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
 }
@@ -33,7 +41,7 @@ template <class P> __device__ __forceinline__ constexpr bool takes_scaled_row() 
 #else
     constexpr bool EIGHTS = false;
 #endif
-    return (P::KIND == WHOLE || EIGHTS) && P::GROUP % 32 == 0;
+    return P::KIND == WHOLE ? P::GROUP == 16 || P::GROUP % 32 == 0 : EIGHTS && P::GROUP % 32 == 0;
 }
 
 // Pairs HALF and HALF + 2 of block B of 32 columns as bytes: both first ones, both second ones.

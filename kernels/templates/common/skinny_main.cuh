@@ -25,7 +25,9 @@ extern "C" __global__ void {% set ranks = p.ranks if p.ranks is defined else 1 %
     Product<Op, {{ p.groups }}, {{ p.tokens }}, {{ p.ring // (p.groups * 8 * w.packing.unit) if w.packing else p.weights }}, {{ p.activations }}, {{ p.split }}>(op, &w_tiles, &x_tiles, {{ "scratch" if p.split == 0 else "nullptr" }}, shared).run();
 {% elif p.outputs is defined %}
     extern __shared__ __align__(128) u8 shared[];
-    {{ "Eights" if x.quantised else "Cooperative" }}<Op, {{ p.outputs }}, {{ p.stages }}>(op, &w_tiles, &x_tiles, shared).run();
+    {% if x.quantised %}Eights<Op, {{ p.outputs }}, {{ p.stages }}, {{ p.split }}>(op, &w_tiles, &x_tiles, {{ "scratch" if p.split > 1 else "nullptr" }}, shared).run();
+    {% else %}Cooperative<Op, {{ p.outputs }}, {{ p.stages }}>(op, &w_tiles, &x_tiles, shared).run();{% endif %}
+
 {% elif p.mma_rows is defined %}
     extern __shared__ __align__(128) u8 shared[];
     ProductMma<Op, {{ p.mma_rows }}, {{ p.mma_tokens }}, {{ p.row_warps }}, {{ p.token_warps }}, {{ p.stages }}>(op, shared).run();

@@ -19,7 +19,7 @@ __device__ __forceinline__ void tile_product(float (&s)[{{ columns // 8 }}][4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 {% else %}
-{% set n = (p.outputs // 2 if p.outputs is defined else p.piece) // 2 %}
+{% set n = p.piece // 2 %}
 {% if p.outputs is defined %}
 // some[64, {{ n * 2 }}] = (add ? some : 0) + a[64, 32] b[{{ n * 2 }}, 32]' of 8-bit floats.
 __device__ __forceinline__ void tile_product_eight(float (&s)[{{ n // 4 }}][4], u64 a, u64 b, int add) {
