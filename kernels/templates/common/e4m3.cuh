@@ -17,3 +17,14 @@ __device__ __forceinline__ u32 e4m3x2(float first, float second) {
     return e4m3(first) | e4m3(second) << 8;
 #endif
 }
+// Four, the first in the lowest byte.
+__device__ __forceinline__ u32 e4m3x4(float a, float b, float c, float d) {
+#if __CUDA_ARCH__ >= 890
+    u32 y;
+    asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high}; }"
+        : "=r"(y) : "f"(a), "f"(b), "f"(c), "f"(d));
+    return y;
+#else
+    return e4m3x2(a, b) | e4m3x2(c, d) << 16;
+#endif
+}

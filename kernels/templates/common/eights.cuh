@@ -231,39 +231,57 @@ template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
     }
     __device__ __forceinline__ void finish(const float (&sums)[2 * (LINES / 8)][4], int r, const Place& at, int t) const {
         // A thread has every fourth pair of eights, line by line of their four.
-        const auto output = [&](int n) { return at.output + (n / 2 * 8 + lane % 4 * 2 + n % 2) * 8; };
         const auto take = [&](float (&v)[8], int part, int n) {
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = sums[i % 2 * (LINES / 8) + part * (SIDE / 2) + i / 2 * (SIDE / 8) + n / 2][r * 2 + n % 2];
-            scale(v, output(n) + part * ALL);
         };
         if constexpr (Op::ROUNDS) {
             static_assert(Op::PARTS == 2 && OUTPUTS == 128 && ALL % 128 == 0, "a tile is a group");
+            const auto output = [&](int n) { return at.output + (n / 2 * 8 + lane % 4 * 2 + n % 2) * 8; };
             float all[EACH][8];
 #pragma unroll
             for (int n = 0; n < EACH; n++) {
                 float b[8];
                 take(all[n], 0, n);
                 take(b, 1, n);
+                scale(all[n], output(n));
+                scale(b, output(n) + ALL);
                 op.join(output(n), t, all[n], b);
             }
             op.round(at.output, t, all);
         } else {
+            // Two lanes side by side exchange an eight of each pair: what they store at a time then lies side by side, too. Half of what memory
+            // takes as one would cost as much as all of it.
+            const bool later = lane % 2;
+            const auto output = [&](int n) { return at.output + (n / 2 * 8 + lane % 4 / 2 * 4 + n % 2 * 2 + later) * 8; };
+            const auto take_pair = [&](float (&v)[2][8], int part, int n) {
+                take(v[0], part, n);
+                take(v[1], part, n + 1);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const float other = __shfl_xor_sync(0xffffffffu, later ? v[0][i] : v[1][i], 1);
+                    if (later) v[0][i] = other;
+                    else v[1][i] = other;
+                }
+#pragma unroll
+                for (int i = 0; i < 2; i++) scale(v[i], output(n + i) + part * ALL);
+            };
             // What `finish` reads beside sums is asked for some outputs ahead: registers do not hold that of all.
             constexpr int AHEAD = SPLIT > 1 || EACH < 4 ? 2 : 4;
 #pragma unroll
             for (int first = 0; first < EACH; first += AHEAD) {
                 Early early[AHEAD] = {};
 #pragma unroll
-                for (int n = first; n < first + AHEAD; n++)
-                    if (t < op.tokens && output(n) < ALL) early[n - first] = op.early(output(n), t);
+                for (int n = 0; n < AHEAD; n++)
+                    if (t < op.tokens && output(first + n) < ALL) early[n] = op.early(output(first + n), t);
 #pragma unroll
-                for (int n = first; n < first + AHEAD; n++) {
-                    if (t >= op.tokens || output(n) >= ALL) continue;
-                    float a[8], b[8] = {};
-                    take(a, 0, n);
-                    if (Op::PARTS == 2) take(b, 1, n);
-                    op.finish(output(n), t, a, b, early[n - first]);
+                for (int n = first; n < first + AHEAD; n += 2) {
+                    float a[2][8], b[2][8] = {};
+                    take_pair(a, 0, n);
+                    if (Op::PARTS == 2) take_pair(b, 1, n);
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        if (t < op.tokens && output(n + i) < ALL) op.finish(output(n + i), t, a[i], b[i], early[n + i - first]);
                 }
                 asm volatile("" ::: "memory");
             }

@@ -1,3 +1,6 @@
+template <class A, class B> struct Same { static constexpr bool value = false; };
+template <class A> struct Same<A, A> { static constexpr bool value = true; };
+
 // The scale of a group whose largest magnitude is `most`, and what its numbers are multiplied by: none, if they cannot be.
 __device__ __forceinline__ float group_scale(float most, bool finite, float& inverse) {
     const float scale = __fdiv_rn(most, 448.0f);
@@ -15,13 +18,25 @@ __device__ __forceinline__ float larger(float a, float b) {
     return b <= a || a != a ? a : b;
 #endif
 }
-// Rounds numbers as a T keeps them, two at a time: the conversion of one takes four times as long.
+// Two 16-bit floats in one register by one conversion, which takes a quarter of the time of two: of pack2 the compiler makes two
+// where it takes the halves apart again.
+template <class T> __device__ __forceinline__ u32 pack2_at_once(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    u32 y;
+    if constexpr (Same<T, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+#else
+    return pack2<T>(low, high);
+#endif
+}
+// Rounds numbers as a T keeps them.
 template <class T, int N> __device__ __forceinline__ void round_as(float (&x)[N]) {
     if constexpr (sizeof(T) == 4) return;
     else {
 #pragma unroll
         for (int i = 0; i < N; i += 2) {
-            const u32 two = pack2<T>(x[i], x[i + 1]);
+            const u32 two = pack2_at_once<T>(x[i], x[i + 1]);
             x[i] = low<T>(two), x[i + 1] = high<T>(two);
         }
     }
@@ -47,7 +62,7 @@ __device__ __forceinline__ float quantise_group(const float (&x)[8], u8* codes) 
     for (int i = 0; i < 8; i++) v[i] = finite ? __fmul_rn(x[i], inverse) : 0;
     // A thread has one of a sixteen's eights, gives away half of it, and stores two words. Those of the same pairs of 64 columns are
     // side by side.
-    const u32 first = e4m3x2(v[0], v[1]) | e4m3x2(v[2], v[3]) << 16, second = e4m3x2(v[4], v[5]) | e4m3x2(v[6], v[7]) << 16;
+    const u32 first = e4m3x4(v[0], v[1], v[2], v[3]), second = e4m3x4(v[4], v[5], v[6], v[7]);
     const bool upper = threadIdx.x % 2;
     const u32 other = __shfl_xor_sync(together, upper ? first : second, 1);
     const u32 low = upper ? other : first, high = upper ? second : other;
@@ -79,7 +94,7 @@ __device__ __forceinline__ float quantise_quarters(const float (&x)[4][8], u8* c
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float* const four = v[half * 2 + i / 2] + i % 2 * 4;
-            of[i / 2][i % 2] = e4m3x2(four[0], four[1]) | e4m3x2(four[2], four[3]) << 16;
+            of[i / 2][i % 2] = e4m3x4(four[0], four[1], four[2], four[3]);
         }
         u32 words[4] = {first_pair(of[0][0], of[1][0]), second_pair(of[0][0], of[1][0]), first_pair(of[0][1], of[1][1]), second_pair(of[0][1], of[1][1])};
         transpose4(words, quad);
@@ -87,11 +102,83 @@ __device__ __forceinline__ float quantise_quarters(const float (&x)[4][8], u8* c
     }
     return scale;
 }
+#if __CUDA_ARCH__ >= 800
+// The larger ones of two pairs of 16-bit floats, NaN where either is.
+template <class T> __device__ __forceinline__ u32 larger2(u32 a, u32 b) {
+    u32 y;
+    if constexpr (Same<T, bf16>::value) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    else asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+// As quantise_group, where a warp has PACKS packs of 32 eights, lane after lane, as pairs of T: sixteen lanes have a group of each.
+// Pack p begins at column(p), and groups from column `end` on are not there. A lane works out one group's scale for all that have
+// values of it, as divisions take as long as the codes of eight. put(scale, column) gets each group's.
+template <class T, int PACKS, class Column, class Put>
+__device__ __forceinline__ void quantise_packs(const u32 (&x)[PACKS][4], u8* codes, int end, Column column, Put put) {
+    constexpr int PAIRS = PACKS > 8 ? 8 : PACKS > 4 ? 4 : PACKS > 2 ? 2 : 1, SHARE = 16 / PAIRS;
+    static_assert(PACKS <= 16, "sixteen lanes keep a pack's scale each");
+    const int lane = threadIdx.x % 32;
+    // The largest magnitudes of packs 2 i and 2 i + 1 are a pair. As lanes fold, they keep half of the pairs, until they have one.
+    u32 most[PAIRS];
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) {
+        u32 of[2] = {};
+#pragma unroll
+        for (int j = 0; j < 2 && i * 2 + j < PACKS; j++) {
+            const u32(&pairs)[4] = x[i * 2 + j];
+            of[j] = pairs[0] & 0x7fff7fffu;
+#pragma unroll
+            for (int k = 1; k < 4; k++) of[j] = larger2<T>(of[j], pairs[k] & 0x7fff7fffu);
+        }
+        most[i] = larger2<T>(__byte_perm(of[0], of[1], 0x5410), __byte_perm(of[0], of[1], 0x7632));
+    }
+#pragma unroll
+    for (int d = 8, left = PAIRS / 2; d > 0; d /= 2, left /= 2) {
+        if (left == 0) most[0] = larger2<T>(most[0], __shfl_xor_sync(0xffffffffu, most[0], d));
+#pragma unroll
+        for (int i = 0; i < left; i++) {
+            const bool later = lane & d;
+            const u32 other = __shfl_xor_sync(0xffffffffu, later ? most[i] : most[i + left], d);
+            most[i] = larger2<T>(later ? most[i + left] : most[i], other);
+        }
+    }
+    const float own = lane % 2 ? high<T>(most[0]) : low<T>(most[0]);
+    const bool is_finite = own <= 3.402823466e38f;
+    float inverse;
+    const float scale = group_scale(own, is_finite, inverse);
+    const u32 finite = __ballot_sync(0xffffffffu, is_finite) >> (lane & 16);
+    const int kept = lane % 16 / SHARE * 2 + lane % 2;
+    const int group = column(kept) + lane / 16 * 128;
+    if (lane % SHARE < 2 && kept < PACKS && group < end) put(scale, group);
+    // A lane gives away a word for the other eight's of a sixteen, and one of those two for the neighbouring sixteen's: then it has
+    // two that are side by side, and all lanes store what is.
+    const bool upper = lane & 1, odd = lane & 2;
+    const u32 order = upper ? 0x5140 : 0x1504;         // of first_pair, whichever of the two words is our own
+    u8* const to = codes + lane / 8 * 64 + upper * 32 + odd * 16 + lane % 8 / 4 * 8;
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        const int keeper = p / 2 * SHARE + p % 2;      // of sixteen lanes
+        const float by = __shfl_sync(0xffffffffu, inverse, keeper, 16);
+        u32 words[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const u32 a = x[p][i * 2], b = x[p][i * 2 + 1];
+            words[i] = e4m3x4(__fmul_rn(low<T>(a), by), __fmul_rn(high<T>(a), by), __fmul_rn(low<T>(b), by), __fmul_rn(high<T>(b), by));
+            if (!(finite & 1u << keeper)) words[i] = 0;
+        }
+        const u32 ours = upper ? words[1] : words[0], theirs = __shfl_xor_sync(0xffffffffu, upper ? words[0] : words[1], 1);
+        const u32 first = __byte_perm(ours, theirs, order), second = __byte_perm(ours, theirs, order + 0x2222);
+        const u32 word = odd ? second : first, next = __shfl_xor_sync(0xffffffffu, odd ? first : second, 2);
+        if (column(p) + lane / 16 * 128 < end) *(Pack<u32, 2>*)(to + column(p)) = Pack<u32, 2>{ {odd ? next : word, odd ? word : next} };
+    }
+}
+#endif
 // Keeps the scale of a row's group, whose first column is `column`; one thread of the group calls. Scales lie by groups, padded to
 // whole 16 bytes, which the last row fills.
 __device__ __forceinline__ void store_scale(float* scales, float scale, i64 row, i64 rows, int column) {
     const i64 stride = (rows + 3) / 4 * 4;
     float* const own = scales + column / 128 * stride;
     own[row] = scale;
+#pragma unroll 1
     for (i64 r = rows; r < stride && row == rows - 1; r++) own[r] = 0;
 }

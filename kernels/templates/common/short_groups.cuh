@@ -26,11 +26,11 @@ template <class P, int T> struct QuarterCodes {
         const u32 x = c.w[B][I];
         if constexpr (BITS == 4) {
             const u32 y = c.w[B + 1][I];
-            w[T][0] = __byte_perm(x, y, 0x6240), w[T][1] = __byte_perm(x, y, 0x7351);
+            w[I][0] = __byte_perm(x, y, 0x6240), w[I][1] = __byte_perm(x, y, 0x7351);
         } else if constexpr (BITS == 2) {
-            w[T][0] = x;
+            w[I][0] = x;
         } else {                                       // the blocks of a byte, of a half's two, become two bytes
-            w[T][0] = (moved<B * 4, 0>(x) & 0x000f000f) | (moved<B * 4, 4>(x) & 0x0f000f00);
+            w[I][0] = (moved<B * 4, 0>(x) & 0x000f000f) | (moved<B * 4, 4>(x) & 0x0f000f00);
         }
     }
     // Pair PAIR of both blocks as bytes.
@@ -42,7 +42,7 @@ template <class P, int T> struct QuarterCodes {
     }
     template <int BITS, int ABOVE, int I, int PAIR> __device__ __forceinline__ u32 placed() const {
         constexpr int FROM = BITS == 4 ? PAIR % 2 * 4 : PAIR * BITS;
-        return moved<FROM, ABOVE>(w[T][BITS == 4 ? PAIR / 2 : 0]) & (((1u << BITS) - 1) << ABOVE) * 0x01010101u;
+        return moved<FROM, ABOVE>(w[I][BITS == 4 ? PAIR / 2 : 0]) & (((1u << BITS) - 1) << ABOVE) * 0x01010101u;
     }
 };
 

@@ -142,8 +142,10 @@ pub enum CheckSizes {
     /// None.
     #[default]
     Small,
-    /// Long rows.
+    /// Long rows, and many of them.
     Rows,
+    /// Hundreds of tokens.
+    Many,
     /// Matrices that products read, for few and for many tokens.
     Products,
     /// Heads of attention, short and long contexts.

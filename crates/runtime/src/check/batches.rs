@@ -82,6 +82,14 @@ pub(super) static HUNDREDS: Batch = Batch {
     limits: Dims { t: 640, b: 3, s: 640, pairs: 131_072, seqs: 3 },
 };
 
+/// As [`SINGLE`]: a prompt whose tiles of a few tokens are more than a GPU's multiprocessors, and its continuation.
+pub(super) static LONG: Batch = Batch {
+    name: "1700 and 30 tokens",
+    buckets: &[Bucket::ALL],
+    steps: &[&[(1700, 1700)], &[(30, 1730)]],
+    limits: Dims { t: 1700, b: 1, s: 1744, pairs: 3_000_000, seqs: 1 },
+};
+
 /// Prompts, and decode steps of long and short contexts, which have kernels of their own.
 pub(super) static DECODES: Batch = Batch {
     name: "prompts and decodes",
@@ -95,5 +103,5 @@ pub(super) static DECODES: Batch = Batch {
         &[(1, 403), (1, 37), (19, 40)],
         &[(1, 404), (40, 77)],
     ],
-    limits: Dims { t: 400, b: 3, s: 524, pairs: 200_000, seqs: 3 },
+    limits: Dims { t: 640, b: 3, s: 524, pairs: 200_000, seqs: 3 },
 };

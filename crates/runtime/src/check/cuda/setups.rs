@@ -6,7 +6,9 @@ use infernum_codegen::cuda::{CheckSizes, Library, TemplateError};
 use infernum_ir::{DType, Encoding, Op, OpSet};
 use infernum_passes::data::Kernels;
 
-use super::super::batches::{DECODES, FEW, HUNDRED, HUNDREDS, LARGE, RAGGED, SINGLE, SIXTEEN};
+use super::super::batches::{
+    DECODES, FEW, HUNDRED, HUNDREDS, LARGE, LONG, RAGGED, SINGLE, SIXTEEN,
+};
 use super::super::calls::{CASES, OF_CODES, OF_EIGHT_BITS, ON_GPUS, PRIMITIVES};
 use super::super::cases::{Case, Tried, is_written, made};
 use super::super::sizes::{HEADS, Sizes};
@@ -28,6 +30,9 @@ const ATTENTION: [[usize; 4]; 6] = [
     [4, 2, 256, 256],
     [20, 2, 128, 64],
 ];
+
+/// Heads of which a tile of queries holds few tokens.
+const MANY_QUERIES: [[usize; 4]; 2] = [[16, 1, 64, 64], [16, 1, 128, 128]];
 
 /// A call, and where it stands among those of its op.
 struct Called {
@@ -313,11 +318,23 @@ impl Called {
                 for (rows, dtype) in ROWS.into_iter().flat_map(|n| FLOATS.map(|d| (n, d))) {
                     push(Sizes::rows(rows), dtype, &RAGGED);
                 }
+                // 1152 are no whole number of warps' rounds.
+                for (rows, dtype) in [(1152, DType::Bf16), (4096, DType::Bf16), (4096, DType::F16)] {
+                    push(Sizes::rows(rows), dtype, &HUNDREDS);
+                }
+            }
+            CheckSizes::Many => {
+                for dtype in FLOATS {
+                    push(Sizes::heads(HEADS[3]), dtype, &HUNDREDS);
+                }
             }
             CheckSizes::Heads => {
                 let dtype = if self.index == 1 { DType::F16 } else { DType::Bf16 };
                 for heads in ATTENTION {
                     push(Sizes::heads(heads), dtype, &DECODES);
+                }
+                for heads in MANY_QUERIES.into_iter().filter(|_| self.index == 0) {
+                    push(Sizes::heads(heads), dtype, &LONG);
                 }
             }
             CheckSizes::Decode => {
