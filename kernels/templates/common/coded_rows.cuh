@@ -294,7 +294,7 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
                 s.x[0][0] = there ? load16_shared(xs + (WHOLE_CODES ? block / 2 * 128 + group % 2 * 64 : block * 64) + quad * 16) : Vec16{};
             u32 floats[2];                             // the scale of these columns of x, and their sum
             load8_shared(sums + (there ? block : K / 32 - 1) * 8, floats[0], floats[1]);
-            const float scale = __uint_as_float(floats[0]), sum = __uint_as_float(floats[1]);
+            const float scale = __uint_as_float(floats[0]), sum = there ? __uint_as_float(floats[1]) : 0;
 #pragma unroll
             for (int m = 0; m < TILES; m++) {
                 const auto &a = s.words[m][0], &b = s.words[m][1];
