@@ -164,6 +164,7 @@ struct Multiplier {
             landed(s);
             release(k);
             own.softmax(s, is_edge(base, position, end), base);
+            own.settle();
             wgmma_wait<0>();
             landed(own.acc);
             release(v);

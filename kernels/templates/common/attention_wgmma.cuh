@@ -63,8 +63,11 @@ struct Rows {
     // Scores against the tile that begins at row `base` of the context become probabilities.
     __device__ __forceinline__ void softmax(float (&s)[COLS / 8][4], bool edge, int base) {
         softmax_step(s, m, l, shrink, position, edge, base, threadIdx.x % 32);
-        // The compiler would move all that behind a wait for products that follows, where nothing is left to run beside it. It leaves what
-        // writes to memory in its place, and does not know that no sum is negative: nothing is written.
+    }
+    // Has what softmax() does done here: the compiler would move it behind a wait for products that follows, where nothing is left to run
+    // beside it. It leaves what writes to memory in its place, and does not know that no sum is negative: nothing is written.
+    // (Two small blocks of a multiprocessor run beside one another: those of attention_hopper.cuh are faster without.)
+    __device__ __forceinline__ void settle() const {
         asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0; }" ::"f"(fminf(l[0], l[1])), "r"(0) : "memory");
     }
     // Results go through 64 rows of shared memory at `out`, which is the warpgroup's own, a warp its own rows, so that 16 bytes are stored

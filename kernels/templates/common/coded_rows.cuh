@@ -328,8 +328,8 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
     static constexpr bool SHORT = SCALED && in_short_groups<P>();
     struct Quarters {
         typename C::Chunk words[TILES][2];
-        QuarterScales<P::GROUP, GROUPS, P::SCALE, P::SCALE_AT, P::SCALE_OUTER, P::SCALE_OUTER_AT> scale[TILES][2];
-        QuarterScales<P::GROUP, GROUPS, MINIMUM ? P::MINIMUM : AS_F32, P::MINIMUM_AT, P::MINIMUM_OUTER, P::MINIMUM_OUTER_AT> minimum[TILES][2];
+        QuarterScales<GROUPS, P::SCALE, P::SCALE_AT, P::SCALE_OUTER, P::SCALE_OUTER_AT> scale[TILES][2];
+        QuarterScales<GROUPS, MINIMUM ? P::MINIMUM : AS_F32, P::MINIMUM_AT, P::MINIMUM_OUTER, P::MINIMUM_OUTER_AT> minimum[TILES][2];
     };
     template <int M> __device__ __forceinline__ void quarters_of(float (&acc)[MT][NT][4], u32 unit, int step) const {
         Quarters s;

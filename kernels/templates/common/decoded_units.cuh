@@ -18,7 +18,7 @@ template <class P, class T> struct Decoded {
     typename V::Chunk words[CHUNKS];
     typename V::Row row;
 
-    template <class From> __device__ __forceinline__ void load(From unit, int lane) {
+    __device__ __forceinline__ void load(const u8* unit, int lane) {
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) V::load(words[c], unit, c, lane);
         V::load_row(row, unit, lane / 4);
@@ -74,39 +74,26 @@ template <class P, class T> struct Decoded {
 
     // ---- through shared memory (sm_90)
     // Chunks from C on, through a warp's own TILE bytes: `to` is the unit's first value, `columns` and `rows` those that are the weight's.
-    // ENGINE: the copy engine stores a row, and no lane reads what it is to store.
-    template <bool ENGINE, int C> __device__ __forceinline__ void lines(T* to, i64 stride, int columns, int rows, u32 tile, int lane) const {
+    template <int C> __device__ __forceinline__ void lines(T* to, i64 stride, int columns, int rows, u32 tile, int lane) const {
         if constexpr (C < CHUNKS) {
             if (C * 128 >= columns) return;
-            if constexpr (C > 0) free_tile<ENGINE>();
+            if constexpr (C > 0) __syncwarp();         // the tile is read
             const u32 at = tile + lane % 8 * ROW + lane / 8 * 16;
             matrices<C * 4>(at);
             matrices<C * 4 + 1>(at + 64);
             matrices<C * 4 + 2>(at + 128);
             matrices<C * 4 + 3>(at + 192);
             const int left = min(128, columns - C * 128);
-            if constexpr (ENGINE) {
-                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-                __syncwarp();
-                if (lane < rows) send_row(to + lane * stride + C * 128, tile + lane * ROW, left * 2);
-                asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-            } else {
-                __syncwarp();
-                T* const own = to + lane / 16 * stride + C * 128 + lane % 16 * 8;
-                Vec16 v[4];
+            __syncwarp();
+            T* const own = to + lane / 16 * stride + C * 128 + lane % 16 * 8;
+            Vec16 v[4];
 #pragma unroll
-                for (int i = 0; i < 4; i++) v[i] = load16_shared(tile + (2 * i + lane / 16) * ROW + lane % 16 * 16);
+            for (int i = 0; i < 4; i++) v[i] = load16_shared(tile + (2 * i + lane / 16) * ROW + lane % 16 * 16);
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (2 * i + lane / 16 < rows && lane % 16 * 8 < left) put(own + 2 * i * stride, v[i]);
-            }
-            lines<ENGINE, C + 1>(to, stride, columns, rows, tile, lane);
+            for (int i = 0; i < 4; i++)
+                if (2 * i + lane / 16 < rows && lane % 16 * 8 < left) put(own + 2 * i * stride, v[i]);
+            lines<C + 1>(to, stride, columns, rows, tile, lane);
         }
-    }
-    // The tile is read, and others may be written there.
-    template <bool ENGINE> __device__ __forceinline__ static void free_tile() {
-        if constexpr (ENGINE) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-        __syncwarp();
     }
     // Block B as four matrices of 8 x 8, side by side: lane 8 i + r says where row r of the i-th is.
     template <int B> __device__ __forceinline__ void matrices(u32 at) const {
@@ -117,11 +104,8 @@ template <class P, class T> struct Decoded {
         for (int p = 0; p < 4; p++) t[p] = pack2<T>(v[p][0], v[p][1]);
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], { %1, %2, %3, %4};" ::"r"(at), "r"(t[0]), "r"(t[1]), "r"(t[2]), "r"(t[3]) : "memory");
     }
-    __device__ __forceinline__ static void send_row(T* to, u32 from, int bytes) {
-        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
-    }
     // 16 bytes of values.
     __device__ __forceinline__ static void put(T* to, const Vec16& v) {
-        asm volatile("st.global{{ ".cs" if p.stream else "" }}.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
+        asm volatile("st.global.v4.u32 [%0], { %1, %2, %3, %4};" ::"l"(to), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
     }
 };

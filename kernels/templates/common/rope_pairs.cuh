@@ -1,97 +1,81 @@
 // Norm, rotation and the cache's new rows of many tokens: a thread turns eight pairs of a head, so that a value is read once, and all
 // of a token's loads are under way before its angles are worked out.
 
-// A block of THREADS takes TOKENS tokens at once. Names are those of `rope_kv_write`, and so are the bits. All of a head turns, and its
+// A block of THREADS takes a token at a time. Names are those of `rope_kv_write`, and so are the bits. All of a head turns, and its
 // halves are pairs.
-template <int THREADS, int TOKENS, int H, int G, int D, int VALUES, class T, class C, class F, class W>
+template <int THREADS, int H, int G, int D, int VALUES, class T, class C, class F, class W>
 __device__ __forceinline__ void rope_pairs(const Step* step, const int* positions, const F* freqs, float scale,
         const T* q, i64 q_stride, const T* k, i64 k_stride, const T* v, i64 v_stride,
         const W* q_norm, const W* k_norm, float eps, float offset, T* rotated, C* k_cache, C* v_cache) {
     constexpr int R = D / 2, LANES = R / 8, TURNS = (H + G) * LANES, COPIES = VALUES / 16, UNITS = TURNS + COPIES;
     constexpr int ROUNDS = (UNITS + THREADS - 1) / THREADS;
     static_assert(D == 2 * R && R % 8 == 0 && VALUES % 16 == 0 && 32 % LANES == 0 && THREADS % 32 == 0 && sizeof(T) == 2, "packs of eight");
-    __shared__ alignas(16) float cos[TOKENS][R], sin[TOKENS][R];
+    __shared__ alignas(16) float cos[R], sin[R];
     const int lane = threadIdx.x % LANES;
-    for (int t0 = blockIdx.x * TOKENS; t0 < step->T; t0 += gridDim.x * TOKENS) {
-        constexpr int ANGLES = (TOKENS * R + THREADS - 1) / THREADS;
-        // Of tokens that are not there the last one's angles are worked out.
-        const int last = step->T - 1;
+    for (i64 t = blockIdx.x; t < step->T; t += gridDim.x) {
+        constexpr int ANGLES = (R + THREADS - 1) / THREADS;
         float frequency[ANGLES];
-        int position[ANGLES];
-        i64 slots[TOKENS];
+        const int position = positions[t];
 #pragma unroll
-        for (int a = 0; a < ANGLES; a++) {
-            const int i = threadIdx.x + a * THREADS;
-            position[a] = positions[min(t0 + i / R, last)];
-            frequency[a] = to_f32(freqs[i % R]);
+        for (int a = 0; a < ANGLES; a++) frequency[a] = to_f32(freqs[(threadIdx.x + a * THREADS) % R]);
+        const i64 slot = step->slots[t];
+        pdl_wait();
+        Vec16 first[ROUNDS], second[ROUNDS];
+#pragma unroll
+        for (int r = 0; r < ROUNDS; r++) {
+            const int u = threadIdx.x + r * THREADS, head = u / LANES;
+            if (u >= UNITS) continue;
+            const T* const from = u >= TURNS ? v + t * v_stride + (u - TURNS) * 8
+                : (head < H ? q + t * q_stride + head * D : k + t * k_stride + (head - H) * D) + lane * 8;
+            first[r] = load16(from);
+            second[r] = load16(from + (u >= TURNS ? VALUES / 2 : R));
         }
 #pragma unroll
-        for (int n = 0; n < TOKENS; n++) slots[n] = step->slots[min(t0 + n, last)];
-        pdl_wait();
-        Vec16 first[TOKENS][ROUNDS], second[TOKENS][ROUNDS];
-#pragma unroll
-        for (int n = 0; n < TOKENS; n++)
-#pragma unroll
-            for (int r = 0; r < ROUNDS; r++) {
-                const int u = threadIdx.x + r * THREADS, head = u / LANES;
-                const i64 t = t0 + n;
-                if (u >= UNITS || t > last) continue;
-                const T* const from = u >= TURNS ? v + t * v_stride + (u - TURNS) * 8
-                    : (head < H ? q + t * q_stride + head * D : k + t * k_stride + (head - H) * D) + lane * 8;
-                first[n][r] = load16(from);
-                second[n][r] = load16(from + (u >= TURNS ? VALUES / 2 : R));
-            }
-#pragma unroll
         for (int a = 0; a < ANGLES; a++) {
             const int i = threadIdx.x + a * THREADS;
-            if (i >= TOKENS * R) break;
-            const Turn turn = turn_of(position[a], frequency[a], scale);
-            cos[i / R][i % R] = turn.cos, sin[i / R][i % R] = turn.sin;
+            if (i >= R) break;
+            const Turn turn = turn_of(position, frequency[a], scale);
+            cos[i] = turn.cos, sin[i] = turn.sin;
         }
         __syncthreads();
 #pragma unroll
-        for (int n = 0; n < TOKENS; n++) {
-            const i64 t = t0 + n;
-            if (t > last) break;
-#pragma unroll
-            for (int r = 0; r < ROUNDS; r++) {
-                const int u = threadIdx.x + r * THREADS, head = u / LANES;
-                if (u >= UNITS) continue;
-                if (u >= TURNS) {
-                    T* const to = v_cache + slots[n] * VALUES + (u - TURNS) * 8;
-                    store16(to, first[n][r]);
-                    store16(to + VALUES / 2, second[n][r]);
-                    continue;
-                }
-                float a[8], b[8], x[8], y[8], cs[8], sn[8];
-                load(cs, cos[n] + lane * 8);           // each time: registers are for what is on its way
-                load(sn, sin[n] + lane * 8);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    a[i * 2] = low<T>(first[n][r].w[i]), a[i * 2 + 1] = high<T>(first[n][r].w[i]);
-                    b[i * 2] = low<T>(second[n][r].w[i]), b[i * 2 + 1] = high<T>(second[n][r].w[i]);
-                }
-                if constexpr (!is_no_norm<W>::value) {
-                    float squares = 0.0f, of_second = 0.0f, wa[8], wb[8];
-#pragma unroll
-                    for (int j = 0; j < 8; j++) squares += a[j] * a[j], of_second += b[j] * b[j];
-                    squares += of_second;
-                    const u32 together = LANES == 32 ? 0xffffffffu : ((1u << LANES % 32) - 1) << threadIdx.x % 32 / LANES * LANES;
-#pragma unroll
-                    for (int d = LANES / 2; d > 0; d /= 2) squares += __shfl_xor_sync(together, squares, d);
-                    const float inverse = 1.0f / sqrtf(squares / D + eps);
-                    const W* const norm = head < H ? q_norm : k_norm;
-                    load(wa, norm + lane * 8);
-                    load(wb, norm + R + lane * 8);
-#pragma unroll
-                    for (int j = 0; j < 8; j++) a[j] *= inverse * (wa[j] + offset), b[j] *= inverse * (wb[j] + offset);
-                }
-#pragma unroll
-                for (int j = 0; j < 8; j++) x[j] = a[j] * cs[j] + -b[j] * sn[j], y[j] = b[j] * cs[j] + a[j] * sn[j];
-                T* const to = (head < H ? rotated + (t * H + head) * D : k_cache + (slots[n] * G + head - H) * D) + lane * 8;
-                store(to, x);
-                store(to + R, y);
+        for (int r = 0; r < ROUNDS; r++) {
+            const int u = threadIdx.x + r * THREADS, head = u / LANES;
+            if (u >= UNITS) continue;
+            if (u >= TURNS) {
+                T* const to = v_cache + slot * VALUES + (u - TURNS) * 8;
+                store16(to, first[r]);
+                store16(to + VALUES / 2, second[r]);
+                continue;
             }
+            float a[8], b[8], x[8], y[8], cs[8], sn[8];
+            load(cs, cos + lane * 8);               // each time: registers are for what is on its way
+            load(sn, sin + lane * 8);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                a[i * 2] = low<T>(first[r].w[i]), a[i * 2 + 1] = high<T>(first[r].w[i]);
+                b[i * 2] = low<T>(second[r].w[i]), b[i * 2 + 1] = high<T>(second[r].w[i]);
+            }
+            if constexpr (!is_no_norm<W>::value) {
+                float squares = 0.0f, of_second = 0.0f, wa[8], wb[8];
+#pragma unroll
+                for (int j = 0; j < 8; j++) squares += a[j] * a[j], of_second += b[j] * b[j];
+                squares += of_second;
+                const u32 together = LANES == 32 ? 0xffffffffu : ((1u << LANES % 32) - 1) << threadIdx.x % 32 / LANES * LANES;
+#pragma unroll
+                for (int d = LANES / 2; d > 0; d /= 2) squares += __shfl_xor_sync(together, squares, d);
+                const float inverse = 1.0f / sqrtf(squares / D + eps);
+                const W* const norm = head < H ? q_norm : k_norm;
+                load(wa, norm + lane * 8);
+                load(wb, norm + R + lane * 8);
+#pragma unroll
+                for (int j = 0; j < 8; j++) a[j] *= inverse * (wa[j] + offset), b[j] *= inverse * (wb[j] + offset);
+            }
+#pragma unroll
+            for (int j = 0; j < 8; j++) x[j] = a[j] * cs[j] + -b[j] * sn[j], y[j] = b[j] * cs[j] + a[j] * sn[j];
+            T* const to = (head < H ? rotated + (t * H + head) * D : k_cache + (slot * G + head - H) * D) + lane * 8;
+            store(to, x);
+            store(to + R, y);
         }
         __syncthreads();
     }
