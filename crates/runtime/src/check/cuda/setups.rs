@@ -319,7 +319,8 @@ impl Called {
                     push(Sizes::rows(rows), dtype, &RAGGED);
                 }
                 // 1152 are no whole number of warps' rounds.
-                for (rows, dtype) in [(1152, DType::Bf16), (4096, DType::Bf16), (4096, DType::F16)] {
+                for (rows, dtype) in [(1152, DType::Bf16), (4096, DType::Bf16), (4096, DType::F16)]
+                {
                     push(Sizes::rows(rows), dtype, &HUNDREDS);
                 }
             }
