@@ -38,7 +38,7 @@ template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = blockIdx.x % PAIR;
     const int first = blockIdx.x / PAIR, stride = gridDim.x / PAIR;
     const int pairs = (op.tokens + PAIR * TOKENS - 1) / (PAIR * TOKENS), work = TILES * pairs * SPLIT;
-    u8* const scratch;                                 // of parts: sums of each block of an item, and how many blocks left those of a tile
+    u8* const scratch;                                 // of parts
     u32 ring, scales, full, empty;
 
     __device__ __forceinline__ Eights(const Op& op, const TileMap* w_tiles, const TileMap* x_tiles, u8* scratch, u8* shared)
@@ -208,10 +208,13 @@ template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
     // Makes sums of a part of K those of all of it. False for all but the last block that has some.
     __device__ __forceinline__ bool collect(State& s, int item, int group) const {
         if constexpr (SPLIT > 1) {
-            constexpr int OF_GROUP = 2 * (LINES / 8) * 128;
+            // Of each block of an item its sums, and 16 bytes more; the first part's have how many left those of the tile. So a count lies in the
+            // same place in steps of any number of tokens.
+            constexpr int OF_GROUP = 2 * (LINES / 8) * 128, EACH_BLOCK = GROUPS * OF_GROUP + 1;
             const int tile = item / SPLIT, me = threadIdx.x % 128;
-            const auto of = [&](int part) { return (float4*)scratch + (((tile * SPLIT + part) * PAIR + rank) * GROUPS + group) * OF_GROUP + me; };
-            u32* const count = (u32*)((float4*)scratch + work * PAIR * GROUPS * OF_GROUP) + (tile * PAIR + rank) * GROUPS + group;
+            const auto own = [&](int part) { return (float4*)scratch + ((tile * SPLIT + part) * PAIR + rank) * EACH_BLOCK; };
+            const auto of = [&](int part) { return own(part) + group * OF_GROUP + me; };
+            u32* const count = (u32*)(own(0) + GROUPS * OF_GROUP) + group;
             leave_sums(of(item % SPLIT), s.sums);
             if (!is_last_to_leave<GROUPS>(count, SPLIT - 1, group, me)) return false;
             add_left_sums(s.sums, SPLIT, of);

@@ -74,11 +74,15 @@ pub(super) static TWO_HUNDRED: Batch = Batch {
     limits: Dims { t: 256, b: 3, s: 448, pairs: 65_536, seqs: 3 },
 };
 
-/// As [`SINGLE`]: more tokens than a pair of tiles of 128.
+/// As [`SINGLE`]: more tokens than a pair of tiles of 128, and fewer.
 pub(super) static HUNDREDS: Batch = Batch {
-    name: "294 and 265 tokens",
+    name: "294, 265 and 33 tokens",
     buckets: &[Bucket::ALL],
-    steps: &[&[(280, 280), (1, 1), (13, 13)], &[(1, 281), (200, 201), (64, 77)]],
+    steps: &[
+        &[(280, 280), (1, 1), (13, 13)],
+        &[(1, 281), (200, 201), (64, 77)],
+        &[(1, 282), (30, 231), (2, 79)],
+    ],
     limits: Dims { t: 640, b: 3, s: 640, pairs: 131_072, seqs: 3 },
 };
 
