@@ -216,21 +216,6 @@ __device__ __forceinline__ u32 sum2(u32 a, u32 b, f16) {
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
     return y;
 }
-// Two floats rounded by one instruction, the first in the low half.
-__device__ __forceinline__ u32 round2(float first, float second, bf16) {
-    u32 y = 0;
-#if __CUDA_ARCH__ >= 800
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
-#endif
-    return y;
-}
-__device__ __forceinline__ u32 round2(float first, float second, f16) {
-    u32 y = 0;
-#if __CUDA_ARCH__ >= 800
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(second), "f"(first));
-#endif
-    return y;
-}
 
 template <class P, class E> struct Values : Codes<P, E> {
     typedef Codes<P, E> C;

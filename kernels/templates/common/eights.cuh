@@ -191,6 +191,7 @@ template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
         const int row = group * 64 + warp % 4 * 16 + lane / 4;
         State s;
         for (int item = first; item < work; item += stride) {
+            // Where an item is is worked out again after its products, as registers are few until then.
             const int steps = SPLIT > 1 ? place(item).end - place(item).begin : STEPS;
 #pragma unroll
             for (int j = 0; j < 2 * (LINES / 8); j++) s.sums[j][0] = s.sums[j][1] = s.sums[j][2] = s.sums[j][3] = 0;

@@ -92,6 +92,25 @@ template <class D> __device__ __forceinline__ D from_f32(float x) { return Round
 template <class D> __device__ __forceinline__ u32 pack2(float lo, float hi) {
     return (u32)from_f32<D>(lo).bits | ((u32)from_f32<D>(hi).bits << 16);
 }
+// The same by one instruction, which takes a quarter of the time of two: where halves are taken apart again, the compiler makes two of pack2.
+__device__ __forceinline__ u32 round2(float lo, float hi, bf16) {
+#if __CUDA_ARCH__ >= 800
+    u32 y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
+    return y;
+#else
+    return pack2<bf16>(lo, hi);
+#endif
+}
+__device__ __forceinline__ u32 round2(float lo, float hi, f16) {
+#if __CUDA_ARCH__ >= 800
+    u32 y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
+    return y;
+#else
+    return pack2<f16>(lo, hi);
+#endif
+}
 template <class D> __device__ __forceinline__ float low(u32 x) { D d; d.bits = (u16)x; return to_f32(d); }
 template <class D> __device__ __forceinline__ float high(u32 x) { D d; d.bits = (u16)(x >> 16); return to_f32(d); }
 

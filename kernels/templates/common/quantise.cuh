@@ -1,6 +1,3 @@
-template <class A, class B> struct Same { static constexpr bool value = false; };
-template <class A> struct Same<A, A> { static constexpr bool value = true; };
-
 // The scale of a group whose largest magnitude is `most`, and what its numbers are multiplied by: none, if they cannot be.
 __device__ __forceinline__ float group_scale(float most, bool finite, float& inverse) {
     const float scale = __fdiv_rn(most, 448.0f);
@@ -18,25 +15,13 @@ __device__ __forceinline__ float larger(float a, float b) {
     return b <= a || a != a ? a : b;
 #endif
 }
-// Two 16-bit floats in one register by one conversion, which takes a quarter of the time of two: of pack2 the compiler makes two
-// where it takes the halves apart again.
-template <class T> __device__ __forceinline__ u32 pack2_at_once(float low, float high) {
-#if __CUDA_ARCH__ >= 800
-    u32 y;
-    if constexpr (Same<T, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-    return y;
-#else
-    return pack2<T>(low, high);
-#endif
-}
 // Rounds numbers as a T keeps them.
 template <class T, int N> __device__ __forceinline__ void round_as(float (&x)[N]) {
     if constexpr (sizeof(T) == 4) return;
     else {
 #pragma unroll
         for (int i = 0; i < N; i += 2) {
-            const u32 two = pack2_at_once<T>(x[i], x[i + 1]);
+            const u32 two = round2(x[i], x[i + 1], T{});
             x[i] = low<T>(two), x[i + 1] = high<T>(two);
         }
     }
@@ -104,10 +89,14 @@ __device__ __forceinline__ float quantise_quarters(const float (&x)[4][8], u8* c
 }
 #if __CUDA_ARCH__ >= 800
 // The larger ones of two pairs of 16-bit floats, NaN where either is.
-template <class T> __device__ __forceinline__ u32 larger2(u32 a, u32 b) {
+__device__ __forceinline__ u32 larger2(u32 a, u32 b, bf16) {
     u32 y;
-    if constexpr (Same<T, bf16>::value) asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-    else asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+__device__ __forceinline__ u32 larger2(u32 a, u32 b, f16) {
+    u32 y;
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
     return y;
 }
 // As quantise_group, where a warp has PACKS packs of 32 eights, lane after lane, as pairs of T: sixteen lanes have a group of each.
@@ -128,18 +117,18 @@ __device__ __forceinline__ void quantise_packs(const u32 (&x)[PACKS][4], u8* cod
             const u32(&pairs)[4] = x[i * 2 + j];
             of[j] = pairs[0] & 0x7fff7fffu;
 #pragma unroll
-            for (int k = 1; k < 4; k++) of[j] = larger2<T>(of[j], pairs[k] & 0x7fff7fffu);
+            for (int k = 1; k < 4; k++) of[j] = larger2(of[j], pairs[k] & 0x7fff7fffu, T{});
         }
-        most[i] = larger2<T>(__byte_perm(of[0], of[1], 0x5410), __byte_perm(of[0], of[1], 0x7632));
+        most[i] = larger2(__byte_perm(of[0], of[1], 0x5410), __byte_perm(of[0], of[1], 0x7632), T{});
     }
 #pragma unroll
     for (int d = 8, left = PAIRS / 2; d > 0; d /= 2, left /= 2) {
-        if (left == 0) most[0] = larger2<T>(most[0], __shfl_xor_sync(0xffffffffu, most[0], d));
+        if (left == 0) most[0] = larger2(most[0], __shfl_xor_sync(0xffffffffu, most[0], d), T{});
 #pragma unroll
         for (int i = 0; i < left; i++) {
             const bool later = lane & d;
             const u32 other = __shfl_xor_sync(0xffffffffu, later ? most[i] : most[i + left], d);
-            most[i] = larger2<T>(later ? most[i + left] : most[i], other);
+            most[i] = larger2(later ? most[i + left] : most[i], other, T{});
         }
     }
     const float own = lane % 2 ? high<T>(most[0]) : low<T>(most[0]);

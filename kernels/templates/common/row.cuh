@@ -34,6 +34,7 @@ template <int COLS, int THREADS, int N> struct Row {
 // A row in the registers of WARPS warps as it is stored, so that all of it can be asked for at once. Its sum has the bits of a
 // Row<COLS, 256, 8>: what that one's eight warps have is dealt to these.
 template <class T, int COLS, int WARPS> struct DealtRow {
+    static_assert(WARPS > 1, "sums meet in shared memory");
     static constexpr int DEALT = 8 / WARPS, PACKS = (COLS + 2047) / 2048 * DEALT;
     // Columns before it are there: all, where the last round is whole.
     static constexpr int END = COLS % 2048 == 0 ? 0x7fffffff : COLS;
@@ -80,16 +81,12 @@ template <class T, int COLS, int WARPS> struct DealtRow {
                 sums[i] = (later ? sums[i + left] : sums[i]) + other;
             }
         }
-        float all = sums[0];
-        constexpr int NEXT = WARPS == 1 ? 4 : 1;       // lanes from one of the eight sums to the next
-        if constexpr (WARPS > 1) {
-            if (lane % (32 / DEALT) == 0) scratch[threadIdx.x / 32 % WARPS * DEALT + lane / (32 / DEALT)] = all;
-            meet();
-            all = scratch[lane % 8];
-            meet();
-        }
+        if (lane % (32 / DEALT) == 0) scratch[threadIdx.x / 32 % WARPS * DEALT + lane / (32 / DEALT)] = sums[0];
+        meet();
+        float all = scratch[lane % 8];
+        meet();
 #pragma unroll
-        for (int d = 4; d > 0; d /= 2) all += __shfl_xor_sync(0xffffffffu, all, d * NEXT);
+        for (int d = 4; d > 0; d /= 2) all += __shfl_xor_sync(0xffffffffu, all, d);
         return 1.0f / sqrtf(all / COLS + eps);
     }
 };

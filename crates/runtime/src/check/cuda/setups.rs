@@ -334,8 +334,10 @@ impl Called {
                 for heads in ATTENTION {
                     push(Sizes::heads(heads), dtype, &DECODES);
                 }
-                for heads in MANY_QUERIES.into_iter().filter(|_| self.index == 0) {
-                    push(Sizes::heads(heads), dtype, &LONG);
+                if self.index == 0 {
+                    for heads in MANY_QUERIES {
+                        push(Sizes::heads(heads), dtype, &LONG);
+                    }
                 }
             }
             CheckSizes::Decode => {
