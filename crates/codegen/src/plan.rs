@@ -14,7 +14,7 @@ use crate::cuda::abi::Part;
 use crate::cuda::{Device, Geometry, within};
 
 /// Version of the serialised form. A plan of another version must be compiled again.
-pub const VERSION: u32 = 16;
+pub const VERSION: u32 = 17;
 
 /// The machine that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -100,10 +100,8 @@ template <class P, class E> struct Codes {
         }
     }
 
-    // Where pair p of block b is in the words of a plane.
-    template <int BITS, int B, int PAIR> static constexpr int place() {
-        return BITS == 4 ? PAIR * 4 : BITS == 2 ? B % 2 * 8 + PAIR * 2 : B * 4 + PAIR;
-    }
+    // Where pair PAIR of block B is in the words of a plane of 4, 2 or 1 bits: two pairs of each of a word's blocks are in a byte.
+    template <int BITS, int B, int PAIR> static constexpr int place() { return PAIR / 2 * 8 + (B % (4 / BITS) * 2 + PAIR % 2) * BITS; }
     // Pair PAIR of block B of 32 columns as two floats; of HALVED codes those of the low (PART 0) or high four bits.
     template <int B, int PAIR, int PART> __device__ __forceinline__ static u32 pair(const Chunk& c) {
         if constexpr (P::KIND == E4M3 || P::KIND == E5M2) {
@@ -289,12 +287,9 @@ template <class P> __device__ __forceinline__ Place place_of(int i, int row, int
     const int block = column / 32, j = column % 32, bits = plane_bits<P>(i), at = i == 0 ? P::AT0 : i == 1 ? P::AT1 : P::AT2;
     const int quad = j % 8 / 2, pair = j / 8;          // a lane has two neighbours of each eight columns
     const int lane = row * 4 + quad;
-    const int word = bits == 8   ? block / 2 * 512 + lane * 16 + block % 2 * 8 + pair / 2 * 4
-                     : bits == 4 ? block / 4 * 512 + lane * 16 + block % 4 * 4
-                     : bits == 2 ? block / 4 * 256 + lane * 8 + block % 4 / 2 * 4
-                                 : block / 4 * 128 + lane * 4;
-    const int bit = bits == 8 ? 8 - pair % 2 * 8 : bits == 4 ? pair * 4 : bits == 2 ? block % 2 * 8 + pair * 2 : block % 4 * 4 + pair;
-    return Place{at + word, j % 2 * 16 + bit};
+    if (bits == 8) return Place{at + block / 2 * 512 + lane * 16 + block % 2 * 8 + pair / 2 * 4, j % 2 * 16 + 8 - pair % 2 * 8};
+    const int blocks = 4 / bits, b = block % 4;        // those of a word
+    return Place{at + (block / 4 * 32 + lane) * (16 / blocks) + b / blocks * 4, j % 2 * 16 + pair / 2 * 8 + (b % blocks * 2 + pair % 2) * bits};
 }
 
 // ---- one value, slowly: the same bits as what is stored decodes to.

@@ -231,8 +231,12 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 const float scale = s.scale[m][r].template get<G>();
-                float of_sums = (SCALED ? P::ZERO == 0 : C::FLOATS) ? 0.0f : scale;
-                if constexpr (MINIMUM) of_sums = fmaf(s.minimum[m][r].template get<G>(), -1 / (SCALED ? Weights::scaled_factor() : Weights::sum_factor()), of_sums);
+                constexpr bool SCALE_COUNTS = SCALED ? P::ZERO != 0 : !C::FLOATS;   // codes are multiplied as more than they are
+                float of_sums = scale;
+                if constexpr (MINIMUM) {
+                    const float minimum = s.minimum[m][r].template get<G>(), factor = -1 / (SCALED ? Weights::scaled_factor() : Weights::sum_factor());
+                    of_sums = SCALE_COUNTS ? fmaf(minimum, factor, scale) : minimum * factor;
+                }
 #pragma unroll
                 for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -363,12 +367,9 @@ template <class Op, int WARPS, int STAGES, int MT, int NT, int ROWS> struct Code
             }
 #pragma unroll
             for (int m = 0; m < TILES; m++) {
-                QuarterCodes<P, T> codes[2];
-#pragma unroll
-                for (int r = 0; r < 2; r++) codes[r].gather(s.words[m][r]);
                 int c[4] = {};
                 if constexpr (P::ZERO != 0) x.template add_sums<-P::ZERO>(c);
-                x.add_products(c, codes[0], codes[1]);
+                x.template add_products<P, T % 2 * 2>(c, s.words[m][0], s.words[m][1]);
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     float& sum = acc[M + m][0][2 * r];

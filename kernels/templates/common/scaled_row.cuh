@@ -44,24 +44,15 @@ template <class P> __device__ __forceinline__ constexpr bool takes_scaled_row() 
     return P::KIND == WHOLE ? P::GROUP == 16 || P::GROUP % 32 == 0 : EIGHTS && P::GROUP % 32 == 0;
 }
 
-// Pairs HALF and HALF + 2 of block B of 32 columns as bytes: both first ones, both second ones.
+// Of a plane's word the bits of those, ABOVE those of planes before it.
+template <int BITS, int ABOVE, int B, int HALF> __device__ __forceinline__ u32 plane_bytes(u32 w) {
+    return moved<(B % (4 / BITS) * 2 + HALF) * BITS, ABOVE>(w) & (((1u << BITS) - 1) << ABOVE) * 0x01010101u;
+}
+// Pairs HALF and HALF + 2 of block B of 32 columns as bytes: both first ones, both second ones. They lie so in each plane, in bytes side by side.
 template <class P, int B, int HALF, class Chunk> __device__ __forceinline__ u32 code_bytes(const Chunk& c) {
-    u32 bytes = 0;
-    int above = 0;
-#pragma unroll
-    for (int i = 0; i < P::PLANES; i++) {
-        const int bits = plane_bits<P>(i);
-        const u32 w = c.w[B][i], mask = ((1u << bits) - 1) << above;
-        const auto moved = [&](int from, int to) { return from > to ? w >> (from - to) : w << (to - from); };
-        if (bits == 4) {
-            const u32 four = mask * 0x01010101u;
-            bytes = (moved(HALF * 4, above) & four) | (bytes & ~four);
-        } else {
-            const int at = bits == 2 ? B % 2 * 8 + HALF * 2 : B * 4 + HALF, far = at + 2 * bits;
-            bytes |= (moved(at, above) & both(mask)) | (moved(far, above + 8) & both(mask << 8));
-        }
-        above += bits;
-    }
+    u32 bytes = plane_bytes<P::BITS0, 0, B, HALF>(c.w[B][0]);
+    if constexpr (P::PLANES > 1) bytes |= plane_bytes<P::BITS1, P::BITS0, B, HALF>(c.w[B][1]);
+    if constexpr (P::PLANES > 2) bytes |= plane_bytes<P::BITS2, P::BITS0 + P::BITS1, B, HALF>(c.w[B][2]);
     return bytes;
 }
 

@@ -239,11 +239,13 @@ impl Packing {
         let (quad, pair) = (j % 8 / 2, j / 8);
         let (lane, half) = (row * 4 + quad, (j % 2) as u32 * 16);
         let (chunk, b, p) = (block / 4, block % 4, pair as u32);
-        let (word, bit) = match plane.bits {
-            8 => (block / 2 * 512 + lane * 16 + block % 2 * 8 + pair / 2 * 4, 8 - p % 2 * 8),
-            4 => (chunk * 512 + lane * 16 + b * 4, p * 4),
-            2 => (chunk * 256 + lane * 8 + b / 2 * 4, (b % 2) as u32 * 8 + p * 2),
-            _ => (chunk * 128 + lane * 4, b as u32 * 4 + p),
+        let (word, bit) = if plane.bits == 8 {
+            (block / 2 * 512 + lane * 16 + block % 2 * 8 + pair / 2 * 4, 8 - p % 2 * 8)
+        } else {
+            // A byte of a word has pairs 0 and 1, or pairs 2 and 3, of each of its blocks.
+            let blocks = 4 / u64::from(plane.bits);
+            let word = (chunk * 32 + lane) * (16 / blocks) + b / blocks * 4;
+            (word, p / 2 * 8 + ((b % blocks) as u32 * 2 + p % 2) * plane.bits)
         };
         Place { word: plane.at + word, bit: half + bit }
     }
@@ -290,10 +292,16 @@ impl Factor {
                 return factor;
             }
         }
-        let element = match term {
+        let read = |term: &Term| match term {
             Term::Read { part, .. } => float(encoding.0.parts[*part].element),
             _ => Element::F32,
         };
+        let element = match term {
+            // As exact as what is negated, but powers of two have no sign.
+            Term::Neg(of) => Some(read(of)).filter(|e| *e != Element::F8e8m0),
+            of => Some(read(of)),
+        };
+        let element = element.unwrap_or(Element::F32);
         Factor { element, at: 0, outer: None, inner_term: term.clone(), outer_term: None }
     }
 
