@@ -122,6 +122,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slot = warp / HEADS, in_group = warp % HEADS;
     float* const outs = (float*)(shared + WARPS * STAGES * STAGE);
     const u32 stages = shared_address(shared) + warp * STAGES * STAGE;
+    const Output output{ {{ output }}, step};
     u32* const counters = (u32*)scratch;            // first, as launches with other grids share them
     float* const parts = (float*)(counters + MAX_SEQUENCES * HEAD_GROUPS);
 
@@ -187,27 +188,35 @@ extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}
         __syncthreads();
 
         const int head0 = piece.group * QHEADS;
+        constexpr int COLUMNS = Output::COLUMNS;
+        const auto finish = [&](int h, int d, Sums<COLUMNS>& s) {
+            const float f = row_factor(s.m, s.l SINKS_ARG(head0 + h));
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) s.v[j] *= f;
+            output.put((i64)t * H + head0 + h, d, s.v);
+        };
         float* const part = parts + (i64)id * PART;
-        for (int i = threadIdx.x; i < QHEADS * DV / 2; i += THREADS) {
-            const int h = i / (DV / 2), d = i % (DV / 2) * 2;
-            Sums s{minus_infinity(), 0.0f, 0.0f, 0.0f};
+        for (int i = threadIdx.x; i < QHEADS * DV / COLUMNS; i += THREADS) {
+            const int h = i / (DV / COLUMNS), d = i % (DV / COLUMNS) * COLUMNS;
+            Sums<COLUMNS> s{minus_infinity(), 0.0f, {}};
 #pragma unroll
             for (int k = 0; k < SPLIT; k++) s.m = fmaxf(s.m, warp_ml[k * HEADS + h / GROUP][h % GROUP].x);
 #pragma unroll
             for (int k = 0; k < SPLIT; k++) {
                 const int w = k * HEADS + h / GROUP;
-                const float2 ml = warp_ml[w][h % GROUP], v = *(const float2*)(outs + (w * NT * 8 + h % GROUP) * OUT_ROW + d);
+                const float2 ml = warp_ml[w][h % GROUP];
+                const auto v = *(const Pack<float, COLUMNS>*)(outs + (w * NT * 8 + h % GROUP) * OUT_ROW + d);
                 const float f = ex2(ml.x - s.m);
                 s.l += f * ml.y;
-                s.x += f * v.x;
-                s.y += f * v.y;
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j++) s.v[j] += f * v.v[j];
             }
             if (piece.pieces == 1) {
-                const float f = row_factor(s.m, s.l SINKS_ARG(head0 + h));
-                *(u32*)(mixed + ((i64)t * H + head0 + h) * DV + d) = pack_pair(s.x * f, s.y * f);
+                finish(h, d, s);
             } else {
                 if (d == 0) ((float2*)part)[h] = make_float2(s.m, s.l);
-                *(float2*)(part + QHEADS * 2 + h * DV + d) = make_float2(s.x, s.y);
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j += 2) *(float2*)(part + QHEADS * 2 + h * DV + d + j) = make_float2(s.v[j], s.v[j + 1]);
             }
         }
         if (piece.pieces == 1) {
@@ -219,11 +228,10 @@ extern "C" __global__ void __launch_bounds__({{ block }}, RESIDENT) {{ kernel }}
             return;
         }
         const float* const first = parts + ((i64)id - piece.k * HEAD_GROUPS) * PART;
-        for (int i = threadIdx.x; i < QHEADS * DV / 2; i += THREADS) {
-            const int h = i / (DV / 2), d = i % (DV / 2) * 2;
-            const Sums s = join(first, (i64)HEAD_GROUPS * PART, piece.pieces, h, d);
-            const float f = row_factor(s.m, s.l SINKS_ARG(head0 + h));
-            *(u32*)(mixed + ((i64)t * H + head0 + h) * DV + d) = pack_pair(s.x * f, s.y * f);
+        for (int i = threadIdx.x; i < QHEADS * DV / COLUMNS; i += THREADS) {
+            const int h = i / (DV / COLUMNS), d = i % (DV / COLUMNS) * COLUMNS;
+            Sums<COLUMNS> s = join<COLUMNS>(first, (i64)HEAD_GROUPS * PART, piece.pieces, h, d);
+            finish(h, d, s);
         }
         if (!PIECES) return;
     }

@@ -35,7 +35,6 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
     // Tiles begin at multiples of COLS counted from position 0, so that a row is summed alike in every step.
     const int seen = first_seen(tile.position), begin = seen / COLS * COLS;
     const i64 query0 = (i64)tile.token * H + kv * GROUP;         // row of q of the tile's row 0
-    const auto query_row = [&](int r) { return query0 + r / GROUP * H + r % GROUP; };
     const auto block_of = [&](int base) {
         const int i = base + lane % (COLS / 16) * 16;
         return i < end ? (int)cache_row(step, tile.b, i) : 0;
@@ -53,7 +52,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
 #pragma unroll 4
     for (int i = threadIdx.x; i < ROWS * (D / 8); i += THREADS) {
         const int r = i / (D / 8), c = i % (D / 8);
-        copy16_async(qs + r / 64 * (64 * D * 2) + swizzled<64>(r % 64, c), q + query_row(r < rows ? r : 0) * D + c * 8, r < rows);
+        copy16_async(qs + r / 64 * (64 * D * 2) + swizzled<64>(r % 64, c), q + (query0 + query_row(r < rows ? r : 0)) * D + c * 8, r < rows);
     }
     int block_v = block_of(begin), block_k = block_of(begin + COLS);
 {% if k_state.quantised %}
@@ -139,6 +138,6 @@ extern "C" __global__ void __launch_bounds__({{ block }}, {{ p.per }}) {{ kernel
     landed(own.acc);
     __syncthreads();
 
-    own.store(shared + (ks - shared_address(shared)) + group * (64 * DV * 2), mixed, rows, query_row,
+    own.store(shared + (ks - shared_address(shared)) + group * (64 * DV * 2), Output{ {{ output }}, step}, query0, rows,
               [&](float m, float l, int r) { return row_factor(m, l SINKS_ARG(kv * GROUP + r % GROUP)); });
 }

@@ -58,30 +58,38 @@ __device__ __forceinline__ Piece plan(const Step* step, int id) {
     return Piece{b, rows, group, k, pieces, tile, tile + least + (k < more)};
 }
 
-// Parts [0, pieces) of an item, `stride` floats apart, as one: sums x and y of columns d and d + 1.
-struct Sums { float m, l, x, y; };
-__device__ __forceinline__ Sums join(const float* parts, i64 stride, int pieces, int head, int d) {
-    Sums s{minus_infinity(), 0.0f, 0.0f, 0.0f};
+// Parts [0, pieces) of an item, `stride` floats apart, as one: sums of N columns from d on.
+template <int N> struct Sums { float m, l, v[N]; };
+template <int N> __device__ __forceinline__ Sums<N> join(const float* parts, i64 stride, int pieces, int head, int d) {
+    Sums<N> s{minus_infinity(), 0.0f, {}};
     for (int from = 0; from < pieces; from += 8) {  // 8 at a time: their latencies overlap
-        float2 ml[8], v[8];
+        float2 ml[8], v[8][N / 2];
         float top = s.m;
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             const bool there = from + k < pieces;
             const float* part = parts + (from + k) * stride;
             ml[k] = there ? __ldcg((const float2*)part + head) : make_float2(minus_infinity(), 0.0f);
-            v[k] = there ? __ldcg((const float2*)(part + QHEADS * 2 + head * DV + d)) : make_float2(0.0f, 0.0f);
+#pragma unroll
+            for (int j = 0; j < N / 2; j++)
+                v[k][j] = there ? __ldcg((const float2*)(part + QHEADS * 2 + head * DV + d) + j) : make_float2(0.0f, 0.0f);
         }
 #pragma unroll
         for (int k = 0; k < 8; k++) top = fmaxf(top, ml[k].x);
         const float old = ex2(s.m - top);
-        s = Sums{top, s.l * old, s.x * old, s.y * old};
+        s.m = top;
+        s.l *= old;
+#pragma unroll
+        for (int j = 0; j < N; j++) s.v[j] *= old;
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             const float f = ex2(ml[k].x - top);
             s.l += f * ml[k].y;
-            s.x += f * v[k].x;
-            s.y += f * v[k].y;
+#pragma unroll
+            for (int j = 0; j < N / 2; j++) {
+                s.v[j * 2] += f * v[k][j].x;
+                s.v[j * 2 + 1] += f * v[k][j].y;
+            }
         }
     }
     return s;

@@ -38,7 +38,6 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
     // Tiles begin at multiples of COLS counted from position 0, so that a row is summed alike in every step.
     const int seen = first_seen(tile.position), begin = seen / COLS * COLS;
     const i64 query0 = (i64)tile.token * H + kv * GROUP;         // row of q of the tile's row 0
-    const auto query_row = [&](int r) { return query0 + r / GROUP * H + r % GROUP; };
 
     const auto block_of = [&](int base) {
         const int i = base + lane % (COLS / 16) * 16;
@@ -59,7 +58,7 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
 #pragma unroll 4
     for (int i = threadIdx.x; i < ROWS * (D / 8); i += THREADS) {
         const int r = i / (D / 8), c = i % (D / 8);
-        copy16_async(qs + (r * Q_ROW + c * 8) * 2, q + query_row(r < rows ? r : 0) * D + c * 8, r < rows);
+        copy16_async(qs + (r * Q_ROW + c * 8) * 2, q + (query0 + query_row(r < rows ? r : 0)) * D + c * 8, r < rows);
     }
 {% if k_state.quantised %}
     copies_commit();
@@ -170,8 +169,10 @@ extern "C" __global__ void __launch_bounds__({{ block }}) {{ kernel }}({{ params
                 *(u32*)(shared + (r * V_ROW + d * 8 + lane % 4 * 2) * 2) = pack_pair(acc[t][d][j * 2] * f, acc[t][d][j * 2 + 1] * f);
         }
     __syncwarp();
-    for (int i = lane; i < RT * 16 * (DV / 8); i += 32) {
-        const int r = warp * RT * 16 + i / (DV / 8), c = i % (DV / 8);
-        if (r < rows) store16(mixed + query_row(r) * DV + c * 8, load16(shared + (r * V_ROW + c * 8) * 2));
+    const Output output{ {{ output }}, step};
+#pragma unroll
+    for (int t = 0; t < RT; t++) {
+        const int first = (warp * RT + t) * 16;
+        output.put_tile(query0, first, rows, lane, [&](int r, int c) { return load16(shared + ((first + r) * V_ROW + c * 8) * 2); });
     }
 }

@@ -70,7 +70,7 @@ struct Copier {
             const int r = i * APART + row;
             const bool valid = r < work.tile.tokens * GROUP;
             copy16_async(at.query_tile(query.slot()) + r / 64 * (64 * D * 2) + swizzled<64>(r % 64, chunk),
-                         valid ? from + (r / GROUP * H + r % GROUP) * D : from, valid);
+                         valid ? from + query_row(r) * D : from, valid);
         }
         barrier_arrive_copied(at.queries_full + query.slot() * 8);
         query.next();
@@ -180,7 +180,7 @@ struct Multiplier {
         release(v);
     }
     // `shared` is at the address `from`.
-    template <class Factor> __device__ __forceinline__ void run(u8* shared, u32 from, Q* mixed, Factor factor) {
+    template <class Factor> __device__ __forceinline__ void run(u8* shared, u32 from, Output output, Factor factor) {
         bool last = false;
         while (!last) {
             barrier_wait(at.queries_full + query.slot() * 8, query.parity());
@@ -191,8 +191,7 @@ struct Multiplier {
             meet();                                 // no warp's products read the queries, whose place is that of results now
             const Work work = works[query.slot()];    // read again, as registers are few until here
             const i64 row0 = (i64)work.tile.token * H + work.kv * GROUP;
-            own.store(shared + (my_q - from), mixed, work.tile.tokens * GROUP,
-                      [&](int r) { return row0 + r / GROUP * H + r % GROUP; },
+            own.store(shared + (my_q - from), output, row0, work.tile.tokens * GROUP,
                       [&](float m, float l, int r) { return factor(m, l, work.kv * GROUP + r % GROUP); });
             last = work.last;
             __syncwarp();
@@ -229,6 +228,6 @@ extern "C" __global__ void __launch_bounds__({{ block }}, 1) {{ kernel }}({{ par
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(TAKEN));
         Multiplier multiplier{at, published};
-        multiplier.run(shared, from, mixed, [&](float m, float l, int head) { return row_factor(m, l SINKS_ARG(head)); });
+        multiplier.run(shared, from, Output{ {{ output }}, step}, [&](float m, float l, int head) { return row_factor(m, l SINKS_ARG(head)); });
     }
 }

@@ -71,8 +71,8 @@ struct Rows {
         asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0; }" ::"f"(fminf(l[0], l[1])), "r"(0) : "memory");
     }
     // Results go through 64 rows of shared memory at `out`, which is the warpgroup's own, a warp its own rows, so that 16 bytes are stored
-    // at a time. Of the block's tile `rows` are there; row r is query_row(r), and factor(m, l, r) makes results of its sums.
-    template <class Row, class Factor> __device__ __forceinline__ void store(u8* out, Q* mixed, int rows, Row query_row, Factor factor) const {
+    // at a time. Of the block's tile, which begins at row0 of `output`, `rows` are there; factor(m, l, r) makes results of a row's sums.
+    template <class Factor> __device__ __forceinline__ void store(u8* out, Output output, i64 tile_row0, int rows, Factor factor) const {
         int thread = threadIdx.x;
         asm volatile("" : "+r"(thread));   // what follows from it would take registers before it is wanted
         const int lane = thread % 32, row0 = thread / 32 % 4 * 16;
@@ -88,10 +88,7 @@ struct Rows {
                 *(u32*)(out + swizzled<64>(r, d) + lane % 4 * 4) = pack_pair(acc[d][j * 2] * f, acc[d][j * 2 + 1] * f);
         }
         __syncwarp();
-        for (int i = lane; i < 16 * (DV / 8); i += 32) {
-            const int r = row0 + i / (DV / 8), c = i % (DV / 8);
-            if (first + r < rows) store16(mixed + query_row(first + r) * DV + c * 8, load16(out + swizzled<64>(r, c)));
-        }
+        output.put_tile(tile_row0, first + row0, rows, lane, [&](int r, int c) { return load16(out + swizzled<64>(row0 + r, c)); });
     }
 };
 // Only tiles on the diagonal, at the window's edge and at the end have rows to hide from tokens at `position` and up to before `end`.

@@ -87,6 +87,24 @@ __device__ __forceinline__ float quantise_quarters(const float (&x)[4][8], u8* c
     }
     return scale;
 }
+// The same by a warp that has a group, four neighbours a lane.
+__device__ __forceinline__ float quantise_fours(const float (&x)[4], u8* codes) {
+    const int lane = threadIdx.x % 32;
+    float most = 0, inverse, v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) most = larger(most, fabsf(x[i]));
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) most = larger(most, __shfl_xor_sync(0xffffffffu, most, d));
+    const bool finite = most <= 3.402823466e38f;
+    const float scale = group_scale(most, finite, inverse);
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] = finite ? __fmul_rn(x[i], inverse) : 0;
+    // Lanes two apart have the same columns of a sixteen's lower and upper eight: each stores a pair of both.
+    const u32 own = e4m3x4(v[0], v[1], v[2], v[3]), other = __shfl_xor_sync(0xffffffffu, own, 2);
+    const bool upper = lane & 2;
+    ((u32*)codes)[lane / 16 * 16 + (lane % 2 * 2 + upper) * 4 + lane / 4 % 4] = upper ? second_pair(other, own) : first_pair(own, other);
+    return scale;
+}
 #if __CUDA_ARCH__ >= 800
 // The larger ones of two pairs of 16-bit floats, NaN where either is.
 __device__ __forceinline__ u32 larger2(u32 a, u32 b, bf16) {
@@ -100,7 +118,7 @@ __device__ __forceinline__ u32 larger2(u32 a, u32 b, f16) {
     return y;
 }
 // As quantise_group, where a warp has PACKS packs of 32 eights, lane after lane, as pairs of T: sixteen lanes have a group of each.
-// Pack p begins at column(p), and groups from column `end` on are not there. A lane works out one group's scale for all that have
+// Groups of pack p begin at column(p, 0) and column(p, 1), and those from column `end` on are not there. A lane works out one group's scale for all that have
 // values of it, as divisions take as long as the codes of eight. put(scale, column) gets each group's.
 template <class T, int PACKS, class Column, class Put>
 __device__ __forceinline__ void quantise_packs(const u32 (&x)[PACKS][4], u8* codes, int end, Column column, Put put) {
@@ -137,13 +155,13 @@ __device__ __forceinline__ void quantise_packs(const u32 (&x)[PACKS][4], u8* cod
     const float scale = group_scale(own, is_finite, inverse);
     const u32 finite = __ballot_sync(0xffffffffu, is_finite) >> (lane & 16);
     const int kept = lane % 16 / SHARE * 2 + lane % 2;
-    const int group = column(kept) + lane / 16 * 128;
+    const int group = column(kept, lane / 16);
     if (lane % SHARE < 2 && kept < PACKS && group < end) put(scale, group);
     // A lane gives away a word for the other eight's of a sixteen, and one of those two for the neighbouring sixteen's: then it has
     // two that are side by side, and all lanes store what is.
     const bool upper = lane & 1, odd = lane & 2;
     const u32 order = upper ? 0x5140 : 0x1504;         // of first_pair, whichever of the two words is our own
-    u8* const to = codes + lane / 8 * 64 + upper * 32 + odd * 16 + lane % 8 / 4 * 8;
+    u8* const to = codes + lane % 16 / 8 * 64 + upper * 32 + odd * 16 + lane % 8 / 4 * 8;
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         const int keeper = p / 2 * SHARE + p % 2;      // of sixteen lanes
@@ -158,7 +176,8 @@ __device__ __forceinline__ void quantise_packs(const u32 (&x)[PACKS][4], u8* cod
         const u32 ours = upper ? words[1] : words[0], theirs = __shfl_xor_sync(0xffffffffu, upper ? words[0] : words[1], 1);
         const u32 first = __byte_perm(ours, theirs, order), second = __byte_perm(ours, theirs, order + 0x2222);
         const u32 word = odd ? second : first, next = __shfl_xor_sync(0xffffffffu, odd ? first : second, 2);
-        if (column(p) + lane / 16 * 128 < end) *(Pack<u32, 2>*)(to + column(p)) = Pack<u32, 2>{ {odd ? next : word, odd ? word : next} };
+        const int at = column(p, lane / 16);
+        if (at < end) *(Pack<u32, 2>*)(to + at) = Pack<u32, 2>{ {odd ? next : word, odd ? word : next} };
     }
 }
 #endif
