@@ -557,7 +557,8 @@ impl Run {
 
 impl Value {
     /// Bytes of it that lie before a part of the step's rows, where `before` are the sizes of the rows before
-    /// the part. `None` where a part's rows do not lie side by side.
+    /// the part. `None` where a part's rows do not lie side by side. Of what is encoded codes and scales lie apart: kernels
+    /// get all of it, and find the part's rows by `before` and `all` of the step.
     pub fn part_offset(&self, before: &Dims) -> Option<u64> {
         let Type::Tensor(ty) = &self.ty else { return Some(0) };
         if ty.constant {
@@ -567,7 +568,7 @@ impl Value {
         let by_row = matches!(rows, Dim::Sym { sym: Sym::T | Sym::S, .. });
         let is_output_row = self.arg == Arg::Step(StepInput::OutputRows);
         (by_row && !is_output_row && row.iter().all(|d| d.as_const().is_some()))
-            .then(|| ty.bytes(before))
+            .then(|| if ty.encoding.is_some() { 0 } else { ty.bytes(before) })
     }
 }
 

@@ -1,6 +1,24 @@
 // Where heads' rows go, [T * H, DV]. Of a tile of queries row r is head r % GROUP of token r / GROUP, counted from the first row's.
 __device__ __forceinline__ int query_row(int r) { return r / GROUP * H + r % GROUP; }
-{% if rounds %}
+{% if not rounds %}
+struct Output {
+    static constexpr int COLUMNS = 2;              // that a thread has of a head
+    Q* y;
+    const Step* step;
+    // Columns from d on of a row.
+    __device__ __forceinline__ void put(i64 row, int d, const float (&v)[COLUMNS]) const {
+        *(u32*)(y + row * DV + d) = pack_pair(v[0], v[1]);
+    }
+    // Of a tile that begins at row0 a warp's 16 rows from `first` on, of which those before `rows` are there; chunk(r, c) has eight
+    // columns of the r-th of them.
+    template <class Chunk> __device__ __forceinline__ void put_tile(i64 row0, int first, int rows, int lane, Chunk chunk) const {
+        for (int i = lane; i < 16 * (DV / 8); i += 32) {
+            const int r = i / (DV / 8), c = i % (DV / 8);
+            if (first + r < rows) store16(y + (row0 + query_row(first + r)) * DV + c * 8, chunk(r, c));
+        }
+    }
+};
+{% else %}
 {% if not k_state.quantised %}
 {% include "common/e4m3.cuh" %}
 {% endif %}
@@ -14,7 +32,8 @@ struct Output {
     const Step* step;
     __device__ __forceinline__ u8* codes(i64 row) const { return y + ((i64)step->before * H + row) * DV; }
     __device__ __forceinline__ void put_scale(i64 row, float scale) const {
-        store_scale((float*)(y + (i64)step->all * (H * DV)), scale, step->before + row / H, step->all, (int)(row % H) * DV);
+        const int at = (int)row;
+        store_scale((float*)(y + (i64)step->all * (H * DV)), scale, step->before + at / H, step->all, at % H * DV);
     }
     __device__ __forceinline__ void put(i64 row, int, float (&v)[COLUMNS]) const {
         round_as<Q>(v);
@@ -34,24 +53,6 @@ struct Output {
             const int r = first + p * 2 + half;
             return r < rows ? query_row(r) * DV : ABSENT;
         }, [&](float scale, int at) { put_scale(row0 + at / DV, scale); });
-    }
-};
-{% else %}
-struct Output {
-    static constexpr int COLUMNS = 2;              // that a thread has of a head
-    Q* y;
-    const Step* step;
-    // Columns from d on of a row; of a row all threads call at once.
-    __device__ __forceinline__ void put(i64 row, int d, const float (&v)[COLUMNS]) const {
-        *(u32*)(y + row * DV + d) = pack_pair(v[0], v[1]);
-    }
-    // Of a tile that begins at row0 a warp's 16 rows from `first` on, of which those before `rows` are there; chunk(r, c) has eight
-    // columns of the r-th of them.
-    template <class Chunk> __device__ __forceinline__ void put_tile(i64 row0, int first, int rows, int lane, Chunk chunk) const {
-        for (int i = lane; i < 16 * (DV / 8); i += 32) {
-            const int r = i / (DV / 8), c = i % (DV / 8);
-            if (first + r < rows) store16(y + (row0 + query_row(first + r)) * DV + c * 8, chunk(r, c));
-        }
     }
 };
 {% endif %}

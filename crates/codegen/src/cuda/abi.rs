@@ -160,6 +160,10 @@ shared! {
         blocks: Address<i32>,
         /// The lists that rows of `picks` name.
         words: Address<u32>,
+        /// Tokens of the whole step.
+        all: i32,
+        /// Those of them that come before a part's.
+        before: i32,
     }
 }
 
@@ -216,7 +220,7 @@ mod tests {
             "#define FED 0x80000000u\n",
             "// How the token after a row of logits is picked; zeros take the largest.\nstruct PickRow {\n    // log2(e) / temperature; 0 picks the largest logit.\n    float scale;\n",
             "    u32 given;\n};\n",
-            "    // The lists that rows of `picks` name.\n    const u32* words;\n};\nstatic_assert(sizeof(Step) == 128, \"\");\n",
+            "    // The lists that rows of `picks` name.\n    const u32* words;\n    // Tokens of the whole step.\n    int all;\n    // Those of them that come before a part's.\n    int before;\n};\nstatic_assert(sizeof(Step) == 136, \"\");\n",
         ] {
             assert!(text.contains(expected), "{expected:?} in\n{text}");
         }

@@ -86,6 +86,18 @@ pub(super) const ON_GPUS: &[Case] = &[
         "%r, %ks, %vs = norm_qkv_rope_kv_write(%k, %kb, %wqkv, %pb, %pos, %freqs, %k0, %v0, _, _) {eps: 0.1, offset: 1, head_eps: none, head_offset: none, style: interleaved, scale: 1} : DT[T, $H, $D], state DT[$G, $D], state DT[$G, $E]",
         "%r",
     ),
+    Case(
+        "%r = quantise_paged_attention(%qh, %k1, %v1, _) {scale: 0.7, cap: none, window: none} : quantised_rows DT[T, $HE]",
+        "%r",
+    ),
+    Case(
+        "%r = quantise_paged_attention(%qh, %k1, %v1, _) {scale: 0.9, cap: 1.5, window: 5} : quantised_rows DT[T, $HE]",
+        "%r",
+    ),
+    Case(
+        "%r = quantise_paged_attention(%qh, %k1, %v1, %sinks) {scale: 0.5, cap: none, window: 30} : quantised_rows DT[T, $HE]",
+        "%r",
+    ),
     // Sums of eighths are exact, so that equal ones are; the row of the weights shows which was taken.
     Case(
         "%r = linear_argmax(%e, %wn, _) {dtype: f32} : u32[T]\n  %row = gather_rows(%wn, %r) : DT[T, $K]",

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-use infernum_ir::encoding::quantised_rows::quantised_heads;
+use infernum_ir::encoding::quantised_rows::{GROUP, quantised_heads};
 use infernum_ir::{DType, Module, Op, OpSet, text, verify};
 use infernum_passes::check::{CallModule, calls};
 use infernum_passes::data::Kernels;
@@ -220,6 +220,12 @@ impl Case {
         let module = module.map_err(|e| e.to_string())?;
         verify(&module).map_err(|findings| findings.to_string())?;
         Ok(module)
+    }
+
+    /// Whether the call can be made at these sizes: heads that are rounded side by side are a group of columns each.
+    pub(super) fn fits(&self, sizes: Sizes) -> bool {
+        let rounds_heads = self.0.contains("quantised_rows DT[T, $HE]");
+        !rounds_heads || sizes.heads[3] == GROUP
     }
 
     /// Whether the call takes planes of the cache that have rows.

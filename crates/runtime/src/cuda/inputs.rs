@@ -372,6 +372,8 @@ impl Writer<'_> {
             pair_start: Address::new(at(Field::PairStart)),
             blocks: Address::new(blocks),
             words: Address::new(self.lists),
+            all: dims.t as i32,
+            before: 0,
         }
     }
 
@@ -471,6 +473,7 @@ impl PromptArrays {
             context_start: Address::new(own(Field::ContextStart)),
             pair_start: Address::new(own(Field::PairStart)),
             blocks: Address::new(blocks + 4 * before.seqs * layout.stride as u64),
+            before: before.t as i32,
             ..part
         }
     }

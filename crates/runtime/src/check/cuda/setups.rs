@@ -22,9 +22,10 @@ const FLOATS: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 const ROWS: [usize; 3] = [1024, 4096, 9216];
 
 /// Heads as models have them: `[H, G, D, E]`.
-const ATTENTION: [[usize; 4]; 6] = [
+const ATTENTION: [[usize; 4]; 7] = [
     [8, 2, 64, 64],
     [8, 2, 128, 128],
+    [10, 2, 128, 128],
     [16, 1, 128, 128],
     [6, 2, 80, 48],
     [4, 2, 256, 256],
@@ -279,6 +280,9 @@ impl Called {
     /// Small and odd sizes.
     fn small(&self, all: &mut Vec<Setup>) {
         for (i, sizes) in HEADS.map(Sizes::heads).into_iter().enumerate() {
+            if !self.case.fits(sizes) {
+                continue;
+            }
             all.push(self.setup(sizes, DType::F32, &RAGGED));
             all.push(self.setup(sizes, DType::Bf16, &RAGGED));
             if i == 0 || i == HEADS.len() - 1 {
@@ -312,7 +316,11 @@ impl Called {
         if self.sizes == CheckSizes::Products {
             return self.products(all);
         }
-        let mut push = |sizes, dtype, batch| all.push(self.setup(sizes, dtype, batch));
+        let mut push = |sizes, dtype, batch| {
+            if self.case.fits(sizes) {
+                all.push(self.setup(sizes, dtype, batch));
+            }
+        };
         match self.sizes {
             CheckSizes::Rows if self.index == 0 => {
                 for (rows, dtype) in ROWS.into_iter().flat_map(|n| FLOATS.map(|d| (n, d))) {

@@ -153,6 +153,8 @@ fn a_part_is_seen_as_a_step_of_its_own() {
             let step: abi::Step = bytemuck::pod_read_unaligned(&bytes[seen.at..seen.at + HEADER]);
             let none = Address::default();
             assert_eq!(step.output_rows == none, part != Part::All);
+            let before = if part == Part::Prompt { generated } else { 0 };
+            assert_eq!((step.all, step.before), (dims.all.t as i32, before as i32), "{part:?}");
         }
     }
 }
