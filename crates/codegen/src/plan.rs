@@ -557,8 +557,7 @@ impl Run {
 
 impl Value {
     /// Bytes of it that lie before a part of the step's rows, where `before` are the sizes of the rows before
-    /// the part. `None` where a part's rows do not lie side by side. Of what is encoded codes and scales lie apart: kernels
-    /// get all of it, and find the part's rows by `before` and `all` of the step.
+    /// the part: none of what is encoded, whose codes and scales lie apart. `None` where a part's rows do not lie side by side.
     pub fn part_offset(&self, before: &Dims) -> Option<u64> {
         let Type::Tensor(ty) = &self.ty else { return Some(0) };
         if ty.constant {
