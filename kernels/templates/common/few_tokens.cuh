@@ -34,6 +34,10 @@
 {% if adapts is defined %}
 {% include "common/adapted.cuh" %}
 {% endif %}
+{% if x.quantised %}
+{% include "common/e4m3.cuh" %}
+{% include "common/quantise.cuh" %}
+{% endif %}
 {% include "common/product.cuh" %}
 {% elif p.outputs is defined %}
 {% include "common/vec.cuh" %}

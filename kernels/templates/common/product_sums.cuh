@@ -15,28 +15,31 @@
     }
 
     // Sums go to shared memory, a token a row, so that what belongs together meets in one thread. All warpgroups that part a tile's
-    // K share what is left to do of it.
+    // K share what is left to do of it; where results are rounded, all that part its rows do, too, so that a group is sixteen threads'.
     __device__ __forceinline__ void finish(const float (&sums)[TOKENS / 8][4], Place at, int group, int me, int& chunks) {
-        constexpr int SHARING = 128 * SLICES, BUFFER = CHUNK * ROW * (MERGES ? 2 : 1);   // floats of a warpgroup
+        constexpr int BUFFER = CHUNK * ROW * (MERGES ? 2 : 1);   // floats of a warpgroup
+        // What warpgroups share: outputs, and threads.
+        constexpr int SHARED = Op::ROUNDS ? OUTPUTS * TALL : OUTPUTS, SHARING = 128 * (Op::ROUNDS ? GROUPS : SLICES);
+        static_assert(!Op::ROUNDS || (ONCE && !MERGES && SLICES == 1 && SHARED == 128 && ALL % 128 == 0), "a tile is a group");
         static_assert(!ONCE || (CHUNK == TOKENS && GROUPS * BUFFER * 4 <= WEIGHTS * W_BYTES + ACTIVATIONS * (X_BYTES + SCALES)), "room for sums");
-        const int q0 = at.output + group / SLICES * OUTPUTS, mine = SLICES == 1 ? me : (int)threadIdx.x;
-        float* const first = (float*)(base + (ONCE ? 0 : WEIGHTS * W_BYTES + ACTIVATIONS * (X_BYTES + SCALES))) + (group - slice()) * BUFFER;   // of the tile
-        float* const own = first + slice() * BUFFER;
+        const int before = Op::ROUNDS ? 0 : group - slice(), q0 = at.output + before / SLICES * OUTPUTS, mine = SHARING == 128 ? me : (int)threadIdx.x;
+        float* const first = (float*)(base + (ONCE ? 0 : WEIGHTS * W_BYTES + ACTIVATIONS * (X_BYTES + SCALES))) + before * BUFFER;   // of the tile
+        float* const own = first + (group - before) * BUFFER;
         float* const inbound = own + CHUNK * ROW;      // SHARE tokens of each block of the cluster
-        const auto together = [&]() { asm volatile("bar.sync %0, %1;" ::"r"(1 + group / SLICES), "n"(SHARING) : "memory"); };
+        const auto together = [&]() { asm volatile("bar.sync %0, %1;" ::"r"(1 + before / SLICES), "n"(SHARING) : "memory"); };
 #pragma unroll
         for (int c = 0; c < TOKENS / CHUNK; c++, chunks++) {
             const int base_token = at.token + c * CHUNK, tokens = min(CHUNK, at.end - base_token);
             const int from = MERGES ? rank * SHARE : 0, to = MERGES ? min(tokens, from + SHARE) : tokens;
             // What a thread will finish: eight outputs of a token each time. What that takes beside sums is asked for before they meet.
-            constexpr int EACH = (SHARE * (OUTPUTS / 8) + SHARING - 1) / SHARING;
-            const auto item = [&](int n) { return mine + from * (OUTPUTS / 8) + n * SHARING; };
-            const auto is_there = [&](int i) { return i < to * (OUTPUTS / 8) && q0 + i % (OUTPUTS / 8) * 8 < ALL; };
+            constexpr int EIGHTS = SHARED / 8, EACH = (SHARE * EIGHTS + SHARING - 1) / SHARING;
+            const auto item = [&](int n) { return mine + from * EIGHTS + n * SHARING; };
+            const auto is_there = [&](int i) { return i < to * EIGHTS && q0 + i % EIGHTS * 8 < ALL; };
             typename Op::Early early[EACH];
             const auto ask = [&]() {
 #pragma unroll
                 for (int n = 0; n < EACH; n++)
-                    if (is_there(item(n))) early[n] = op.early(q0 + item(n) % (OUTPUTS / 8) * 8, base_token + item(n) / (OUTPUTS / 8));
+                    if (is_there(item(n))) early[n] = op.early(q0 + item(n) % EIGHTS * 8, base_token + item(n) / EIGHTS);
             };
             if (!ONCE) ask();
             if (ONCE) {                                // all have read the rings, and other blocks hear of it
@@ -65,7 +68,7 @@
 {% endif %}
 #pragma unroll
             for (int n = 0; n < EACH; n++) {
-                const int i = item(n), t = i / (OUTPUTS / 8), q = i % (OUTPUTS / 8) * 8;
+                const int i = item(n), t = i / EIGHTS, q = i % EIGHTS * 8;
                 if (!is_there(i)) continue;
                 float v[2][8] = {};
 #pragma unroll
@@ -73,8 +76,8 @@
 #pragma unroll
                     for (int s = 0; s < RANKS * SLICES{{ " + 1" if adapts is defined }}; s++) {
                         const int of_rank = s / SLICES;
-                        const float* buffer = first + s % SLICES * BUFFER;
-                        const float* of = (of_rank == rank ? buffer + t * ROW : buffer + CHUNK * ROW + (of_rank * SHARE + t - from) * ROW) + q + part * 32;
+                        const float* buffer = first + (s % SLICES + q / OUTPUTS) * BUFFER;
+                        const float* of = (of_rank == rank ? buffer + t * ROW : buffer + CHUNK * ROW + (of_rank * SHARE + t - from) * ROW) + q % OUTPUTS + part * 32;
 {% if adapts is defined %}
                         if (s == RANKS) of = adapted_parts() + (t - from) * ROW + q + part * 32;
 {% endif %}
