@@ -18,7 +18,9 @@
 //
 // An `Op` is that of cooperative.cuh: X, K, N, PARTS, tokens, Early, early(q, t), finish(q, t, a, b, early). One that ROUNDS what it
 // makes of sums has join(q, t, a, b) in place of `finish`, whose results stay in a, and round(q, t, all), which four lanes call with a
-// group's, a row beyond the tokens too.
+// group's, a row beyond the tokens too. With APART the two rows of an output are so many rows of w from one another, a multiple of 64,
+// first ones and second ones of so many outputs in turn: a tile has both. What is `early` is then of all outputs that have the same
+// place among APART.
 
 {% include "common/left_sums.cuh" %}
 template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
@@ -27,8 +29,9 @@ template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
     static constexpr int GROUPS = 2, TOKENS = 64 * GROUPS, PAIR = 2, BAND = 8, LINES = ROWS / 2;
     static constexpr u32 X_BYTES = TOKENS * 128, W_BYTES = ROWS * 128, TILE = X_BYTES + W_BYTES;
     static constexpr u32 X_SCALES = TOKENS * 4, W_SCALES = ROWS / 8 * 4;  // four bytes of each eight
-    static constexpr int STEPS = Op::K / 128, OUTPUTS = ROWS / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS - 1) / OUTPUTS;
-    static constexpr int SIDE = ROWS / 8 / Op::PARTS, EACH = SIDE / 4;  // eights of a part of w's tile; those of a thread
+    static constexpr int PARTS = Op::APART > 0 ? 1 : Op::PARTS;   // of a tile of w, which lie in different halves of w
+    static constexpr int STEPS = Op::K / 128, OUTPUTS = ROWS / PARTS, ALL = Op::N / PARTS, TILES = (ALL + OUTPUTS - 1) / OUTPUTS;
+    static constexpr int SIDE = ROWS / 8 / PARTS, EACH = SIDE / 4;  // eights of a part of w's tile; those of a thread
     static constexpr int PIECE = {{ p.piece }}, PIECES = 2 * LINES / PIECE;   // lines that are multiplied together; such products of a stage
     static_assert(STEPS >= SPLIT && 2 * PIECE <= ROWS && LINES % PIECE == 0, "parts");
     static_assert(P::COLUMNS == 128 && P::SCALE_OUTER < 0 && Op::K % 128 == 0 && SIDE % 8 == 0 && ALL % 8 == 0, "shape");
@@ -73,7 +76,7 @@ template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
             if (lane == 0) {
                 barrier_expect(barrier, TILE + bytes);
 #pragma unroll
-                for (int part = 0; part < Op::PARTS; part++)
+                for (int part = 0; part < PARTS; part++)
                     copy_coded_tile(3, ring + slot * TILE + X_BYTES + rank * (W_BYTES / 2) + part * (SIDE * 512), w_tiles, rank, step, (at.output + part * ALL) / 8, barrier, policy);
             }
             __syncwarp();
@@ -240,7 +243,7 @@ template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
             for (int i = 0; i < 8; i++) v[i] = sums[i % 2 * (LINES / 8) + part * (SIDE / 2) + i / 2 * (SIDE / 8) + n / 2][r * 2 + n % 2];
         };
         if constexpr (Op::ROUNDS) {
-            static_assert(Op::PARTS == 2 && OUTPUTS == 128 && ALL % 128 == 0, "a tile is a group");
+            static_assert(PARTS == 2 && OUTPUTS == 128 && ALL % 128 == 0, "a tile is a group");
             const auto output = [&](int n) { return at.output + (n / 2 * 8 + lane % 4 * 2 + n % 2) * 8; };
             float all[EACH][8];
 #pragma unroll
@@ -270,6 +273,28 @@ template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
 #pragma unroll
                 for (int i = 0; i < 2; i++) scale(v[i], output(n + i) + part * ALL);
             };
+            if constexpr (Op::APART > 0) {
+                constexpr int NEXT = Op::APART / 32;   // from a thread's first rows to their second ones
+                static_assert(Op::APART % 64 == 0 && ROWS % (2 * Op::APART) == 0 && Op::N % (2 * Op::APART) == 0, "a tile has both rows");
+                const auto number = [&](int row) { return row / (2 * Op::APART) * Op::APART + row % Op::APART; };
+#pragma unroll
+                for (int n = 0; n < NEXT; n += 2) {
+                    Early early[2] = {};
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        if (t < op.tokens) early[i] = op.early(number(output(n + i)), t);
+#pragma unroll
+                    for (int m = n; m < EACH; m += 2 * NEXT) {
+                        float a[2][8], b[2][8];
+                        take_pair(a, 0, m);
+                        take_pair(b, 0, m + NEXT);
+#pragma unroll
+                        for (int i = 0; i < 2; i++)
+                            if (t < op.tokens && output(m + i) < ALL) op.finish(number(output(m + i)), t, a[i], b[i], early[i]);
+                    }
+                }
+                return;
+            }
             // What `finish` reads beside sums is asked for some outputs ahead: registers do not hold that of all.
             constexpr int AHEAD = SPLIT > 1 || EACH < 4 ? 2 : 4;
 #pragma unroll
@@ -282,7 +307,7 @@ template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
                 for (int n = first; n < first + AHEAD; n += 2) {
                     float a[2][8], b[2][8] = {};
                     take_pair(a, 0, n);
-                    if (Op::PARTS == 2) take_pair(b, 1, n);
+                    if (PARTS == 2) take_pair(b, 1, n);
 #pragma unroll
                     for (int i = 0; i < 2; i++)
                         if (t < op.tokens && output(n + i) < ALL) op.finish(output(n + i), t, a[i], b[i], early[n + i - first]);

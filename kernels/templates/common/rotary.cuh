@@ -1,12 +1,17 @@
-// Sine and cosine of an f32 angle of any size that positions reach, to f32's accuracy: the quadrant is
-// taken off in f64, where sinf's own way for large angles would spill to local memory.
+// Sine and cosine of an f32 angle of any size that positions reach, with the bits that sincosf (rope.cuh) has for angles below 105615. Beyond,
+// where its own way would spill to local memory, the quadrant is taken off in f64.
 __device__ __forceinline__ void rotary(float angle, float scale, float& sine, float& cosine) {
-    const double quarters = rint((double)angle * 0.63661977236758134);
-    const float r = (float)fma(quarters, -1.5707963267948966, (double)angle), s = r * r;
-    const int quadrant = (int)((i64)quarters & 3);
-    const float a = r + r * s * (-1.6666654611e-1f + s * (8.3321608736e-3f - s * 1.9515295891e-4f));
-    const float b = 1.0f - 0.5f * s
-        + s * s * (4.166664568298827e-2f + s * (-1.388731625493765e-3f + s * 2.443315711809948e-5f));
+    int quadrant = __float2int_rn(__fmul_rn(angle, 6.36619747e-1f));
+    const float quarters = (float)quadrant;
+    float r = fmaf(quarters, -5.3903029534742384e-15f, fmaf(quarters, -7.5497894159e-8f, fmaf(quarters, -1.5707962513f, angle)));
+    if (fabsf(angle) >= 105615.0f) {
+        const double all = rint((double)angle * 0.63661977236758134);
+        r = (float)fma(all, -1.5707963267948966, (double)angle);
+        quadrant = (int)((i64)all & 3);
+    }
+    const float s = r * r;
+    const float a = fmaf(fmaf(fmaf(-1.9574659e-4f, s, 8.332703e-3f), s, -1.6666663e-1f), fmaf(s, r, 0.0f), r);
+    const float b = fmaf(fmaf(fmaf(fmaf(2.427958e-5f, s, -1.388786e-3f), s, 4.1666728e-2f), s, -4.99999970e-1f), s, 1.0f);
     const float sn = quadrant & 1 ? b : a, cs = quadrant & 1 ? a : b;
     sine = (quadrant & 2 ? -sn : sn) * scale;
     cosine = ((quadrant + 1) & 2 ? -cs : cs) * scale;

@@ -19,6 +19,7 @@ struct Linear {
 {% endif %}
     typedef {{ x.type }} X;
     static constexpr bool ROUNDS = false;                              // results to 8-bit floats: see eights.cuh
+    static constexpr int APART = 0;                                    // see eights.cuh
     static constexpr bool EIGHT = {{ "true" if x.quantised else "false" }};
     static constexpr int K = {{ w.cols }}, N = {{ w.rows }}, ROW = K;   // ROW: elements from one row of x to the next
     static constexpr bool GROUPED = false, AHEAD = {{ "true" if looks_ahead else "false" }};

@@ -6,6 +6,9 @@ struct Op : Linear {
     static constexpr bool NEOX = {{ "true" if style == "neox" else "false" }};
     static constexpr int PARTS = NEOX ? 2 : 1, PER_HEAD = D / PARTS, QUERIES_KEYS = (H + G) * PER_HEAD;
     static constexpr int BOX = !NEOX ? 64 : D % 64 == 0 && R % 32 == 0 ? 32 : D % 32 == 0 && R % 16 == 0 ? 16 : 8;
+    static constexpr int APART = {{ "NEOX ? R : 0" if p.outputs is defined else "0" }};   // halves are a head's then, of values, too
+    static constexpr int TURNS = NEOX ? 8 : 4;         // that eight outputs have
+    static_assert(APART == 0 || (D == 2 * R && VALUES % D == 0), "halves of heads");
     static_assert(D % 16 == 0 && R % 8 == 0 && VALUES % 16 == 0 && N % 64 == 0, "eight outputs have one fate");
     const {{ positions.type }}* positions;
     const {{ freqs.type }}* freqs;
@@ -22,10 +25,29 @@ struct Op : Linear {
         return !NEOX ? i : i < R ? i + part * R : i + (part == 0 ? R : D / 2);
     }
     __device__ __forceinline__ static int row(int q, int part) {
-        if (q >= QUERIES_KEYS) return (H + G) * D + q - QUERIES_KEYS + part * (VALUES / 2);
+        if (APART == 0 && q >= QUERIES_KEYS) return (H + G) * D + q - QUERIES_KEYS + part * (VALUES / 2);
         return q / PER_HEAD * D + place(q % PER_HEAD, part);
     }
     struct Token { int position, slot; };
+    // Where a token's rows go in the cache, and what turns eight outputs.
+    struct Turned {
+        int slot;
+        float sine[TURNS], cosine[TURNS];
+    };
+    __device__ __forceinline__ Turned turned(Token token, int q) const {
+        Turned by = {token.slot};
+        const int i = q % PER_HEAD / (8 / TURNS);
+        if (q < QUERIES_KEYS && i < R) {
+#pragma unroll
+            for (int j = 0; j < TURNS; j++) rotary(__fmul_rn((float)token.position, to_f32(freqs[i + j])), {{ scale | f32 }}, by.sine[j], by.cosine[j]);
+        }
+        return by;
+    }
+{% if p.outputs is defined %}
+    typedef Turned Early;                              // a thread has a place of several heads
+    __device__ __forceinline__ Early early(int q, int t) const { return turned(Token{positions[t], slots[t]}, q); }
+    __device__ __forceinline__ static const Turned& turned_of(int, int, const Early& early) { return early; }
+{% else %}
     __device__ __forceinline__ static Token* kept() {
         __shared__ Token of_tokens[{{ p.groups * p.tokens }}];
         return of_tokens + threadIdx.x / 128 * {{ p.tokens }};
@@ -33,37 +55,41 @@ struct Op : Linear {
     __device__ __forceinline__ void prepare() const {
         for (int t = threadIdx.x % 128; t < tokens; t += 128) kept()[t] = Token{positions[t], slots[t]};
     }
-    __device__ __forceinline__ void turn(int position, int i, float& a, float& b) const {
-        float sine, cosine;
-        rotary(__fmul_rn((float)position, to_f32(freqs[i])), {{ scale | f32 }}, sine, cosine);
-        const float turned = a * cosine - b * sine;
+    __device__ __forceinline__ Turned turned_of(int q, int t, const Early&) const { return turned(kept()[t], q); }
+{% endif %}
+    __device__ __forceinline__ static void turn(float& a, float& b, float sine, float cosine) {
+        const float first = a * cosine + -b * sine;
         b = b * cosine + a * sine;
-        a = turned;
+        a = first;
     }
     template <class C> __device__ __forceinline__ static void put(C* head, int i, const float (&a)[8], const float (&b)[8]) {
         ::store(head + place(i, 0), a);
         if (NEOX) ::store(head + place(i, 1), b);
     }
-    __device__ __forceinline__ void finish(int q, int t, float (&a)[8], float (&b)[8], const Early&) const {
-        const Token token = kept()[t];
+    __device__ __forceinline__ void finish(int q, int t, float (&a)[8], float (&b)[8], const Early& early) const {
+        const Turned& by = turned_of(q, t, early);
         complete(a, row(q, 0), t);
         if (NEOX) complete(b, row(q, 1), t);
+{% if x.quantised %}
+        round_as<{{ rotated.type }}>(a);               // as the product alone would give it
+        if (NEOX) round_as<{{ rotated.type }}>(b);
+{% endif %}
         if (q >= QUERIES_KEYS) {
-            {{ v_cache.type }}* const to = v_cache + (i64)token.slot * VALUES + q - QUERIES_KEYS;
-            ::store(to, a);
-            if (NEOX) ::store(to + VALUES / 2, b);
+            {{ v_cache.type }}* const to = v_cache + (i64)by.slot * VALUES - (H + G) * D;
+            ::store(to + row(q, 0), a);
+            if (NEOX) ::store(to + row(q, 1), b);
             return;
         }
         const int head = q / PER_HEAD, i = q % PER_HEAD;
         if (NEOX && i < R) {
 #pragma unroll
-            for (int j = 0; j < 8; j++) turn(token.position, i + j, a[j], b[j]);
+            for (int j = 0; j < 8; j++) turn(a[j], b[j], by.sine[j], by.cosine[j]);
         } else if (!NEOX && i < 2 * R) {
 #pragma unroll
-            for (int j = 0; j < 8; j += 2) turn(token.position, (i + j) / 2, a[j], a[j + 1]);
+            for (int j = 0; j < 8; j += 2) turn(a[j], a[j + 1], by.sine[j / 2], by.cosine[j / 2]);
         }
         if (head < H) put(rotated + ((i64)t * H + head) * D, i, a, b);
-        else put(k_cache + ((i64)token.slot * G + head - H) * D, i, a, b);
+        else put(k_cache + ((i64)by.slot * G + head - H) * D, i, a, b);
     }
 };
 {% set tokens_of = x %}{% set taken = "positions, freqs, k_cache, v_cache, rotated, step->slots" %}
