@@ -1,8 +1,9 @@
 // Sine and cosine of an f32 angle of any size that positions reach, with the bits that sincosf (rope.cuh) has for angles below 105615. Beyond,
 // where its own way would spill to local memory, the quadrant is taken off in f64.
 __device__ __forceinline__ void rotary(float angle, float scale, float& sine, float& cosine) {
-    int quadrant = __float2int_rn(__fmul_rn(angle, 6.36619747e-1f));
-    const float quarters = (float)quadrant;
+    const float shifted = __fadd_rn(__fmul_rn(angle, 6.36619747e-1f), 12582912.0f);   // the last bit of a number of that size is worth one: conversions are slow
+    int quadrant = __float_as_int(shifted);
+    const float quarters = shifted - 12582912.0f;
     float r = fmaf(quarters, -5.3903029534742384e-15f, fmaf(quarters, -7.5497894159e-8f, fmaf(quarters, -1.5707962513f, angle)));
     if (fabsf(angle) >= 105615.0f) {
         const double all = rint((double)angle * 0.63661977236758134);

@@ -38,8 +38,10 @@ struct Op : Linear {
         Turned by = {token.slot};
         const int i = q % PER_HEAD / (8 / TURNS);
         if (q < QUERIES_KEYS && i < R) {
+            float frequencies[TURNS];
+            load(frequencies, freqs + i);
 #pragma unroll
-            for (int j = 0; j < TURNS; j++) rotary(__fmul_rn((float)token.position, to_f32(freqs[i + j])), {{ scale | f32 }}, by.sine[j], by.cosine[j]);
+            for (int j = 0; j < TURNS; j++) rotary(__fmul_rn((float)token.position, frequencies[j]), {{ scale | f32 }}, by.sine[j], by.cosine[j]);
         }
         return by;
     }
