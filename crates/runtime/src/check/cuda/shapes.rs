@@ -98,8 +98,10 @@ const FULL: &[&str] = &[
 ];
 
 /// Products whose results are rounded to 8 bits, in whole groups.
-pub(super) const ROUNDED: [Shape; 1] =
-    [Shape { inputs: 512, heads: [12, 2, 64], batches: &[&HUNDREDS, &TWO_HUNDRED], variants: &[] }];
+pub(super) const ROUNDED: [Shape; 2] = [
+    Shape { inputs: 512, heads: [12, 2, 64], batches: &[&HUNDREDS, &TWO_HUNDRED], variants: &[] },
+    Shape { inputs: 512, heads: [208, 8, 128], batches: &[&LARGE], variants: &["eights64_tall4"] },
+];
 
 pub(super) const SHAPES: [Shape; 13] = [
     Shape {
