@@ -72,7 +72,7 @@ __device__ __forceinline__ void rope_pairs(const Step* step, const int* position
                 for (int j = 0; j < 8; j++) a[j] *= inverse * (wa[j] + offset), b[j] *= inverse * (wb[j] + offset);
             }
 #pragma unroll
-            for (int j = 0; j < 8; j++) x[j] = a[j] * cs[j] + -b[j] * sn[j], y[j] = b[j] * cs[j] + a[j] * sn[j];
+            for (int j = 0; j < 8; j++) x[j] = fmaf(a[j], cs[j], -__fmul_rn(b[j], sn[j])), y[j] = fmaf(b[j], cs[j], __fmul_rn(a[j], sn[j]));
             T* const to = (head < H ? rotated + (t * H + head) * D : k_cache + (slot * G + head - H) * D) + lane * 8;
             store(to, x);
             store(to + R, y);

@@ -60,8 +60,8 @@ struct Op : Linear {
     __device__ __forceinline__ Turned turned_of(int q, int t, const Early&) const { return turned(kept()[t], q); }
 {% endif %}
     __device__ __forceinline__ static void turn(float& a, float& b, float sine, float cosine) {
-        const float first = a * cosine + -b * sine;
-        b = b * cosine + a * sine;
+        const float first = fmaf(a, cosine, -__fmul_rn(b, sine));   // as rope_kv_write's sums come to be
+        b = fmaf(b, cosine, __fmul_rn(a, sine));
         a = first;
     }
     template <class C> __device__ __forceinline__ static void put(C* head, int i, const float (&a)[8], const float (&b)[8]) {
