@@ -15,7 +15,7 @@
 {% include "common/product.cuh" %}
 struct Grouped : Experts<{{ of.shape[0] }}, {{ p.tokens }}> {
     typedef {{ x.type }} X;
-    static constexpr int K = {{ of.cols }}, PARTS = {{ parts }}, ROWS = {{ of.shape[1] }}, N = ROWS * PARTS, BOX = 64 / PARTS;
+    static constexpr int K = {{ of.cols }}, PARTS = {{ parts }}, ROWS = {{ of.shape[1] }}, N = ROWS * PARTS, BOX = 256;
 {% if of.packing %}
     typedef {{ of.packing.name }} Packed;
     typedef Values<Packed, X> Coded;

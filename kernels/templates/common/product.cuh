@@ -31,7 +31,7 @@
 // An `Op` says what becomes of sums:
 //   X, K, N, PARTS        element type of x and w; columns and rows of w; rows of w of one output, 1 or
 //                         2: with 2, a tile of 64 rows is the first ones of 32 outputs and then the second ones
-//   BOX, row(q, part)     so many outputs from q on, a multiple of BOX, have their rows side by side, from there on; all of a tile's if CODED
+//   BOX, row(q, part)     so many outputs from q on, a multiple of BOX, have their rows side by side, from there on: whole eights; 256 are all of any tile's
 //   tokens
 //   prepare()             a warpgroup keeps what finish() wants of the tokens, once
 //   Early, early(q, t)    what `finish` reads beside sums
@@ -57,7 +57,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     static constexpr int CHUNK = {{ p.chunk if p.chunk is defined else "TOKENS > 64 ? 32 : TOKENS" }}, SHARE = CHUNK / RANKS;
     static constexpr int ROW = 68;                     // floats of a token's sums: 64, and 4 against bank conflicts
     static constexpr int OUTPUTS = 64 / Op::PARTS, ALL = Op::N / Op::PARTS, TILES = (ALL + OUTPUTS * TALL - 1) / (OUTPUTS * TALL);
-    static constexpr int BOXES = Op::CODED ? Op::PARTS : GROUPS * 64 / Op::BOX;
+    // Rows of w that come at once: of codes as many of a tile's part as lie side by side, otherwise of a warpgroup's.
+    static constexpr int PART = Op::CODED ? OUTPUTS * TALL : OUTPUTS, BOX = Op::BOX < PART ? Op::BOX : PART, BOXES = TALL * 64 / BOX;
+    static_assert(PART % BOX == 0, "a tile is whole boxes");
     static_assert(SLICES == 1 || (SLICES == GROUPS && Op::CODED && !STREAMS && Op::K % (SLICES * STEP * COLUMNS) == 0 && STEP % TOGETHER == 0), "slices");
     static_assert(Op::K % COLUMNS == 0 && Op::N % (8 * Op::PARTS) == 0 && TOKENS % CHUNK == 0 && CHUNK % RANKS == 0 && W_STEPS >= RANKS && !(STREAMS && Op::GROUPED), "shape");
     // Sums take more registers than all threads could have: those that fill rings give some of theirs away. Only
@@ -144,6 +146,17 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
         return Turn{turn.item + (int)gridDim.x / RANKS, turn.w_begin, turn.w_steps};
     }
 
+    // A box of codes: unit `unit` across, of the eights of rows from `eight` on. Tiles of a map begin at multiples of 128 bytes, which
+    // not all units are in few rows: such come one by one, and what lies beyond w's rows is of the last ones.
+    __device__ __forceinline__ void fill_box(u32 to, const TileMap* map, int unit, int eight, u32 barrier, u64 policy) const {
+        if constexpr (BOX / 8 * Op::UNIT % 128 == 0) {
+            copy_units(to, map, unit, eight, barrier, policy);
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < BOX / 8; i++)
+                copy_bytes(to + i * Op::UNIT, op.codes(min(eight + i, Op::N / 8 - 1), 0, 0) + (i64)unit * Op::UNIT, Op::UNIT, barrier, policy);
+        }
+    }
     // Fills the ring of w. Weights are constant: nothing needs to be waited for.
     __device__ __forceinline__ void fill_weights() {
         u64 once;                                      // they leave the rest of the cache alone
@@ -155,9 +168,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
             int rows[BOXES];
 #pragma unroll
             for (int box = 0; box < BOXES; box++) {
-                // Of codes a box has all rows of a part.
-                const int tile = Op::CODED ? 0 : box * Op::BOX / 64, in = Op::CODED ? box * OUTPUTS : box * Op::BOX % 64;
-                rows[box] = Op::row(at.output + tile * OUTPUTS + in % OUTPUTS, in / OUTPUTS);
+                // Of codes all of a part come first, otherwise all of a warpgroup.
+                const int part = box * BOX / PART, tile = Op::CODED ? 0 : part / Op::PARTS;
+                rows[box] = Op::row(at.output + tile * OUTPUTS + box * BOX % PART, part % Op::PARTS);
                 if constexpr (Op::GROUPED) rows[box] += at.expert * Op::ROWS;
             }
 #pragma unroll 1
@@ -170,9 +183,9 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                     if constexpr (Op::CODED) {
 #pragma unroll
                         for (int i = 0; i < SLICES; i++)
-                            copy_units(to + i * Op::TILE_BYTES, Op::GROUPED && box > 0 ? x_tiles : w_tiles, (turn.w_begin + step) * SLICES + i, rows[box] / 8, w_full + slot * 8, once);
+                            fill_box(to + i * Op::TILE_BYTES, Op::GROUPED && box > 0 ? x_tiles : w_tiles, (turn.w_begin + step) * SLICES + i, rows[box] / 8, w_full + slot * 8, once);
                     } else {
-                        copy_tile(to, Op::GROUPED && box * Op::BOX % 64 >= OUTPUTS ? x_tiles : w_tiles, (turn.w_begin + step) * 64, rows[box], w_full + slot * 8, once);
+                        copy_tile(to, Op::GROUPED && box * BOX % 64 >= OUTPUTS ? x_tiles : w_tiles, (turn.w_begin + step) * 64, rows[box], w_full + slot * 8, once);
                     }
                 }
                 if (++slot == WEIGHTS) slot = 0, round++;

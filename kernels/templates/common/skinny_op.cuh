@@ -86,7 +86,7 @@ struct Linear {
 };
 // Neighbours in w make a pair.
 struct Neighbours : Linear {
-    static constexpr int PARTS = 1, BOX = 64;
+    static constexpr int PARTS = 1, BOX = 256;
     static constexpr int PAIRS = (N + 1) / 2;
     __device__ __forceinline__ static int row(int q, int) { return q; }
     __device__ __forceinline__ void rows(int q, int& a, int& b) const {
@@ -96,7 +96,7 @@ struct Neighbours : Linear {
 };
 // Gate and up of a feature, w being the rows of all gates and then of all ups.
 struct Gated : Linear {
-    static constexpr int PARTS = 2, BOX = 32;
+    static constexpr int PARTS = 2, BOX = 256;
     static constexpr int PAIRS = N / 2;
     __device__ __forceinline__ static int row(int q, int part) { return q + part * PAIRS; }
     __device__ __forceinline__ void rows(int q, int& a, int& b) const { a = q; b = q + N / 2; }

@@ -15,10 +15,10 @@ struct Op : Linear {
     {{ k_cache.type }}* k_cache;
     {{ v_cache.type }}* v_cache;
     {{ rotated.type }}* rotated;
-    const int* slots;
+    const Step* step;                                  // an argument, where registers would hold what it points to
     __device__ __forceinline__ void take(const {{ positions.type }}* positions_, const {{ freqs.type }}* freqs_,
-        {{ k_cache.type }}* k, {{ v_cache.type }}* v, {{ rotated.type }}* to, const int* slots_) {
-        positions = positions_, freqs = freqs_, k_cache = k, v_cache = v, rotated = to, slots = slots_;
+        {{ k_cache.type }}* k, {{ v_cache.type }}* v, {{ rotated.type }}* to, const Step* step_) {
+        positions = positions_, freqs = freqs_, k_cache = k, v_cache = v, rotated = to, step = step_;
     }
     // Where in its head, or among the values, output i has its part.
     __device__ __forceinline__ static int place(int i, int part) {
@@ -55,7 +55,7 @@ struct Op : Linear {
         return of_tokens + threadIdx.x / 128 * {{ p.tokens }};
     }
     __device__ __forceinline__ void prepare() const {
-        for (int t = threadIdx.x % 128; t < tokens; t += 128) kept()[t] = Token{positions[t], slots[t]};
+        for (int t = threadIdx.x % 128; t < tokens; t += 128) kept()[t] = Token{positions[t], step->slots[t]};
     }
     __device__ __forceinline__ Turned turned_of(int q, int t, const Early&) const { return turned(kept()[t], q); }
 {% endif %}
@@ -72,7 +72,7 @@ struct Op : Linear {
         const Turned& by = turned_of(q, t, early);
         complete(a, row(q, 0), t);
         if (NEOX) complete(b, row(q, 1), t);
-{% if x.quantised %}
+{% if w.packing %}
         round_as<{{ rotated.type }}>(a);               // as the product alone would give it
         if (NEOX) round_as<{{ rotated.type }}>(b);
 {% endif %}
@@ -94,5 +94,5 @@ struct Op : Linear {
         else put(k_cache + ((i64)by.slot * G + head - H) * D, i, a, b);
     }
 };
-{% set tokens_of = x %}{% set taken = "positions, freqs, k_cache, v_cache, rotated, step->slots" %}
+{% set tokens_of = x %}{% set taken = "positions, freqs, k_cache, v_cache, rotated, step" %}
 {% include "common/skinny_main.cuh" %}

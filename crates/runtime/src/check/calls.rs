@@ -305,4 +305,12 @@ pub(super) const OF_CODES: &[Case] = &[
     Case("%r = rms_linear(%k, %rms, %w, _) {eps: 0.1, dtype: none} : DT[T, $N]", "%r"),
     Case("%r = rms_linear_swiglu(%k, %rms, %w2, %b2) {eps: 0.1} : DT[T, $N]", "%r"),
     Case("%r = rms_linear_geglu(%k, %rms, %w2, _) {eps: 0.1} : DT[T, $N]", "%r"),
+    Case(
+        "%r, %ks, %vs = linear_qkv_rope_kv_write(%k, %wqkv, %pb, %pos, %freqs, %k0, %v0) {style: neox, scale: 1.2} : DT[T, $H, $D], state DT[$G, $D], state DT[$G, $E]",
+        "%r",
+    ),
+    Case(
+        "%r, %ks, %vs = linear_qkv_rope_kv_write(%k, %wqkv, _, %pos, %freqs, %k0, %v0) {style: interleaved, scale: 1} : DT[T, $H, $D], state DT[$G, $D], state DT[$G, $E]",
+        "%r",
+    ),
 ];

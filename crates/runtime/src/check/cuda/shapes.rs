@@ -50,14 +50,19 @@ pub(super) const CODED: [Shape; 2] = [
 ];
 
 /// Products of packed codes, of one encoding that has all that there is.
-pub(super) const CODED_ONCE: [Shape; 4] = [
+pub(super) const CODED_ONCE: [Shape; 6] = [
     // Several tiles of tokens, and of rows.
     Shape { inputs: 512, heads: [8, 1, 64], batches: &[&HUNDREDS, &TWO_HUNDRED], variants: &[] },
     Shape { inputs: 4096, heads: [3, 1, 128], batches: &[&SINGLE, &FEW, &SIXTEEN], variants: &[] },
     Shape { inputs: 8192, heads: [2, 1, 64], batches: &[&SINGLE, &FEW, &SIXTEEN], variants: &[] },
+    // Tiles of whole heads.
+    Shape { inputs: 1536, heads: [6, 2, 128], batches: &[&HUNDREDS, &TWO_HUNDRED], variants: EIGHTS },
+    Shape { inputs: 512, heads: [4, 2, 256], batches: &[&HUNDREDS], variants: EIGHTS },
     // Rows that are no whole eights.
     Shape { inputs: 256, heads: [3, 1, 10], batches: &[&FEW, &SIXTEEN], variants: &[] },
 ];
+
+const EIGHTS: &[&str] = &["eights_parts2", "eights_by_64", "eights_by_128", "eights_by_256"];
 
 /// Products of packed codes whose rows fill an H100's multiprocessors once: by tiles of 64, by halves of their columns, and by
 /// taller tiles.
