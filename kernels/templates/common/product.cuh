@@ -147,9 +147,10 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
     }
 
     // A box of codes: unit `unit` across, of the eights of rows from `eight` on. Tiles of a map begin at multiples of 128 bytes, which
-    // not all units are in few rows: such come one by one, and what lies beyond w's rows is of the last ones.
+    // boxes of few units need not be: these come unit by unit, and what lies beyond w's rows is of the last ones.
+    static constexpr bool BY_MAP = BOX / 8 * Op::UNIT % 128 == 0;
     __device__ __forceinline__ void fill_box(u32 to, const TileMap* map, int unit, int eight, u32 barrier, u64 policy) const {
-        if constexpr (BOX / 8 * Op::UNIT % 128 == 0) {
+        if constexpr (BY_MAP) {
             copy_units(to, map, unit, eight, barrier, policy);
         } else {
 #pragma unroll 1
@@ -181,7 +182,7 @@ template <class Op, int GROUPS, int TOKENS, int WEIGHTS, int ACTIVATIONS, int SP
                 for (int box = 0; box < BOXES; box++) {
                     const u32 to = w_ring + slot * W_BYTES + box * (W_BYTES / (SLICES * BOXES));
                     if constexpr (Op::CODED) {
-#pragma unroll
+#pragma unroll (BY_MAP ? SLICES : 1)
                         for (int i = 0; i < SLICES; i++)
                             fill_box(to + i * Op::TILE_BYTES, Op::GROUPED && box > 0 ? x_tiles : w_tiles, (turn.w_begin + step) * SLICES + i, rows[box] / 8, w_full + slot * 8, once);
                     } else {
