@@ -15,17 +15,6 @@ __device__ __forceinline__ float larger(float a, float b) {
     return b <= a || a != a ? a : b;
 #endif
 }
-// Rounds numbers as a T keeps them.
-template <class T, int N> __device__ __forceinline__ void round_as(float (&x)[N]) {
-    if constexpr (sizeof(T) == 4) return;
-    else {
-#pragma unroll
-        for (int i = 0; i < N; i += 2) {
-            const u32 two = round2(x[i], x[i + 1], T{});
-            x[i] = low<T>(two), x[i + 1] = high<T>(two);
-        }
-    }
-}
 // Four codes of four columns as two words' halves: a word has a pair of columns of the upper and of the lower eight of sixteen in turn.
 __device__ __forceinline__ u32 first_pair(u32 lower, u32 upper) { return __byte_perm(lower, upper, 0x1504); }
 __device__ __forceinline__ u32 second_pair(u32 lower, u32 upper) { return __byte_perm(lower, upper, 0x3726); }

@@ -28,28 +28,32 @@ struct Op : Linear {
         if (APART == 0 && q >= QUERIES_KEYS) return (H + G) * D + q - QUERIES_KEYS + part * (VALUES / 2);
         return q / PER_HEAD * D + place(q % PER_HEAD, part);
     }
-    struct Token { int position, slot; };
-    // Where a token's rows go in the cache, and what turns eight outputs.
-    struct Turned {
+    // Of output i of a head, and of the pair that it is turned by.
+    __device__ __forceinline__ void angle(int position, int i, float& sine, float& cosine) const {
+        rotary(__fmul_rn((float)position, to_f32(freqs[i])), {{ scale | f32 }}, sine, cosine);
+    }
+{% if p.outputs is defined %}
+    // Where a token's rows go in the cache, and what turns eight outputs: a thread has the same ones of several heads.
+    struct Early {
         int slot;
         float sine[TURNS], cosine[TURNS];
+        __device__ __forceinline__ void angle(const Op&, int, int j, float& s, float& c) const { s = sine[j], c = cosine[j]; }
     };
-    __device__ __forceinline__ Turned turned(Token token, int q) const {
-        Turned by = {token.slot};
-        const int i = q % PER_HEAD / (8 / TURNS);
+    __device__ __forceinline__ Early early(int q, int t) const {
+        Early by = {step->slots[t]};
+        const int position = positions[t], i = q % PER_HEAD / (8 / TURNS);
         if (q < QUERIES_KEYS && i < R) {
-            float frequencies[TURNS];
-            load(frequencies, freqs + i);
 #pragma unroll
-            for (int j = 0; j < TURNS; j++) rotary(__fmul_rn((float)token.position, frequencies[j]), {{ scale | f32 }}, by.sine[j], by.cosine[j]);
+            for (int j = 0; j < TURNS; j++) angle(position, i + j, by.sine[j], by.cosine[j]);
         }
         return by;
     }
-{% if p.outputs is defined %}
-    typedef Turned Early;                              // a thread has a place of several heads
-    __device__ __forceinline__ Early early(int q, int t) const { return turned(Token{positions[t], slots[t]}, q); }
-    __device__ __forceinline__ static const Turned& turned_of(int, int, const Early& early) { return early; }
+    __device__ __forceinline__ static const Early& of_token(int, const Early& early) { return early; }
 {% else %}
+    struct Token {
+        int position, slot;
+        __device__ __forceinline__ void angle(const Op& op, int i, int j, float& s, float& c) const { op.angle(position, i + j, s, c); }
+    };
     __device__ __forceinline__ static Token* kept() {
         __shared__ Token of_tokens[{{ p.groups * p.tokens }}];
         return of_tokens + threadIdx.x / 128 * {{ p.tokens }};
@@ -57,9 +61,12 @@ struct Op : Linear {
     __device__ __forceinline__ void prepare() const {
         for (int t = threadIdx.x % 128; t < tokens; t += 128) kept()[t] = Token{positions[t], step->slots[t]};
     }
-    __device__ __forceinline__ Turned turned_of(int q, int t, const Early&) const { return turned(kept()[t], q); }
+    __device__ __forceinline__ static Token of_token(int t, const Early&) { return kept()[t]; }
 {% endif %}
-    __device__ __forceinline__ static void turn(float& a, float& b, float sine, float cosine) {
+    // j-th of those that eight outputs from output i on of a head are turned by.
+    template <class By> __device__ __forceinline__ void turn(const By& by, int i, int j, float& a, float& b) const {
+        float sine, cosine;
+        by.angle(*this, i, j, sine, cosine);
         const float first = fmaf(a, cosine, -__fmul_rn(b, sine));   // as rope_kv_write's sums come to be
         b = fmaf(b, cosine, __fmul_rn(a, sine));
         a = first;
@@ -69,7 +76,7 @@ struct Op : Linear {
         if (NEOX) ::store(head + place(i, 1), b);
     }
     __device__ __forceinline__ void finish(int q, int t, float (&a)[8], float (&b)[8], const Early& early) const {
-        const Turned& by = turned_of(q, t, early);
+        const auto& by = of_token(t, early);
         complete(a, row(q, 0), t);
         if (NEOX) complete(b, row(q, 1), t);
 {% if w.packing %}
@@ -85,10 +92,10 @@ struct Op : Linear {
         const int head = q / PER_HEAD, i = q % PER_HEAD;
         if (NEOX && i < R) {
 #pragma unroll
-            for (int j = 0; j < 8; j++) turn(a[j], b[j], by.sine[j], by.cosine[j]);
+            for (int j = 0; j < 8; j++) turn(by, i, j, a[j], b[j]);
         } else if (!NEOX && i < 2 * R) {
 #pragma unroll
-            for (int j = 0; j < 8; j += 2) turn(a[j], a[j + 1], by.sine[j / 2], by.cosine[j / 2]);
+            for (int j = 0; j < 8; j += 2) turn(by, i / 2, j / 2, a[j], a[j + 1]);
         }
         if (head < H) put(rotated + ((i64)t * H + head) * D, i, a, b);
         else put(k_cache + ((i64)by.slot * G + head - H) * D, i, a, b);

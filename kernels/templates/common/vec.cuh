@@ -100,3 +100,15 @@ __device__ __forceinline__ void warp_dots(float (&sums)[ROWS], const X* x, const
 #pragma unroll
     for (int r = 0; r < ROWS; r++) sums[r] = warp_sum(sums[r]);
 }
+
+// Rounds numbers as a T keeps them.
+template <class T, int N> __device__ __forceinline__ void round_as(float (&x)[N]) {
+    if constexpr (sizeof(T) == 4) return;
+    else {
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            const u32 two = round2(x[i], x[i + 1], T{});
+            x[i] = low<T>(two), x[i + 1] = high<T>(two);
+        }
+    }
+}
