@@ -25,6 +25,7 @@ struct Grouped : Experts<{{ of.shape[0] }}, {{ p.tokens }}> {
     static constexpr bool CODED = false;
     static constexpr int UNIT = 0, TILE_BYTES = 64 * 128, TILE_STEPS = 1;
 {% endif %}
+    static constexpr bool ROUNDS = false;
     static constexpr int GATHERS = {{ p.gathers }}, CHOSEN = {{ ids.cols }};
     const {{ x.type }}* x;
     const u32* ids;

@@ -69,6 +69,7 @@
 #pragma unroll
             for (int n = 0; n < EACH; n++) {
                 const int i = item(n), t = i / EIGHTS, q = i % EIGHTS * 8;
+                const int other = SHARED == OUTPUTS ? 0 : q / OUTPUTS;   // the warpgroup of those that share that has it
                 if (!is_there(i)) continue;
                 float v[2][8] = {};
 #pragma unroll
@@ -76,8 +77,8 @@
 #pragma unroll
                     for (int s = 0; s < RANKS * SLICES{{ " + 1" if adapts is defined }}; s++) {
                         const int of_rank = s / SLICES;
-                        const float* buffer = first + (s % SLICES + q / OUTPUTS) * BUFFER;
-                        const float* of = (of_rank == rank ? buffer + t * ROW : buffer + CHUNK * ROW + (of_rank * SHARE + t - from) * ROW) + q % OUTPUTS + part * 32;
+                        const float* buffer = first + (s % SLICES + other) * BUFFER;
+                        const float* of = (of_rank == rank ? buffer + t * ROW : buffer + CHUNK * ROW + (of_rank * SHARE + t - from) * ROW) + q - other * OUTPUTS + part * 32;
 {% if adapts is defined %}
                         if (s == RANKS) of = adapted_parts() + (t - from) * ROW + q + part * 32;
 {% endif %}
