@@ -1,12 +1,10 @@
-// Norm, rotation and the cache's new rows of many tokens: a thread turns eight pairs of a head, so that a value is read once, and all
+// Rotation and the cache's new rows of many tokens: a thread turns eight pairs of a head, so that a value is read once, and all
 // of a token's loads are under way before its angles are worked out.
 
-// A block of THREADS takes a token at a time. Names are those of `rope_kv_write`, and so are the bits. All of a head turns, and its
-// halves are pairs.
-template <int THREADS, int H, int G, int D, int VALUES, class T, class C, class F, class W>
-__device__ __forceinline__ void rope_pairs(const Step* step, const int* positions, const F* freqs, float scale,
-        const T* q, i64 q_stride, const T* k, i64 k_stride, const T* v, i64 v_stride,
-        const W* q_norm, const W* k_norm, float eps, float offset, T* rotated, C* k_cache, C* v_cache) {
+// A block of THREADS takes a token at a time, of whose row [(H + G) * D + VALUES] queries come first, then keys. Names are those of
+// `rope_kv_write`, and so are the bits. All of a head turns, and its halves are pairs.
+template <int THREADS, int H, int G, int D, int VALUES, class T, class C, class F>
+__device__ __forceinline__ void rope_pairs(const Step* step, const int* positions, const F* freqs, float scale, const T* qkv, T* rotated, C* k_cache, C* v_cache) {
     constexpr int R = D / 2, LANES = R / 8, TURNS = (H + G) * LANES, COPIES = VALUES / 16, UNITS = TURNS + COPIES;
     constexpr int ROUNDS = (UNITS + THREADS - 1) / THREADS;
     static_assert(D == 2 * R && R % 8 == 0 && VALUES % 16 == 0 && 32 % LANES == 0 && THREADS % 32 == 0 && sizeof(T) == 2, "packs of eight");
@@ -25,8 +23,7 @@ __device__ __forceinline__ void rope_pairs(const Step* step, const int* position
         for (int r = 0; r < ROUNDS; r++) {
             const int u = threadIdx.x + r * THREADS, head = u / LANES;
             if (u >= UNITS) continue;
-            const T* const from = u >= TURNS ? v + t * v_stride + (u - TURNS) * 8
-                : (head < H ? q + t * q_stride + head * D : k + t * k_stride + (head - H) * D) + lane * 8;
+            const T* const from = qkv + t * ((H + G) * D + VALUES) + (u >= TURNS ? (H + G) * D + (u - TURNS) * 8 : head * D + lane * 8);
             first[r] = load16(from);
             second[r] = load16(from + (u >= TURNS ? VALUES / 2 : R));
         }
@@ -55,21 +52,6 @@ __device__ __forceinline__ void rope_pairs(const Step* step, const int* position
             for (int i = 0; i < 4; i++) {
                 a[i * 2] = low<T>(first[r].w[i]), a[i * 2 + 1] = high<T>(first[r].w[i]);
                 b[i * 2] = low<T>(second[r].w[i]), b[i * 2 + 1] = high<T>(second[r].w[i]);
-            }
-            if constexpr (!is_no_norm<W>::value) {
-                float squares = 0.0f, of_second = 0.0f, wa[8], wb[8];
-#pragma unroll
-                for (int j = 0; j < 8; j++) squares += a[j] * a[j], of_second += b[j] * b[j];
-                squares += of_second;
-                const u32 together = LANES == 32 ? 0xffffffffu : ((1u << LANES % 32) - 1) << threadIdx.x % 32 / LANES * LANES;
-#pragma unroll
-                for (int d = LANES / 2; d > 0; d /= 2) squares += __shfl_xor_sync(together, squares, d);
-                const float inverse = 1.0f / sqrtf(squares / D + eps);
-                const W* const norm = head < H ? q_norm : k_norm;
-                load(wa, norm + lane * 8);
-                load(wb, norm + R + lane * 8);
-#pragma unroll
-                for (int j = 0; j < 8; j++) a[j] *= inverse * (wa[j] + offset), b[j] *= inverse * (wb[j] + offset);
             }
 #pragma unroll
             for (int j = 0; j < 8; j++) x[j] = fmaf(a[j], cs[j], -__fmul_rn(b[j], sn[j])), y[j] = fmaf(b[j], cs[j], __fmul_rn(a[j], sn[j]));
