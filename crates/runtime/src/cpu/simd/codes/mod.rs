@@ -235,13 +235,8 @@ impl Reader<'_> {
 const fn place(bits: usize, i: usize) -> (usize, usize) {
     // Codes lie in lanes of four, eight of which are a vector: of two quads and two steps of pairs.
     let (vector, lane, j) = (i / 32, i % 32 / 4, i % 4);
-    let (quad, block) = (vector / 2 * 2 + lane / 4, lane % 4);
-    let (pair, odd) = (vector % 2 + 2 * (j % 2), j / 2);
-    match bits {
-        4 => (quad * 16 + block * 4 + odd * 2 + pair / 2, pair % 2 * 4),
-        2 => (quad * 8 + block / 2 * 4 + odd * 2 + block % 2, pair * 2),
-        _ => (quad * 4 + odd * 2 + block / 2, block % 2 * 4 + pair),
-    }
+    let (quad, block, blocks) = (vector / 2 * 2 + lane / 4, lane % 4, 4 / bits);
+    (quad * 4 * bits + block / blocks * 4 + j, (block % blocks * 2 + vector % 2) * bits)
 }
 
 /// The [`place`] of each code of a chunk, in planes of 1, 2 and 4 bits.

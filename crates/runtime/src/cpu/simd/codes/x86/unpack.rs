@@ -122,14 +122,10 @@ unsafe fn ordered<const HALVES: usize>(v: __m256i) -> __m256i {
 #[inline(always)]
 unsafe fn four_bits<const HALVES: usize>(part: __m256i) -> __m256i {
     unsafe {
-        // A byte has two codes of each vector, which are two apart in a lane: it is brought to the first one's place,
-        // and its upper half to the second one's, which has nothing yet.
+        // A byte has two codes of each vector, in neighbouring lanes: it is brought to the first one's place, and its upper
+        // half to the second one's, which has nothing yet.
         let first = _mm256_shuffle_epi8(part, table(&TWOS_FROM[HALVES - 1]));
-        let second = if HALVES == 2 {
-            _mm256_slli_epi32::<12>(first)
-        } else {
-            _mm256_slli_epi32::<4>(first)
-        };
+        let second = _mm256_slli_epi64::<28>(first);
         _mm256_and_si256(_mm256_or_si256(first, second), _mm256_set1_epi8(0x0f))
     }
 }
