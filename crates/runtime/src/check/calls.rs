@@ -51,6 +51,10 @@ pub(super) const CASES: &[Case] = &[
         "%r",
     ),
     Case(
+        "%r, %ks, %vs = qkv_rope_kv_write(%packed, %pos, %freqs, %k0, %v0, _, _) {eps: none, offset: none, style: neox, scale: 1.2} : DT[T, $H, $D], state DT[$G, $D], state DT[$G, $E]",
+        "%r",
+    ),
+    Case(
         "%r = paged_attention(%qh, %k1, %v1, _) {scale: 0.7, cap: none, window: none} : DT[T, $H, $E]",
         "%r",
     ),
