@@ -56,7 +56,12 @@ pub(super) const CODED_ONCE: [Shape; 6] = [
     Shape { inputs: 4096, heads: [3, 1, 128], batches: &[&SINGLE, &FEW, &SIXTEEN], variants: &[] },
     Shape { inputs: 8192, heads: [2, 1, 64], batches: &[&SINGLE, &FEW, &SIXTEEN], variants: &[] },
     // Tiles of whole heads.
-    Shape { inputs: 1536, heads: [6, 2, 128], batches: &[&HUNDREDS, &TWO_HUNDRED], variants: EIGHTS },
+    Shape {
+        inputs: 1536,
+        heads: [6, 2, 128],
+        batches: &[&HUNDREDS, &TWO_HUNDRED],
+        variants: EIGHTS,
+    },
     Shape { inputs: 512, heads: [4, 2, 256], batches: &[&HUNDREDS], variants: EIGHTS },
     // Rows that are no whole eights.
     Shape { inputs: 256, heads: [3, 1, 10], batches: &[&FEW, &SIXTEEN], variants: &[] },
