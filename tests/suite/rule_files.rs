@@ -165,7 +165,7 @@ fn each_rule_refuses_what_it_should_and_says_why() {
 /// kernels never have all of a head.
 #[test]
 fn rules_of_the_cache_know_codes() {
-    const REFUSE: [&str; 3] = ["linear-qkv", "norm-qkv", "adapted-qkv"];
+    const REFUSE: [&str; 4] = ["linear-qkv", "quantised-linear-qkv", "norm-qkv", "adapted-qkv"];
     let kernels = kernels();
     let mut tried = 0;
     for rule in &kernels.rules {
