@@ -1,4 +1,4 @@
-// Sine and cosine of an f32 angle of any size that positions reach, with the bits that sincosf (rope.cuh) has for angles below 105615. Beyond,
+// Sine and cosine of an f32 angle of any size that positions reach, by the steps of sincosf (rope.cuh) for angles below 105615. Beyond,
 // where its own way would spill to local memory, the quadrant is taken off in f64.
 __device__ __forceinline__ void rotary(float angle, float scale, float& sine, float& cosine) {
     const float shifted = __fadd_rn(__fmul_rn(angle, 6.36619747e-1f), 12582912.0f);   // the last bit of a number of that size is worth one: conversions are slow
