@@ -39,6 +39,8 @@ template <int FROM, int TO> __device__ __forceinline__ u32 moved(u32 x) {
     return x << (TO > FROM ? TO - FROM : 0);
 }
 __device__ __forceinline__ constexpr u32 both(u32 x) { return x << 16 | x; }
+// The lowest bit of a pair of a block in a word of a plane of 4, 2 or 1 bits: a byte has two pairs of each of the word's 4 / bits blocks.
+__device__ __forceinline__ constexpr int plane_bit(int bits, int block, int pair) { return pair / 2 * 8 + (block % (4 / bits) * 2 + pair % 2) * bits; }
 // x & MASK | SET in one instruction: of two constants, compilers make two.
 template <u32 MASK, u32 SET> __device__ __forceinline__ u32 masked(u32 x) {
     u32 y;
@@ -100,8 +102,6 @@ template <class P, class E> struct Codes {
         }
     }
 
-    // Where pair PAIR of block B is in the words of a plane of 4, 2 or 1 bits: two pairs of each of a word's blocks are in a byte.
-    template <int BITS, int B, int PAIR> static constexpr int place() { return PAIR / 2 * 8 + (B % (4 / BITS) * 2 + PAIR % 2) * BITS; }
     // Pair PAIR of block B of 32 columns as two floats; of HALVED codes those of the low (PART 0) or high four bits.
     template <int B, int PAIR, int PART> __device__ __forceinline__ static u32 pair(const Chunk& c) {
         if constexpr (P::KIND == E4M3 || P::KIND == E5M2) {
@@ -119,11 +119,11 @@ template <class P, class E> struct Codes {
         } else if constexpr (HALVED) {
             return masked<both(15), Bits<E>::BASE + (PART ? both(4u << M) : 0)>(moved<PAIR * 4, 0>(c.w[B][PART]));
         } else {
-            u32 r = masked<both((1u << P::BITS0) - 1), Bits<E>::BASE>(moved<place<P::BITS0, B, PAIR>(), 0>(c.w[B][0]));
+            u32 r = masked<both((1u << P::BITS0) - 1), Bits<E>::BASE>(moved<plane_bit(P::BITS0, B, PAIR), 0>(c.w[B][0]));
             if constexpr (P::PLANES > 1)
-                r |= moved<place<P::BITS1, B, PAIR>(), P::BITS0>(c.w[B][1]) & both(((1u << P::BITS1) - 1) << P::BITS0);
+                r |= moved<plane_bit(P::BITS1, B, PAIR), P::BITS0>(c.w[B][1]) & both(((1u << P::BITS1) - 1) << P::BITS0);
             if constexpr (P::PLANES > 2)
-                r |= moved<place<P::BITS2, B, PAIR>(), P::BITS0 + P::BITS1>(c.w[B][2]) & both(((1u << P::BITS2) - 1) << (P::BITS0 + P::BITS1));
+                r |= moved<plane_bit(P::BITS2, B, PAIR), P::BITS0 + P::BITS1>(c.w[B][2]) & both(((1u << P::BITS2) - 1) << (P::BITS0 + P::BITS1));
             return r;
         }
     }
@@ -288,8 +288,8 @@ template <class P> __device__ __forceinline__ Place place_of(int i, int row, int
     const int quad = j % 8 / 2, pair = j / 8;          // a lane has two neighbours of each eight columns
     const int lane = row * 4 + quad;
     if (bits == 8) return Place{at + block / 2 * 512 + lane * 16 + block % 2 * 8 + pair / 2 * 4, j % 2 * 16 + 8 - pair % 2 * 8};
-    const int blocks = 4 / bits, b = block % 4;        // those of a word
-    return Place{at + (block / 4 * 32 + lane) * (16 / blocks) + b / blocks * 4, j % 2 * 16 + pair / 2 * 8 + (b % blocks * 2 + pair % 2) * bits};
+    const int blocks = 4 / bits, b = block % 4;        // blocks of a word
+    return Place{at + (block / 4 * 32 + lane) * (16 / blocks) + b / blocks * 4, j % 2 * 16 + plane_bit(bits, b, pair)};
 }
 
 // ---- one value, slowly: the same bits as what is stored decodes to.

@@ -19,8 +19,8 @@
 // An `Op` is that of cooperative.cuh: X, K, N, PARTS, tokens, Early, early(q, t), finish(q, t, a, b, early). One that ROUNDS what it
 // makes of sums has join(q, t, a, b) in place of `finish`, whose results stay in a, and round(q, t, all), which four lanes call with a
 // group's, a row beyond the tokens too. With APART the two rows of an output are so many rows of w from one another, a multiple of 64,
-// first ones and second ones of so many outputs in turn: a tile has both. What is `early` is then of all outputs that have the same
-// place among APART.
+// first ones and second ones of so many outputs in turn: a tile has both. What `early` gives is then for all outputs that
+// have the same place among APART.
 
 {% include "common/left_sums.cuh" %}
 template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
@@ -194,7 +194,7 @@ template <class Op, int ROWS, int STAGES, int SPLIT> struct Eights {
         const int row = group * 64 + warp % 4 * 16 + lane / 4;
         State s;
         for (int item = first; item < work; item += stride) {
-            // Where an item is is worked out again after its products, as registers are few until then.
+            // An item's place is worked out again after its products: registers are few until then.
             const int steps = SPLIT > 1 ? place(item).end - place(item).begin : STEPS;
 #pragma unroll
             for (int j = 0; j < 2 * (LINES / 8); j++) s.sums[j][0] = s.sums[j][1] = s.sums[j][2] = s.sums[j][3] = 0;

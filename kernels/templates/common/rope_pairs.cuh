@@ -2,7 +2,7 @@
 // of a token's loads are under way before its angles are worked out.
 
 // A block of THREADS takes a token at a time, of whose row [(H + G) * D + VALUES] queries come first, then keys. Names are those of
-// `rope_kv_write`, and so are the bits. All of a head turns, and its halves are pairs.
+// `rope_kv_write`, and so is the order of sums. All of a head turns, and its halves are pairs.
 template <int THREADS, int H, int G, int D, int VALUES, class T, class C, class F>
 __device__ __forceinline__ void rope_pairs(const Step* step, const int* positions, const F* freqs, float scale, const T* qkv, T* rotated, C* k_cache, C* v_cache) {
     constexpr int R = D / 2, LANES = R / 8, TURNS = (H + G) * LANES, COPIES = VALUES / 16, UNITS = TURNS + COPIES;

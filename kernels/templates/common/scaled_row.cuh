@@ -44,9 +44,9 @@ template <class P> __device__ __forceinline__ constexpr bool takes_scaled_row() 
     return P::KIND == WHOLE ? P::GROUP == 16 || P::GROUP % 32 == 0 : EIGHTS && P::GROUP % 32 == 0;
 }
 
-// Of a plane's word the bits of those, ABOVE those of planes before it.
+// What a plane's word has of the codes of `code_bytes`, brought to bit ABOVE of each byte, as planes before it have the bits below.
 template <int BITS, int ABOVE, int B, int HALF> __device__ __forceinline__ u32 plane_bytes(u32 w) {
-    return moved<(B % (4 / BITS) * 2 + HALF) * BITS, ABOVE>(w) & (((1u << BITS) - 1) << ABOVE) * 0x01010101u;
+    return moved<plane_bit(BITS, B, HALF), ABOVE>(w) & (((1u << BITS) - 1) << ABOVE) * 0x01010101u;
 }
 // Pairs HALF and HALF + 2 of block B of 32 columns as bytes: both first ones, both second ones. They lie so in each plane, in bytes side by side.
 template <class P, int B, int HALF, class Chunk> __device__ __forceinline__ u32 code_bytes(const Chunk& c) {

@@ -297,11 +297,11 @@ impl Factor {
             _ => Element::F32,
         };
         let element = match term {
-            // As exact as what is negated, but powers of two have no sign.
-            Term::Neg(of) => Some(read(of)).filter(|e| *e != Element::F8e8m0),
-            of => Some(read(of)),
+            // A type that holds a number holds what it is negated, but powers of two have no sign.
+            Term::Neg(of) if read(of) == Element::F8e8m0 => Element::F32,
+            Term::Neg(of) => read(of),
+            of => read(of),
         };
-        let element = element.unwrap_or(Element::F32);
         Factor { element, at: 0, outer: None, inner_term: term.clone(), outer_term: None }
     }
 
